@@ -1,0 +1,31 @@
+"""Foretell: the same text, sooner. Speculative decoding for language models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from .llm import LLM
+    from .outputs import CompletionOutput, RequestOutput
+    from .types import SamplingParams, SpeculationChoice
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculationChoice", "__version__"]
+
+_HOMES = {
+    "LLM": "llm",
+    "CompletionOutput": "outputs",
+    "RequestOutput": "outputs",
+    "SamplingParams": "types",
+    "SpeculationChoice": "types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: `foretell --help` must not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'foretell' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

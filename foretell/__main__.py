@@ -1,0 +1,6 @@
+"""`python -m foretell`."""
+
+from foretell.cli.main import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,89 @@
+"""foretell chat: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from foretell.errors import RequestError
+
+from .command import Command
+from .common import add_engine_arguments, add_sampling_arguments, check_sampling, load_llm, sampling_params
+from .tally import Tally
+from .tint import Tint, wants_colour
+
+if TYPE_CHECKING:
+    from foretell.llm import LLM
+    from foretell.types import SamplingParams
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="a system message to put in front")
+    parser.add_argument("--show", action="store_true", help="colour each token by who proposed it")
+    add_sampling_arguments(parser)
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_sampling(args)
+    llm = load_llm(args)
+    params = sampling_params(args, llm)
+    if not llm.tokenizer.chat_template:
+        raise RequestError("model", "has no chat template; use 'foretell generate --raw' with it")
+    opening = [{"role": "system", "content": args.system}] if args.system else []
+    messages = list(opening)
+    while (line := _ask()) is not None:
+        if line in ("/exit", "/quit"):
+            break
+        if line == "/reset":
+            messages = list(opening)
+        elif line:
+            messages = _turn(llm, params, messages, line, args.show and wants_colour())
+    return 0
+
+
+def _ask() -> str | None:
+    """The next line, or None at the end; Ctrl-C at the prompt only clears it."""
+    while True:
+        try:
+            return input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            print()
+
+
+def _turn(
+    llm: LLM, params: SamplingParams, messages: list[dict[str, str]], line: str, colour: bool
+) -> list[dict[str, str]]:
+    """Ask and answer once; a question that cannot be asked leaves the conversation as it was."""
+    asked = [*messages, {"role": "user", "content": line}]
+    try:
+        answer = _answer(llm, params, asked, colour)
+    except RequestError as error:
+        print(f"foretell: {error}", file=sys.stderr)
+        return messages
+    return [*asked, {"role": "assistant", "content": answer}]
+
+
+def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]], colour: bool) -> str:
+    """Stream an answer; Ctrl-C keeps what there is of it."""
+    tally, tint = Tally(), Tint(llm.tokenizer, colour)
+    stream = llm.stream(messages, params)
+    try:
+        for delta in stream:
+            tally.add(delta)
+            print(tint.render(delta), end="", flush=True)
+    except KeyboardInterrupt:
+        print(" [stopped]", end="")
+    finally:
+        stream.close()  # type: ignore[attr-defined]
+    print()
+    print(tally.summary(), file=sys.stderr)
+    return tally.text
+
+
+CHAT = Command(
+    "have a conversation; Ctrl-C stops an answer, Ctrl-D or /exit ends it, /reset starts anew", add_arguments, run
+)

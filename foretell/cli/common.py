@@ -1,0 +1,98 @@
+"""What several commands share: model and sampling flags, and where results go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.errors import RequestError
+from foretell.options import add_options, given_options
+from foretell.types import SamplingParams
+
+if TYPE_CHECKING:
+    from foretell.llm import LLM
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags for the model and for guessing ahead."""
+    add_options(parser.add_argument_group("model"), EngineConfig)
+    group = parser.add_argument_group("speculation")
+    add_options(group, SpeculationConfig)
+    group.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        default=argparse.SUPPRESS,
+        help="""vLLM's form, such as '{"method": "ngram", "num_speculative_tokens": 4}'""",
+    )
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags for how tokens are drawn; what is left out is the model's own default."""
+    add_options(parser.add_argument_group("sampling"), SamplingParams)
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags for results that programs read."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write the JSON object to FILE")
+
+
+def load_llm(args: argparse.Namespace) -> LLM:
+    """The model the flags name."""
+    from foretell.llm import LLM
+
+    options = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
+    return LLM(speculative_config=getattr(args, "speculative_config", None), **options)
+
+
+def sampling_params(args: argparse.Namespace, llm: LLM) -> SamplingParams:
+    """The model's defaults with the flags on top."""
+    return llm.default_params(**given_options(args, SamplingParams))
+
+
+def check_sampling(args: argparse.Namespace) -> None:
+    """Refuse wrong values before a model is loaded."""
+    SamplingParams(**given_options(args, SamplingParams))
+
+
+def read_text(argument: str) -> str:
+    """The text itself, or standard input for "-"."""
+    text = sys.stdin.read() if argument == "-" else argument
+    if not text.strip():
+        raise RequestError("prompt", "is empty; give it some text, or - to read standard input")
+    return text
+
+
+def give(result: dict[str, Any], args: argparse.Namespace) -> None:
+    """Print or write a result, as the flags say; a file is written whole or not at all."""
+    if args.json:
+        print(json.dumps(result, ensure_ascii=False))
+    if args.out is not None:
+        write_whole(args.out, json.dumps(result, ensure_ascii=False, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace `path` by `text`, leaving no half-written file whatever happens."""
+    if not path.parent.is_dir():
+        raise RequestError("out", f"there is no folder {path.parent}")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

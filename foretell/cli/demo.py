@@ -1,0 +1,128 @@
+"""foretell demo: see it guess, and what that gained, measured in this very run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .command import Command
+from .common import add_engine_arguments, add_output_arguments, give, load_llm
+from .tally import Tally
+from .tint import LEGEND, Tint, wants_colour
+
+if TYPE_CHECKING:
+    from foretell.llm import LLM
+    from foretell.types import SamplingParams
+
+QUESTION = "Why is the sky blue during the day and red in the evening?"
+LETTER = """Dear Anna,
+
+The meeting of the garden club takes place on Tuesday at seven in the town library. Please bring the list of plants \
+that we ordered last month, the receipts of the hardware store, and the keys of the tool shed. Martin will show his \
+photographs of the botanical garden, and Elena will report on the new watering system. The garden club thanks all \
+members who helped to repair the greenhouse after the storm.
+
+Best wishes,
+Paul"""
+EDIT = f"Rewrite this letter word for word, only change the day from Tuesday to Thursday.\n\n{LETTER}"
+PROMPTS = {"chat": QUESTION, "edit": EDIT}
+MAX_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One prompt, written both ways."""
+
+    name: str
+    guessed: Tally
+    plain: Tally
+
+    @property
+    def ratio(self) -> float:
+        plain = self.plain.tokens_per_second
+        return self.guessed.tokens_per_second / plain if plain else 0.0
+
+    @property
+    def same_text(self) -> bool:
+        return self.guessed.tokens == self.plain.tokens
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt": self.name,
+            "tokens": len(self.guessed.tokens),
+            "steps": self.guessed.steps,
+            "accepted_per_step": self.guessed.accepted_per_step,
+            "tokens_per_second": self.guessed.tokens_per_second,
+            "plain_tokens_per_second": self.plain.tokens_per_second,
+            "speedup": self.ratio,
+            "same_text": self.same_text,
+        }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_output_arguments(parser)
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    llm = load_llm(args)
+    colour = wants_colour()
+    quiet = args.json
+    if not quiet:
+        print(f"{llm.config.model}, drafter {llm.engine.drafter.name}, greedy. {LEGEND if colour else ''}\n")
+    comparisons = [_compare(llm, name, text, colour, quiet) for name, text in PROMPTS.items()]
+    if not quiet:
+        print("\n".join(table(comparisons)))
+    give({"model": llm.config.model, "prompts": [each.as_json() for each in comparisons]}, args)
+    return 0 if all(each.same_text for each in comparisons) else 1
+
+
+def _compare(llm: LLM, name: str, text: str, colour: bool, quiet: bool) -> Comparison:
+    """With guesses, as they stream; then the same request without."""
+    from foretell.types import SamplingParams
+
+    params = SamplingParams(max_tokens=MAX_TOKENS)
+    prompt = _encode(llm, text)
+    if not quiet:
+        print(f"--- {name}: {json.dumps(text[:90] + ('...' if len(text) > 90 else ''))}")
+    _write(
+        llm, prompt, SamplingParams(max_tokens=4), guess=True
+    )  # warm: neither side pays for the prompt or for caches
+    guessed = _write(llm, prompt, params, guess=True, tint=None if quiet else Tint(llm.tokenizer, colour))
+    if not quiet:
+        print("\n    ... and the same without guesses, to compare\n")
+    return Comparison(name, guessed, _write(llm, prompt, params, guess=False))
+
+
+def _encode(llm: LLM, text: str) -> list[int]:
+    if not llm.tokenizer.chat_template:
+        return llm.tokenizer.encode(text)
+    return llm.tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
+def _write(llm: LLM, prompt: list[int], params: SamplingParams, *, guess: bool, tint: Tint | None = None) -> Tally:
+    from foretell.types import SpeculationChoice
+
+    tally = Tally()
+    for delta in llm.stream(prompt, params, speculation=SpeculationChoice(enabled=guess)):
+        tally.add(delta)
+        if tint is not None:
+            print(tint.render(delta), end="", flush=True)
+    return tally
+
+
+def table(comparisons: list[Comparison]) -> list[str]:
+    """What was measured, for people."""
+    lines = [f"{'prompt':8}{'tokens':>8}{'a step':>8}{'plain':>12}{'guessing':>12}{'ratio':>8}  same text"]
+    for each in comparisons:
+        lines.append(
+            f"{each.name:8}{len(each.guessed.tokens):>8}{each.guessed.accepted_per_step:>8.2f}"
+            f"{each.plain.tokens_per_second:>8.1f} t/s{each.guessed.tokens_per_second:>8.1f} t/s"
+            f"{each.ratio:>7.2f}x  {'yes' if each.same_text else 'NO'}"
+        )
+    return lines
+
+
+DEMO = Command("run two prompts with and without speculation and compare", add_arguments, run)

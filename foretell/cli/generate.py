@@ -1,0 +1,122 @@
+"""foretell generate: one prompt, one answer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .command import Command
+from .common import (
+    add_engine_arguments,
+    add_output_arguments,
+    add_sampling_arguments,
+    check_sampling,
+    give,
+    load_llm,
+    read_text,
+    sampling_params,
+)
+from .tally import Tally
+from .tint import Tint, wants_colour
+
+if TYPE_CHECKING:
+    from foretell.llm import LLM
+    from foretell.outputs import CompletionOutput, RequestOutput
+    from foretell.types import SamplingParams
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="the text to answer; - reads standard input")
+    parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+    parser.add_argument("--system", metavar="TEXT", help="a system message to put in front")
+    parser.add_argument("--show", action="store_true", help="colour each token by who proposed it")
+    add_output_arguments(parser)
+    add_sampling_arguments(parser)
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_sampling(args)
+    text = read_text(args.prompt)
+    llm = load_llm(args)
+    params = sampling_params(args, llm)
+    prompt = _prompt_text(args, llm, text)
+    tokens = llm.tokenizer.encode(prompt, add_special=args.raw or not llm.tokenizer.chat_template)
+    if args.json or args.out is not None or params.n > 1:
+        (output,) = llm.generate([tokens], params)
+        give(as_json(llm, output), args)
+        if not args.json:
+            print("\n\n".join(choice.text for choice in output.outputs))
+    else:
+        _stream(llm, tokens, params, args.show and wants_colour())
+    return 0
+
+
+def _prompt_text(args: argparse.Namespace, llm: LLM, text: str) -> str:
+    """Base models have no chat template; they continue the text."""
+    if args.raw or not llm.tokenizer.chat_template:
+        return text
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    return llm.tokenizer.render_chat([*messages, {"role": "user", "content": text}])
+
+
+def _stream(llm: LLM, tokens: list[int], params: SamplingParams, colour: bool) -> None:
+    tally, tint = Tally(), Tint(llm.tokenizer, colour)
+    for delta in llm.stream(tokens, params):
+        tally.add(delta)
+        print(tint.render(delta), end="", flush=True)
+    print()
+    print(tally.summary(), file=sys.stderr)
+
+
+def as_json(llm: LLM, output: RequestOutput) -> dict[str, Any]:
+    """The object `--json` prints."""
+    completion = sum(len(choice.token_ids) for choice in output.outputs)
+    prompt = len(output.prompt_token_ids)
+    timings = output.timings
+    first = output.outputs[0]
+    decoded = completion - len(output.outputs)
+    return {
+        "model": llm.config.model,
+        **_choice(first),
+        "outputs": [_choice(choice) for choice in output.outputs],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": output.cached_tokens},
+        },
+        "timings": {
+            "queue_s": timings.queue,
+            "first_token_s": timings.first_token,
+            "decode_s": timings.decode,
+            "total_s": timings.total,
+            "tokens_per_second": decoded / timings.decode if timings.decode > 0 else None,
+        },
+    }
+
+
+def _choice(choice: CompletionOutput) -> dict[str, Any]:
+    record = choice.speculation
+    return {
+        "text": choice.text,
+        "token_ids": list(choice.token_ids),
+        "finish_reason": choice.finish_reason,
+        "seed": choice.seed,
+        "speculation": {
+            "rule": record.rule,
+            "steps": record.steps,
+            "drafted": record.drafted,
+            "accepted": record.accepted,
+            "accepted_per_step": record.accepted_per_step,
+            "by_drafter": {
+                name: {"drafted": count.drafted, "accepted": count.accepted}
+                for name, count in record.by_drafter.items()
+            },
+            "origins": list(record.origins),
+        },
+    }
+
+
+GENERATE = Command("answer one prompt", add_arguments, run)

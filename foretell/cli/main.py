@@ -1,0 +1,84 @@
+"""From words on a command line to the function that does it. Heavy imports wait until a command runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from foretell import __version__
+from foretell.errors import ForetellError
+from foretell.options import nearest
+
+from .chat import CHAT
+from .demo import DEMO
+from .generate import GENERATE
+from .models import LIST, PULL
+
+COMMANDS = {"demo": DEMO, "generate": GENERATE, "chat": CHAT, "pull": PULL, "models": LIST}
+CALLERS_FAULT = 2
+INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse whose complaints are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(CALLERS_FAULT, f"foretell: {message}; see '{self.prog} --help'\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code says how it went."""
+    try:
+        args = parse(list(sys.argv[1:] if argv is None else argv))
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except ForetellError as error:
+        print(f"foretell: {_one_line(error)}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("foretell: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(f"foretell: {_one_line(error)}", file=sys.stderr)
+        return 1
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments, or an exit that names the nearest right one."""
+    parser, commands = build_parser()
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        parser.error(f"there is no command {argv[0]!r}; {nearest(argv[0], COMMANDS)}")
+    args, unknown = parser.parse_known_args(argv)
+    for word in unknown:
+        if word.startswith("-"):
+            known = commands[args.command]._option_string_actions
+            commands[args.command].error(
+                f"there is no option {word.split('=')[0]}; {nearest(word.split('=')[0], known)}"
+            )
+    if unknown:
+        commands[args.command].error(f"unexpected {unknown[0]!r}; put a text of several words in quotes")
+    return args
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser and those of its commands."""
+    parser = Parser(prog="foretell", description="The same text, sooner: language models with speculative decoding.")
+    parser.add_argument("--version", action="version", version=f"foretell {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands: dict[str, Parser] = {}
+    for name, command in COMMANDS.items():
+        commands[name] = subparsers.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        command.add_arguments(commands[name])
+        commands[name].set_defaults(run=command.run)
+    return parser, commands
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,1 @@
+"""How much to guess for whom, nothing included."""

@@ -1,0 +1,147 @@
+"""Who runs in the next step, with how many tokens, on which pages."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from foretell.kv.prefix import PrefixIndex
+from foretell.runner.runner import ModelRunner
+from foretell.types import Budget, Sequence, Share
+
+
+class Scheduler:
+    """Texts being written come first, then prompts, in chunks; the oldest before the younger.
+
+    Where tokens or pages run short, drafts shrink first, then prompts wait, then the youngest gives its pages back.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, prefix: PrefixIndex | None, max_num_seqs: int, max_step_tokens: int
+    ) -> None:
+        self.runner, self.prefix = runner, prefix
+        self.max_num_seqs, self.max_step_tokens = max_num_seqs, max_step_tokens
+        self.running: list[Sequence] = []  # oldest first
+        self.waiting: deque[Sequence] = deque()
+        self.preemptions = 0
+
+    def add(self, seq: Sequence) -> None:
+        self.waiting.append(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """`seq` has ended: its pages go back."""
+        if seq in self.running:
+            self.running.remove(seq)
+        else:
+            self.waiting.remove(seq)
+        self._give_back(seq)
+
+    def plan(self, budgets: list[Budget]) -> list[Share]:
+        """The next step; `budgets` are for `running` as it stands. Pages are reserved for all of it."""
+        wishes = {seq.id: budget for seq, budget in zip(self.running, budgets, strict=True)}
+        before = self.preemptions
+        for seq in [seq for seq in self.running if seq.pending == 1]:
+            if seq in self.running:
+                self._secure(seq, seq.cached + 1)
+        writing = [seq for seq in self.running if seq.pending == 1]
+        reading = [seq for seq in self.running if seq.pending > 1]
+        left = self.max_step_tokens - len(writing)
+        shares = self._plan_writing(writing, wishes, left // 2 if reading or self.waiting else left)
+        shares += self._plan_reading(reading, self._left(shares), alone=not shares)
+        if self.preemptions == before:  # who has just had to leave does not come back in the same breath
+            shares += self._admit(self._left(shares), alone=not shares)
+        return shares
+
+    def _left(self, shares: list[Share]) -> int:
+        return self.max_step_tokens - sum(share.take + share.budget.nodes for share in shares)
+
+    def _plan_writing(self, writing: list[Sequence], wishes: dict[int, Budget], left: int) -> list[Share]:
+        shares = []
+        for seq in writing:
+            wish = wishes[seq.id]
+            fit = (len(seq.pages) + self.runner.pool.available) * self.runner.pool.page_size - seq.cached - 1
+            nodes = min(wish.nodes, left, fit)
+            reserved = self.runner.reserve(seq, seq.cached + 1 + nodes)
+            assert reserved, "a draft asks for no more pages than there are"
+            left -= nodes
+            shares.append(Share.of(seq, 1, Budget(nodes, wish.drafter)))
+        return shares
+
+    def _plan_reading(self, reading: list[Sequence], left: int, alone: bool) -> list[Share]:
+        shares: list[Share] = []
+        for seq in reading:
+            if left <= 0:
+                break
+            if alone and not shares:  # somebody must go on, or nobody ever would
+                self._secure(seq, seq.cached + 1)
+            if seq in self.running and (take := self._chunk(seq, left)) > 0:
+                shares.append(Share.of(seq, take))
+                left -= take
+        return shares
+
+    def _chunk(self, seq: Sequence, left: int) -> int:
+        """Reserve pages for as many pending tokens as there are and fit."""
+        fit = (len(seq.pages) + self.runner.pool.available) * self.runner.pool.page_size - seq.cached
+        take = min(seq.pending, left, fit)
+        return take if take > 0 and self.runner.reserve(seq, seq.cached + take) else 0
+
+    def _admit(self, left: int, alone: bool) -> list[Share]:
+        shares: list[Share] = []
+        while self.waiting and left > 0 and len(self.running) < self.max_num_seqs:
+            seq = self.waiting[0]
+            if self._leader_reads(seq) or not self._enter(seq, force=alone and not shares):
+                break
+            take = self._chunk(seq, left)
+            assert take > 0, "a sequence enters only where it can go on"
+            shares.append(Share.of(seq, take))
+            left -= take
+        return shares
+
+    def _leader_reads(self, seq: Sequence) -> bool:
+        """Whether the first choice of the same request still runs the prompt that this one could share."""
+        return (
+            self.prefix is not None
+            and seq.request.choice > 0
+            and seq.written == 0
+            and any(s.request.id == seq.request.id and s.written == 0 for s in self.running)
+        )
+
+    def _enter(self, seq: Sequence, force: bool) -> bool:
+        """Move `seq` from waiting to running if its pages fit, cached beginnings counted; `force`: if any do."""
+        if self.prefix is not None:
+            seq.pages = self.prefix.match(seq.tokens, seq.request.tenant)
+            seq.cached, seq.published = len(seq.pages) * self.runner.pool.page_size, len(seq.pages)
+        need = 1 if force else self.runner.pool.pages_for(len(seq.tokens) + 1) - len(seq.pages)
+        if need > self.runner.pool.available:
+            self._give_back(seq)
+            return False
+        self.waiting.popleft()
+        self.running.append(seq)
+        return True
+
+    def _secure(self, seq: Sequence, tokens: int) -> bool:
+        """Reserve pages for `tokens`, taken from the youngest if need be; False if that is `seq` itself."""
+        while not self.runner.reserve(seq, tokens):
+            victim = self.running[-1]
+            self.preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take `seq` off its pages; it goes on later, with the same text."""
+        self.running.remove(seq)
+        self._give_back(seq)
+        self.waiting.appendleft(seq)
+        self.preemptions += 1
+
+    def settle(self, seq: Sequence) -> None:
+        """After a step: offer full pages to others and take back those the draft no longer needs."""
+        self.runner.trim(seq, len(seq.tokens))
+        full = seq.cached // self.runner.pool.page_size
+        if self.prefix is not None and full > seq.published:
+            tokens, tenant = seq.tokens, seq.request.tenant
+            seq.published = self.prefix.publish(tokens, seq.pages[:full], tenant, seq.published)
+
+    def _give_back(self, seq: Sequence) -> None:
+        self.runner.pool.release(seq.pages)
+        seq.pages, seq.cached, seq.published = [], 0, 0

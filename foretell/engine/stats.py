@@ -1,0 +1,87 @@
+"""What speculation did, for one text and for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from foretell.types import TARGET, Outcome
+
+
+@dataclass
+class DrafterCount:
+    """Guesses of one drafter."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass
+class Speculation:
+    """The record of one text. `steps`: forwards of the target that gave it a token; plain has steps == tokens."""
+
+    steps: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rule: str = "match"
+    by_drafter: dict[str, DrafterCount] = field(default_factory=dict)
+    origins: list[str] = field(default_factory=list)  # for each token its drafter, or TARGET
+
+    @property
+    def accepted_per_step(self) -> float:
+        """Mean tokens a step yields, the target's own included; 1 is plain decoding."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    def observe(self, outcome: Outcome) -> None:
+        """Count one step."""
+        if outcome.verdict is None:
+            return
+        self.steps += 1
+        self.tokens += len(outcome.kept)
+        self.origins += origins(outcome)
+        if len(outcome.draft):
+            self._count(outcome.draft.source, len(outcome.draft), outcome.accepted)
+
+    def _count(self, source: str, drafted: int, accepted: int) -> None:
+        self.drafted += drafted
+        self.accepted += accepted
+        count = self.by_drafter.setdefault(source, DrafterCount())
+        count.drafted += drafted
+        count.accepted += accepted
+
+    @classmethod
+    def total(cls, records: Iterable[Speculation]) -> Speculation:
+        """The sum over several texts."""
+        whole = cls()
+        for record in records:
+            whole.steps += record.steps
+            whole.tokens += record.tokens
+            whole.origins += record.origins
+            for source, count in record.by_drafter.items():
+                whole._count(source, count.drafted, count.accepted)
+        return whole
+
+
+def origins(outcome: Outcome) -> tuple[str, ...]:
+    """Who proposed each token that entered the text."""
+    accepted = outcome.accepted
+    return (outcome.draft.source,) * accepted + (TARGET,) * (len(outcome.kept) - accepted)
+
+
+@dataclass
+class Stats:
+    """Totals of an engine since it started."""
+
+    forwards: int = 0
+    rows: int = 0
+    cached_prompt_tokens: int = 0
+    speculation: Speculation = field(default_factory=Speculation)
+
+    def observe(self, outcomes: list[Outcome]) -> None:
+        """Count one step of the whole batch."""
+        self.forwards += 1
+        for outcome in outcomes:
+            self.rows += outcome.share.take + len(outcome.draft)
+            self.speculation.observe(outcome)
+        self.speculation.origins.clear()  # kept for each text, not for ever

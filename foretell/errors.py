@@ -1,0 +1,40 @@
+"""Errors a user can act on. Each message is one line that says what would do."""
+
+from __future__ import annotations
+
+
+class ForetellError(Exception):
+    """Something the user can mend; shown as one line, without a stack trace."""
+
+    exit_code = 1
+
+
+class RequestError(ForetellError, ValueError):
+    """The caller asked for something that cannot be done. `field` names what to change."""
+
+    exit_code = 2
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class ModelError(ForetellError):
+    """A model that cannot be found, read or served."""
+
+
+class UnknownModelError(ModelError):
+    """No model goes by this name."""
+
+    exit_code = 2
+
+
+class UnsupportedModelError(ModelError):
+    """The model is readable but of a kind that is not served here."""
+
+    exit_code = 2
+
+
+class CapacityError(ForetellError):
+    """Memory, pages or disk do not suffice."""

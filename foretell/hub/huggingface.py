@@ -1,0 +1,110 @@
+"""Models from Hugging Face, kept in the cache its own tools use."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import CapacityError, ForetellError, ModelError
+
+WANTED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "chat_template*",
+    "*.safetensors",
+    "model.safetensors.index.json",
+)
+# Copies of the same weights for other programs.
+UNWANTED = ("*/*", "consolidated*")
+# The first that fits: a gated repository also counts as one not found, an offline cache as an entry not found.
+REMEDIES = {
+    "ModuleNotFoundError": "fetching from Hugging Face needs its library: `pip install huggingface_hub`",
+    "GatedRepoError": "access is gated; accept the terms on its page, then log in with `hf auth login`",
+    "RepositoryNotFoundError": "no such repository on Hugging Face, or a private one: `hf auth login` opens those",
+    "RevisionNotFoundError": "the repository has no main revision; download it yourself and name the folder",
+    "OfflineModeIsEnabled": "not in the cache, and HF_HUB_OFFLINE forbids fetching; unset it, or name a local folder",
+    "RemoteEntryNotFoundError": "no such file in the repository; look at its page for the right name",
+    "LocalEntryNotFoundError": "not in the cache, and Hugging Face is out of reach; check the network or name a folder",
+    "HTTPError": "Hugging Face did not answer as it should; check the network and try again",
+    "HFValidationError": "not a Hugging Face id; one looks like owner/repo",
+}
+
+
+def snapshot(repo: str) -> Path:
+    """The folder of a repository's config, tokenizer and safetensors; fetched if need be."""
+    with plain_errors(repo):
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(repo, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)))
+
+
+def single_file(repo: str, name: str) -> Path:
+    """One file of a repository; fetched if need be."""
+    with plain_errors(f"{repo}/{name}"):
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(repo, name))
+
+
+def gguf_names(repo: str) -> list[str]:
+    """The GGUF files of a repository."""
+    with plain_errors(repo):
+        from huggingface_hub import list_repo_files
+
+        return sorted(name for name in list_repo_files(repo) if name.endswith(".gguf"))
+
+
+@dataclass(frozen=True)
+class CachedRepo:
+    """A repository in the cache; `folder` has the files of its latest revision."""
+
+    name: str
+    folder: Path
+    size: int
+
+
+def cached_repos() -> list[CachedRepo]:
+    """The cached model repositories that have a config.json, by name."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except (CacheNotFound, OSError, ValueError):
+        return []
+    models = [model for repo in repos if repo.repo_type == "model" for model in cached_revisions(repo)]
+    return sorted(models, key=lambda model: model.name)
+
+
+def cached_revisions(repo: Any) -> list[CachedRepo]:
+    """The latest revision that has a config.json, if any has."""
+    whole = [one for one in repo.revisions if "config.json" in {file.file_name for file in one.files}]
+    latest = sorted(whole, key=lambda one: float(one.last_modified))[-1:]
+    return [CachedRepo(repo.repo_id, Path(one.snapshot_path), repo.size_on_disk) for one in latest]
+
+
+@contextmanager
+def plain_errors(what: str) -> Iterator[None]:
+    """Turn whatever goes wrong at Hugging Face into one line that says what would do."""
+    try:
+        yield
+    # The library's errors, and those of its HTTP client, have no base class in common.
+    except Exception as error:
+        raise explain(what, error) from error
+
+
+def explain(what: str, error: Exception) -> ForetellError:
+    """The error in the user's terms."""
+    names = {kind.__name__ for cause in (error, error.__cause__) for kind in type(cause).__mro__}
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CapacityError(f"the disk filled up while fetching {what}; make room, or point HF_HOME at another disk")
+    for name, remedy in REMEDIES.items():
+        if name in names:
+            return ModelError(f"{what}: {remedy}")
+    return ModelError(f"{what}: Hugging Face says: {' '.join(str(error).split())[:300]}")

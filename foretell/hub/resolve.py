@@ -1,0 +1,88 @@
+"""From the name of a model to its files."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from foretell.errors import ForetellError, ModelError, RequestError, UnknownModelError
+from foretell.hub import huggingface
+from foretell.hub.catalog import BUILTINS
+from foretell.hub.fetch import fetch
+from foretell.hub.folder import check_folder
+from foretell.hub.gguf_file import MAGIC
+from foretell.options import nearest
+
+FORMS = (
+    "a model is a built-in name, a folder with config.json and *.safetensors, a .gguf file, "
+    "or a Hugging Face id: owner/repo, or owner/repo/file.gguf"
+)
+REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+REPO_FILE = re.compile(rf"({REPO.pattern}?)[:/]((?:\w[\w. -]*/)*\w[\w. +-]*\.gguf)")
+
+
+def tell(message: str) -> None:
+    """Say what is going on, beside the output."""
+    print(message, file=sys.stderr)
+
+
+def resolve(name: str, say: Callable[[str], None] = tell) -> Path:
+    """The folder or GGUF file a name stands for, fetched if need be. A built-in name goes before a path."""
+    if not name.strip():
+        raise RequestError("model", f"is empty; {FORMS}")
+    if name in BUILTINS:
+        return fetch(BUILTINS[name], say)
+    path = Path(os.path.expanduser(name))
+    # Unlike the methods of Path, these take any text for a name.
+    if os.path.isdir(path):
+        check_folder(path)
+        return path
+    if os.path.isfile(path):
+        return checked_file(path)
+    return from_hub(name)
+
+
+def checked_file(path: Path) -> Path:
+    """The path, if it is that of a GGUF file."""
+    if path.suffix == ".gguf" or begins_as_gguf(path):
+        return path
+    if path.suffix == ".safetensors":
+        raise ModelError(f"{path}: weights alone; name the folder that has config.json beside them")
+    raise ModelError(f"{path}: not a model; {FORMS}")
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """Whether a file is GGUF by content: some programs keep them under a hash."""
+    try:
+        with path.open("rb") as content:
+            return content.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def from_hub(name: str) -> Path:
+    """The files of a Hugging Face id."""
+    if one := REPO_FILE.fullmatch(name):
+        return huggingface.single_file(one[1], one[2])
+    if not REPO.fullmatch(name) or name.endswith(".gguf"):
+        raise UnknownModelError(f"no model {name!r}; {nearest(name.lower(), BUILTINS)}; {FORMS}")
+    folder = huggingface.snapshot(name)
+    try:
+        check_folder(folder)
+    except ModelError as error:
+        raise better_words(name, error) from error
+    return folder
+
+
+def better_words(repo: str, error: ModelError) -> ForetellError:
+    """Why a repository's folder does not do: often it has GGUF files, of which one must be named."""
+    try:
+        names = huggingface.gguf_names(repo)
+    except ForetellError:
+        names = []
+    if names:
+        return ModelError(f"{repo}: holds GGUF files; name one, as {repo}/FILE: {', '.join(names)}")
+    return ModelError(f"{repo}: {str(error).partition(': ')[2]}")

@@ -1,0 +1,23 @@
+"""A tensor on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor's name and shape, [out, in] as torch has it; its values are read when asked for."""
+
+    name: str
+    shape: tuple[int, ...]
+    read: Callable[[], torch.Tensor] = field(repr=False, compare=False)
+
+    def load(self) -> torch.Tensor:
+        """The values: as stored, or float32 where they were quantized."""
+        return self.read()

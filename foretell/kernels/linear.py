@@ -1,0 +1,32 @@
+"""A row times a matrix. The definition is `torch.nn.functional.linear`.
+
+On a CPU in float32 oneDNN's blocked layout makes a few rows cost hardly more than one, and gives a row the same bits
+whatever rows stand beside it (measured; see docs/log.md), which plain `linear` does not.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROWS_HINT = 8  # the row count oneDNN lays the weights out for; it serves 1 to 512 rows within a few percent of the best
+
+
+def pack(weight: Tensor) -> Tensor | None:
+    """`weight`, [out, in], laid out for `packed_linear`; None where there is no such layout."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch._C._has_mkldnn:
+        return None
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
+    return packed
+
+
+def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """x [rows, in] times packed weights, as `linear` defines it."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return product
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [rows, in] times weight [out, in], plus bias."""
+    return F.linear(x, weight, bias)

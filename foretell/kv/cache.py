@@ -1,0 +1,49 @@
+"""The tensors behind the pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Keys and values of one layer; layers of one cache may differ."""
+
+    kv_heads: int
+    head_dim: int
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        return 2 * self.kv_heads * self.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """For each layer keys and values, [pages, page_size, kv_heads, head_dim]."""
+
+    def __init__(
+        self, shapes: tuple[LayerShape, ...], pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def empty(shape: LayerShape) -> Tensor:
+            # Zeros, not garbage: a masked key still meets a product, and NaN times zero is NaN.
+            return torch.zeros(pages, page_size, shape.kv_heads, shape.head_dim, dtype=dtype, device=device)
+
+        self.shapes, self.page_size = shapes, page_size
+        self.keys = [empty(shape) for shape in shapes]
+        self.values = [empty(shape) for shape in shapes]
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        """Copy whole slots, in every layer: what accepting a branch of a tree needs."""
+        if source == target:
+            return
+        for tensor in (*self.keys, *self.values):
+            slots = tensor.view(-1, *tensor.shape[2:])
+            slots[target] = slots[source]
+
+
+def slots_of(pages: list[int] | tuple[int, ...], page_size: int, start: int, stop: int) -> list[int]:
+    """The slots of tokens `start` to `stop` of a sequence that holds `pages`."""
+    if stop == start + 1:
+        return [pages[start // page_size] * page_size + start % page_size]
+    return [pages[i // page_size] * page_size + i % page_size for i in range(start, stop)]

@@ -1,0 +1,193 @@
+"""Writing texts from Python, in the shapes users of vLLM know."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from .build import Assembly, build_engine, say_nothing, say_on_stderr
+from .config import EngineConfig, SpeculationConfig
+from .draft.base import Drafter
+from .engine.engine import Track
+from .engine.requests import make_requests
+from .engine.stats import Speculation
+from .errors import RequestError
+from .options import nearest
+from .outputs import CompletionOutput, RequestOutput, RequestTimings
+from .types import Delta, Request, SamplingParams, SpeculationChoice
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model with a drafter: `generate`, `chat` and `stream` give the model's own text, sooner."""
+
+    def __init__(
+        self,
+        model: str = EngineConfig.model,
+        *,
+        drafter: str | Drafter | None = None,
+        speculative_config: Mapping[str, Any] | str | None = None,
+        quiet: bool = False,
+        **options: Any,
+    ) -> None:
+        self.config, self.speculation, given = _configs(model, drafter, speculative_config, options)
+        say = say_nothing if quiet else say_on_stderr
+        self.assembly: Assembly = build_engine(self.config, self.speculation, given, say)
+        self.engine = self.assembly.engine
+        self.tokenizer = self.assembly.tokenizer
+        self._ids = itertools.count()
+
+    def default_params(self, **overrides: Any) -> SamplingParams:
+        """The sampling the model's makers recommend, with `overrides` on top."""
+        return SamplingParams(**(self.assembly.sampling_defaults | overrides))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculation: SpeculationChoice = SpeculationChoice(),
+    ) -> list[RequestOutput]:
+        """Continue each prompt: a text, token ids or {"prompt_token_ids": ...}. A list is one batch."""
+        many = _as_list(prompts)
+        return self._run([self._encode(prompt) for prompt in many], sampling_params, speculation, many)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculation: SpeculationChoice = SpeculationChoice(),
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several as one batch; `template` goes to the chat template."""
+        many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        texts = [self.tokenizer.render_chat(each, **template) for each in many]  # type: ignore[arg-type]
+        tokens = [self.tokenizer.encode(text, add_special=False) for text in texts]
+        return self._run(tokens, sampling_params, speculation, texts)
+
+    def stream(
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        speculation: SpeculationChoice = SpeculationChoice(),
+    ) -> Iterator[Delta]:
+        """As `generate` for one prompt, or `chat` for one conversation, step by step. Closing it ends the request."""
+        chat = not isinstance(prompt, str | Mapping) and bool(prompt) and isinstance(prompt[0], Mapping)
+        tokens = self.tokenizer.encode_chat(prompt) if chat else self._encode(prompt)  # type: ignore[arg-type]
+        requests = self._requests(tokens, sampling_params, speculation)
+        return self._stream(requests)
+
+    def _stream(self, requests: list[Request]) -> Iterator[Delta]:
+        tracks = [self.engine.add(request) for request in requests]
+        try:
+            while any(track.seq.finish is None for track in tracks):
+                yield from (delta for delta in self.engine.step() if delta.request_id == requests[0].id)
+        finally:
+            self.engine.abort(requests[0].id)
+
+    def _run(
+        self,
+        prompts: list[list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        speculation: SpeculationChoice,
+        texts: Sequence[Any],
+    ) -> list[RequestOutput]:
+        each = _one_each(params, len(prompts))
+        requests = [self._requests(*pair, speculation) for pair in zip(prompts, each, strict=True)]
+        tracks: list[list[Track]] = []
+        try:
+            tracks += [[self.engine.add(request) for request in group] for group in requests]
+            while any(track.seq.finish is None for group in tracks for track in group):
+                self.engine.step()
+        finally:
+            for group in requests:  # where all went well there is nothing left to abort
+                self.engine.abort(group[0].id)
+        return [_output(group, text) for group, text in zip(tracks, texts, strict=True)]
+
+    def _requests(
+        self, prompt: list[int], params: SamplingParams | None, speculation: SpeculationChoice
+    ) -> list[Request]:
+        params = self.default_params() if params is None else params
+        return make_requests(str(next(self._ids)), prompt, params, self.assembly.limits, speculation)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return list(prompt["prompt_token_ids"])
+            prompt = prompt.get("prompt", "")
+        if isinstance(prompt, str):
+            if not prompt:
+                raise RequestError("prompt", "is empty; give it some text")
+            return self.tokenizer.encode(prompt)
+        return list(prompt)  # type: ignore[arg-type]
+
+
+def _configs(
+    model: str, drafter: str | Drafter | None, speculative: Mapping[str, Any] | str | None, options: dict[str, Any]
+) -> tuple[EngineConfig, SpeculationConfig, Drafter | None]:
+    engine_names = {f.name for f in fields(EngineConfig)} - {"model"}
+    guess_names = {f.name for f in fields(SpeculationConfig)}
+    for name in options:
+        if name not in engine_names | guess_names:
+            known = sorted(engine_names | guess_names | {"model", "speculative_config", "quiet"})
+            raise TypeError(f"LLM has no argument {name!r}; {nearest(name, known)}")
+    guesses = {name: value for name, value in options.items() if name in guess_names}
+    if isinstance(drafter, str):
+        guesses["drafter"] = drafter
+    engine = EngineConfig(model=model, **{name: value for name, value in options.items() if name in engine_names})
+    speculation = (
+        SpeculationConfig(**guesses)
+        if speculative is None
+        else SpeculationConfig.from_vllm(speculative if isinstance(speculative, str) else dict(speculative), **guesses)
+    )
+    return engine, speculation, drafter if isinstance(drafter, Drafter) else None
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError("sampling_params", f"there are {len(params)} for {count} prompts; give one, or one each")
+    return params
+
+
+def _output(tracks: list[Track], prompt: Any) -> RequestOutput:
+    request = tracks[0].seq.request
+    return RequestOutput(
+        request.id,
+        prompt if isinstance(prompt, str) else None,
+        request.prompt,
+        tuple(_completion(track) for track in tracks),
+        Speculation.total(track.speculation for track in tracks),
+        _timings(tracks),
+        tracks[0].cached_prompt_tokens,
+    )
+
+
+def _completion(track: Track) -> CompletionOutput:
+    seq = track.seq
+    assert seq.finish is not None, "outputs are made of finished texts"
+    tokens = tuple(seq.tokens[len(seq.request.prompt) :])
+    return CompletionOutput(
+        seq.request.choice, track.writer.text, tokens, seq.finish, seq.request.seed, track.speculation
+    )
+
+
+def _timings(tracks: list[Track]) -> RequestTimings:
+    clocks = [track.timings for track in tracks]
+    added = clocks[0].added
+    started = min(clock.started or added for clock in clocks)
+    first = min(clock.first_token or added for clock in clocks)
+    return RequestTimings(started - added, first - added, max(clock.finished or added for clock in clocks) - added)

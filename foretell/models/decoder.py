@@ -1,0 +1,140 @@
+"""The one decoder: Llama, Mistral, SmolLM2, Qwen 2 and 3, Gemma 3 differ by what their config says."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretell.kernels.attention import attend
+from foretell.kernels.norm import rms_norm
+from foretell.kernels.rotary import rotate
+from foretell.kernels.store import store
+from foretell.kv.cache import KVCache, LayerShape
+
+from .batch import Batch
+from .config import ModelConfig, Rope
+from .layers import Linear, Norm
+from .rope import rope_table
+
+Turns = dict[Rope, tuple[Tensor, Tensor]]  # cosines and sines of a batch's positions
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.config, self.layer = config, layer
+        self.rope, self.window = config.ropes[layer], config.windows[layer]
+        heads = config.heads + 2 * config.kv_heads
+        self.qkv = Linear(config.width, heads * config.head_dim, config.qkv_bias)
+        self.out = Linear(config.heads * config.head_dim, config.width, config.out_bias)
+        self.q_norm = Norm(config.head_dim) if config.qk_norm else None
+        self.k_norm = Norm(config.head_dim) if config.qk_norm else None
+
+    def forward(self, x: Tensor, batch: Batch, cache: KVCache, turns: Turns) -> Tensor:
+        c = self.config
+        keys, values = cache.keys[self.layer], cache.values[self.layer]
+        qkv = self.qkv(x).view(len(x), -1, c.head_dim)
+        turned, value = qkv[:, : -c.kv_heads], qkv[:, -c.kv_heads :]
+        if self.q_norm is not None and self.k_norm is not None:
+            q = rms_norm(turned[:, : c.heads], self.q_norm.weight, c.norm_eps)
+            k = rms_norm(turned[:, c.heads :], self.k_norm.weight, c.norm_eps)
+            turned = torch.cat([q, k], 1)
+        turned = rotate(turned, *turns[self.rope])
+        store(turned[:, c.heads :], keys, batch.slots)
+        store(value, values, batch.slots)
+        seen = attend(turned[:, : c.heads], keys, values, batch.groups, c.scale, self.window)
+        projected: Tensor = self.out(seen)
+        return projected
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = Linear(config.width, 2 * config.ffn, config.mlp_bias)
+        self.down = Linear(config.ffn, config.width, config.mlp_bias)
+        self.gelu = config.activation == "gelu_tanh"
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        gate = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
+        mixed: Tensor = self.down(gate.mul_(up))
+        return mixed
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        self.attention_norm = Norm(config.width)
+        self.attention = Attention(config, layer)
+        self.attention_post_norm = Norm(config.width) if config.sandwich_norms else None
+        self.ffn_norm = Norm(config.width)
+        self.ffn = FeedForward(config)
+        self.ffn_post_norm = Norm(config.width) if config.sandwich_norms else None
+
+    def forward(self, x: Tensor, batch: Batch, cache: KVCache, turns: Turns) -> Tensor:
+        seen = self.attention(rms_norm(x, self.attention_norm.weight, self.eps), batch, cache, turns)
+        x = x + self._after(seen, self.attention_post_norm)
+        mixed = self.ffn(rms_norm(x, self.ffn_norm.weight, self.eps))
+        return x + self._after(mixed, self.ffn_post_norm)
+
+    def _after(self, x: Tensor, norm: Norm | None) -> Tensor:
+        return x if norm is None else rms_norm(x, norm.weight, self.eps)
+
+
+class Decoder(nn.Module):
+    """Tokens to states, states to logits."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Parameter(torch.empty(config.vocab, config.width), requires_grad=False)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.norm = Norm(config.width)
+        self.head = Linear(config.width, config.vocab)
+        if config.tied:
+            self.head.weight = self.embed
+        self.tables: dict[Rope, Tensor] = {}
+
+    @property
+    def layer_shapes(self) -> tuple[LayerShape, ...]:
+        return (LayerShape(self.config.kv_heads, self.config.head_dim),) * self.config.layers
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.dtype
+
+    def prepare(self, context: int) -> None:
+        """Ready the weights to run texts of up to `context` tokens."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
+        for rope in set(self.config.ropes):
+            table = rope_table(rope, self.config.head_dim, context)
+            self.tables[rope] = table.to(self.embed.device, self.embed.dtype)
+
+    def forward(self, batch: Batch, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor]]:
+        """States after the last layer, not yet normed, [n, width], and those after each layer in `taps`."""
+        x = F.embedding(batch.tokens, self.embed)
+        if self.config.embed_scale != 1.0:
+            x = x * torch.tensor(
+                self.config.embed_scale, dtype=x.dtype
+            )  # rounded to the model's type, as it was trained
+        turns = {rope: self._turns(table, batch.positions) for rope, table in self.tables.items()}
+        tapped = {0: x}
+        for layer, block in enumerate(self.blocks):
+            x = block(x, batch, cache, turns)
+            if layer + 1 in taps:
+                tapped[layer + 1] = x
+        return x, [tapped[tap] for tap in taps]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, width] -> [n, vocab], in float32."""
+        logits: Tensor = self.head(rms_norm(states, self.norm.weight, self.config.norm_eps))
+        return logits.float()
+
+    @staticmethod
+    def _turns(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        rows = table[positions]
+        return rows[:, :1], rows[:, 1:]

@@ -1,0 +1,70 @@
+"""The entries of a model's config, each checked as it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from foretell.errors import ModelError, UnsupportedModelError
+
+
+class Fields:
+    """Entries by name; `prefix` stands before each name. None counts as absent, as it does in config files."""
+
+    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+        self.values, self.prefix = values, prefix
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.values.get(self.prefix + name)
+        return default if value is None else value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number above 0."""
+        value = self._one(name, self._wanted(name, default))
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+            raise self.wrong(name, "a whole number above 0")
+        return int(value)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self._wanted(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self.wrong(name, "a number above 0")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._wanted(name, default)
+        if not isinstance(value, str):
+            raise self.wrong(name, "a name")
+        return value
+
+    def part(self, name: str) -> Fields:
+        """The entries below `name`; none where there is nothing."""
+        value = self.get(name, {})
+        if not isinstance(value, Mapping):
+            raise self.wrong(name, "a mapping")
+        return Fields(value)
+
+    def wrong(self, name: str, wanted: str) -> ModelError:
+        return ModelError(f"the model's config says {self.prefix}{name} is {self.get(name)!r}; it must be {wanted}")
+
+    def _wanted(self, name: str, default: Any) -> Any:
+        value = self.get(name, default)
+        if value is None:
+            raise ModelError(f"the model's config lacks {self.prefix}{name}; fetch the model again or add it")
+        return value
+
+    def _one(self, name: str, value: Any) -> Any:
+        """GGUF may give a number for each layer; layers are served only where they are alike."""
+        if not isinstance(value, list | tuple) or not value:
+            return value
+        if any(other != value[0] for other in value):
+            raise UnsupportedModelError(f"{self.prefix}{name} differs between layers, which is not served")
+        return value[0]

@@ -1,0 +1,38 @@
+"""The parts a decoder is built from. Parameters have the shapes checkpoints give them; `pack` readies them to run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from foretell.kernels.linear import linear, pack, packed_linear
+
+
+class Linear(nn.Module):
+    """Rows times a matrix. After `pack` the weights lie as the kernel wants them and `weight` is gone."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__()
+        self.inputs, self.outputs = inputs, outputs
+        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(outputs), requires_grad=False) if bias else None
+        self.packed: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.packed is not None:
+            return packed_linear(x, self.packed, self.bias)
+        assert self.weight is not None, "an unpacked layer has its weight"
+        return linear(x, self.weight, self.bias)
+
+    def pack(self) -> None:
+        """Lay the weights out for speed where there is a way to."""
+        if self.weight is not None and (packed := pack(self.weight.data)) is not None:
+            self.packed, self.weight = packed, None
+
+
+class Norm(nn.Module):
+    """The weight of a root-mean-square norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width), requires_grad=False)

@@ -1,0 +1,74 @@
+"""A checkpoint on disk becomes a decoder in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from foretell.errors import RequestError
+from foretell.options import nearest
+
+from .config import ModelConfig
+from .decoder import Decoder
+from .read_config import read_config
+from .weights import fill_weights
+
+if TYPE_CHECKING:
+    from foretell.hub.checkpoint import Checkpoint
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+GGUF_FILE_TYPES = {0: torch.float32, 1: torch.float16, 32: torch.bfloat16}  # all others are quantized
+
+
+def load_model(
+    checkpoint: Checkpoint, dtype: str | torch.dtype = "auto", device: torch.device | str = "cpu"
+) -> Decoder:
+    """The checkpoint's decoder with its weights, not yet prepared to run."""
+    device = torch.device(device)
+    decoder = empty_decoder(read_config(checkpoint), choose_dtype(checkpoint, dtype, device), device)
+    with torch.no_grad():
+        fill_weights(decoder, checkpoint)
+    return decoder.eval()
+
+
+def choose_dtype(checkpoint: Checkpoint, dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """`auto`: float32 on a CPU, elsewhere the type the checkpoint is stored in, and bfloat16 for a quantized one."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype != "auto":
+        if dtype not in DTYPES:
+            raise RequestError("dtype", f"{dtype!r} is not known; {nearest(dtype, ['auto', *DTYPES])}")
+        return DTYPES[dtype]
+    if device.type == "cpu":
+        return torch.float32
+    if checkpoint.kind == "gguf":
+        return GGUF_FILE_TYPES.get(checkpoint.config.get("general.file_type", -1), torch.bfloat16)
+    stored = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    return DTYPES.get(str(stored), torch.bfloat16)
+
+
+def empty_decoder(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """A decoder whose parameters hold whatever was in memory."""
+    decoder = _sketch(config, dtype)
+    if config.tied:
+        decoder.head.weight = None  # or the one parameter would become two
+    decoder.to_empty(device=device)
+    if config.tied:
+        decoder.head.weight = decoder.embed
+    return decoder
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> int:
+    """What the prepared weights take; a tied embedding counts twice where `prepare` packs a head from it."""
+    decoder = _sketch(config, dtype)
+    count = sum(parameter.numel() for parameter in decoder.parameters())
+    if config.tied and torch.device(device).type == "cpu" and dtype == torch.float32:
+        count += config.vocab * config.width
+    return count * dtype.itemsize
+
+
+def _sketch(config: ModelConfig, dtype: torch.dtype) -> Decoder:
+    """A decoder of shapes alone."""
+    with torch.device("meta"):
+        return Decoder(config).to(dtype)

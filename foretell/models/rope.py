@@ -1,0 +1,68 @@
+"""Rotary positions: tables of cosines and sines for each way a checkpoint stretches its context."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .config import Rope
+
+
+def inverse_frequencies(rope: Rope, dim: int) -> Tensor:
+    """[dim / 2] turns a token, in float32."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+    plain = 1.0 / (rope.theta**exponents)
+    if rope.factors:
+        plain = plain / torch.tensor(rope.factors)
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    if rope.kind == "yarn":
+        return _yarn(rope, plain, dim)
+    return plain
+
+
+def _llama3(rope: Rope, plain: Tensor) -> Tensor:
+    """Long waves are stretched, short ones kept, those in between blended."""
+    wavelength = 2 * math.pi / plain
+    low = rope.original_context / rope.low_freq_factor
+    high = rope.original_context / rope.high_freq_factor
+    share = (rope.original_context / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blended = (1 - share) * plain / rope.factor + share * plain
+    stretched = torch.where(wavelength > low, plain / rope.factor, plain)
+    return torch.where((wavelength <= low) & (wavelength >= high), blended, stretched)
+
+
+def _yarn(rope: Rope, plain: Tensor, dim: int) -> Tensor:
+    """Blend stretched and plain turns by a ramp over the dimensions."""
+
+    def dimension(rotations: float) -> float:
+        return dim * math.log(rope.original_context / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # the ramp must not divide by zero
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return plain / rope.factor * ramp + plain * (1 - ramp)
+
+
+def amplitude(rope: Rope) -> float:
+    """What cosines and sines are multiplied with (yarn's attention factor)."""
+    if rope.kind != "yarn":
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    return 1.0 if rope.factor <= 1 else 0.1 * math.log(rope.factor) + 1.0
+
+
+def rope_table(rope: Rope, dim: int, context: int) -> Tensor:
+    """[context, 2, dim]: cosines, then sines with the first half negated, as `kernels.rotate` reads them."""
+    angles = torch.arange(context, dtype=torch.float32)[:, None] * inverse_frequencies(rope, dim)
+    cos, sin = angles.cos() * amplitude(rope), angles.sin() * amplitude(rope)
+    return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)

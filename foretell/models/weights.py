@@ -1,0 +1,178 @@
+"""Which tensor of a checkpoint fills which rows of which parameter, and the filling."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from foretell.errors import ModelError
+
+from .config import ModelConfig
+from .decoder import Block, Decoder
+from .layers import Linear
+
+if TYPE_CHECKING:
+    from foretell.hub.checkpoint import Checkpoint
+    from foretell.hub.tensor import LazyTensor
+
+HF = {
+    "embed": "embed_tokens",
+    "norm": "norm",
+    "head": "lm_head",
+    "block": "layers",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "out": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "attention_norm": "input_layernorm",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+}
+HF_SANDWICH = HF | {
+    "attention_post_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+}
+GGUF = {
+    "embed": "token_embd",
+    "norm": "output_norm",
+    "head": "output",
+    "block": "blk",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "out": "attn_output",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+    "attention_norm": "attn_norm",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "attention_post_norm": "post_attention_norm",
+    "ffn_norm": "ffn_norm",
+    "ffn_post_norm": "post_ffw_norm",
+}
+WRAPPERS = re.compile(r"^((model|language_model)\.)+")  # what stands before a name says only how the model was saved
+TURNS = re.compile(r"(rotary_emb\.inv_freq|attn_rot_embd\.weight)$")  # worked out from the config instead
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Rows of a parameter that one tensor fills."""
+
+    rows: Tensor
+    heads: int = (
+        0  # of a tensor with what a rope turns together side by side, as llama.cpp has it, not half a head apart
+    )
+    add: float = 0.0  # Gemma's norms are stored less one
+
+    def fill(self, values: Tensor) -> None:
+        """Put the values into the rows, without a copy of them in between."""
+        rows = self.rows
+        if self.heads:
+            rows = rows.view(self.heads, 2, -1, *rows.shape[1:])
+            values = values.view(self.heads, -1, 2, *values.shape[1:]).transpose(1, 2)
+        if self.add:
+            values = values.float() + self.add
+        rows.copy_(values)
+
+
+def fill_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
+    """Fill every parameter from the checkpoint, one tensor at a time; both must be used up."""
+    is_gguf = checkpoint.kind == "gguf"
+    slots, filled = make_slots(decoder, is_gguf), set()
+    tied_heads = []
+    for name, tensor in checkpoint.tensors():
+        plain = WRAPPERS.sub("", name)
+        if plain in filled:
+            raise ModelError(f"tensor {name!r} is there twice under two names; keep one of them")
+        if plain in slots:
+            slots[plain].fill(_fitting(tensor, slots[plain].rows))
+            filled.add(plain)
+        elif plain == "lm_head.weight":
+            tied_heads.append(tensor)
+        elif not _is_spare(plain, decoder.config):
+            raise ModelError(f"tensor {name!r} has no place in a {decoder.config.family} model with this config")
+    if missing := [name for name in slots if name not in filled]:
+        raise ModelError(f"tensor {missing[0]!r} is missing from the checkpoint, {len(missing)} in all; fetch it again")
+    for head in tied_heads:
+        _check_tied(decoder, head)
+
+
+def _fitting(tensor: LazyTensor, rows: Tensor) -> Tensor:
+    if tuple(tensor.shape) != tuple(rows.shape):
+        wanted, found = list(rows.shape), list(tensor.shape)
+        raise ModelError(f"tensor {tensor.name!r} has shape {found}, but the config asks for {wanted}")
+    return tensor.load()
+
+
+def _is_spare(name: str, config: ModelConfig) -> bool:
+    """Whether the decoder does without this tensor: the config has had what it says."""
+    return bool(TURNS.search(name)) or (name == "rope_freqs.weight" and bool(config.ropes[0].factors))
+
+
+def _check_tied(decoder: Decoder, head: LazyTensor) -> None:
+    """A head stored beside an embedding it is tied to must be the same."""
+    if not torch.equal(_fitting(head, decoder.embed).to(decoder.embed), decoder.embed):
+        raise ModelError(f"tensor {head.name!r} differs from the embedding; set tie_word_embeddings to false to use it")
+
+
+def make_slots(decoder: Decoder, is_gguf: bool) -> dict[str, Slot]:
+    """For every tensor that belongs in the checkpoint what it fills; together, every parameter once."""
+    config = decoder.config
+    names = GGUF if is_gguf else HF_SANDWICH if config.sandwich_norms else HF
+    add = 0.0 if is_gguf or config.family != "gemma3" else 1.0
+    heads = {"q": config.heads, "k": config.kv_heads} if is_gguf and config.family == "llama" else {}
+    slots = {
+        f"{names['embed']}.weight": Slot(decoder.embed),
+        f"{names['norm']}.weight": Slot(decoder.norm.weight, 0, add),
+    }
+    if not config.tied:
+        slots |= {
+            f"{names['head']}.{kind}": slot for _, kind, slot in _linear_slots(decoder.head, {"head": config.vocab})
+        }
+    for layer, block in enumerate(decoder.blocks):
+        assert isinstance(block, Block), "a decoder is made of blocks"
+        for part, kind, slot in _block_slots(block, config, heads, add):
+            slots[f"{names['block']}.{layer}.{names[part]}.{kind}"] = slot
+    return slots
+
+
+Slots = Iterator[tuple[str, str, Slot]]  # a part's name, weight or bias, and what fills it
+
+
+def _block_slots(block: Block, config: ModelConfig, heads: dict[str, int], add: float) -> Slots:
+    attention, ffn, dim = block.attention, block.ffn, config.head_dim
+    qkv = {"q": config.heads * dim, "k": config.kv_heads * dim, "v": config.kv_heads * dim}
+    yield from _linear_slots(attention.qkv, qkv, heads)
+    yield from _linear_slots(attention.out, {"out": config.width})
+    yield from _linear_slots(ffn.gate_up, {"gate": config.ffn, "up": config.ffn})
+    yield from _linear_slots(ffn.down, {"down": config.width})
+    norms = {
+        "attention_norm": block.attention_norm,
+        "q_norm": attention.q_norm,
+        "k_norm": attention.k_norm,
+        "attention_post_norm": block.attention_post_norm,
+        "ffn_norm": block.ffn_norm,
+        "ffn_post_norm": block.ffn_post_norm,
+    }
+    for name, norm in norms.items():
+        if norm is not None:
+            yield name, "weight", Slot(norm.weight, 0, add)
+
+
+def _linear_slots(linear: Linear, parts: dict[str, int], heads: dict[str, int] | None = None) -> Slots:
+    """`parts` are the tensors that stand one under another in this layer, and how many rows each has."""
+    for kind, parameter in (("weight", linear.weight), ("bias", linear.bias)):
+        if parameter is not None:
+            for part, rows in zip(parts, parameter.split_with_sizes(list(parts.values())), strict=True):
+                yield part, kind, Slot(rows, (heads or {}).get(part, 0))

@@ -1,0 +1,51 @@
+"""What a caller gets back, in the shapes users of vLLM know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .types import FinishReason
+
+if TYPE_CHECKING:
+    from .engine.stats import Speculation
+
+
+@dataclass(frozen=True)
+class RequestTimings:
+    """Seconds by the wall clock."""
+
+    queue: float  # from asking until the prompt was taken up
+    first_token: float  # from asking until the first token
+    total: float  # from asking until the end
+
+    @property
+    def decode(self) -> float:
+        """From the first token to the last."""
+        return self.total - self.first_token
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One text."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    seed: int
+    speculation: Speculation
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What became of one prompt. `speculation` is summed over the outputs."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    speculation: Speculation
+    timings: RequestTimings
+    cached_tokens: int  # of the prompt, found in the prefix cache
+    finished: bool = True

@@ -1,0 +1,106 @@
+"""What will lie in memory, counted before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from foretell.errors import CapacityError
+
+GIB = 1 << 30
+DEFAULT_TEXTS = 4  # full-length texts the cache holds by default
+CACHE_SHARE = 0.5  # of the memory left beside the weights, the most the cache takes by default
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of each part, and the pages that come of it."""
+
+    weights: int
+    drafter: int
+    page_bytes: int
+    pages: int
+
+    @property
+    def cache(self) -> int:
+        return self.pages * self.page_bytes
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.drafter + self.cache
+
+    def __str__(self) -> str:
+        parts = [f"weights {_gib(self.weights)}", f"cache {_gib(self.cache)} ({self.pages} pages)"]
+        if self.drafter:
+            parts.insert(1, f"drafter {_gib(self.drafter)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a model asks of memory."""
+
+    weights: int
+    drafter: int
+    page_bytes: int
+    page_size: int
+    context: int
+    max_num_seqs: int
+
+
+def plan_memory(needs: Needs, available: int, kv_memory: float | None) -> MemoryPlan:
+    """As many pages as were asked for, or as fit well; refused where not even one text would fit."""
+    one_text = -(-needs.context // needs.page_size)
+    left = available - needs.weights - needs.drafter
+    if kv_memory is not None:
+        pages = int(kv_memory * GIB) // needs.page_bytes
+    else:
+        wanted = one_text * min(DEFAULT_TEXTS, needs.max_num_seqs)
+        pages = max(1, min(wanted, int(left * CACHE_SHARE) // needs.page_bytes))
+    plan = MemoryPlan(needs.weights, needs.drafter, needs.page_bytes, pages)
+    _check(plan, needs, available, one_text)
+    return plan
+
+
+def _check(plan: MemoryPlan, needs: Needs, available: int, one_text: int) -> None:
+    if plan.weights + plan.drafter > available:
+        raise CapacityError(
+            f"the weights need {_gib(plan.weights + plan.drafter)} and {_gib(available)} is free; "
+            "take a smaller model or free some memory"
+        )
+    if plan.total > available:
+        raise CapacityError(
+            f"{plan} is {_gib(plan.total)} in all and {_gib(available)} is free; lower kv_memory or max_model_len"
+        )
+    if plan.pages < one_text:
+        raise CapacityError(
+            f"a text of {needs.context} tokens needs {_gib(one_text * needs.page_bytes)} of cache and there is "
+            f"{_gib(plan.cache)}; raise kv_memory or set max_model_len to {plan.pages * needs.page_size} or less"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def available_memory() -> int:
+    """Bytes this process may still take: what the machine has free, or what its control group leaves."""
+    free = _meminfo().get("MemAvailable", 1 << 62)
+    group = Path("/sys/fs/cgroup")
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def _meminfo() -> dict[str, int]:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such limit, or "max"
+        return None

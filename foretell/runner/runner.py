@@ -1,0 +1,71 @@
+"""Runs a model over sequences and their drafts, and keeps its keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretell.kernels.attention import Layout
+from foretell.kv.cache import KVCache, slots_of
+from foretell.kv.pages import PagePool
+from foretell.models.decoder import Decoder
+from foretell.types import Draft, Sequence, Share
+
+from .pack import pack
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """Logits: for each share that reaches its end a row after its last token and one after each node of its draft."""
+
+    logits: Tensor  # [rows, vocab]
+    features: Tensor | None  # [tokens run, taps * width]
+
+
+class ModelRunner:
+    """One class for target and draft models; it does not know which it is."""
+
+    def __init__(self, model: Decoder, pages: int, page_size: int, context: int, taps: tuple[int, ...] = ()) -> None:
+        self.model, self.taps = model.eval(), taps
+        self.device = model.embed.device
+        model.prepare(context)
+        config = model.config
+        self.layout = Layout(page_size, config.heads // config.kv_heads, frozenset(config.windows), model.dtype)
+        self.pool = PagePool(pages, page_size)
+        self.cache = KVCache(model.layer_shapes, pages, page_size, model.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(self, shares: list[Share], drafts: list[Draft]) -> StepOutput:
+        """Run every share's tokens and draft; their pages are reserved already."""
+        batch = pack(shares, drafts, self.layout, self.device)
+        states, tapped = self.model(batch, self.cache, self.taps)
+        wanted = states if batch.wanted is None else states[batch.wanted]
+        return StepOutput(self.model.logits(wanted), torch.cat(tapped, -1) if tapped else None)
+
+    def reserve(self, seq: Sequence, tokens: int) -> bool:
+        """Give `seq` pages for `tokens` tokens, or change nothing and say no."""
+        need = self.pool.pages_for(tokens) - len(seq.pages)
+        if need <= 0:
+            return True
+        pages = self.pool.take(need)
+        if pages is None:
+            return False
+        seq.pages += pages
+        return True
+
+    def keep(self, seq: Sequence, root: int, path: tuple[int, ...]) -> None:
+        """Move the accepted nodes' keys and values up behind token `root`, the last before the draft."""
+        size = self.layout.page_size
+        if path and path[-1] != len(path) - 1:  # a chain lies in place
+            stop = root + 2 + path[-1]
+            slots = slots_of(seq.pages, size, root + 1, stop)
+            self.cache.move([slots[node] for node in path], slots[: len(path)])
+
+    def trim(self, seq: Sequence, tokens: int) -> None:
+        """Take back the pages that `seq` does not need for its first `tokens` tokens."""
+        keep = self.pool.pages_for(tokens)
+        if keep < len(seq.pages):
+            self.pool.release(seq.pages[keep:])
+            del seq.pages[keep:]

@@ -1,0 +1,47 @@
+"""Random numbers that depend on (seed, position, stream) alone, so that batching and drafting never change a sample."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+TOKEN_STREAM = 0  # draws tokens, for target and draft alike: under the rule `match` they share their noise
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_WORD = (1 << 64) - 1
+
+
+def _signed(x: int) -> int:
+    """The 64-bit pattern as torch's int64 holds it."""
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """splitmix64's finaliser, in place; int64 products wrap, and shifts are masked to act on unsigned words."""
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        x ^= (x >> shift) & ((1 << (64 - shift)) - 1)
+        x *= _signed(factor)
+    x ^= (x >> 31) & ((1 << 33) - 1)
+    return x
+
+
+def mix(seed: int, number: int) -> int:
+    """A seed of its own for each `number`; number 0 keeps the seed."""
+    if number == 0:
+        return seed
+    x = (seed + number * _GOLDEN) & _WORD
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        x = ((x ^ (x >> shift)) * factor) & _WORD
+    return _signed(x ^ (x >> 31))
+
+
+def uniform(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
+    """[n] seeds, [n] positions and [width] lanes -> [n, width] numbers in (0, 1), as float64."""
+    key = _scramble(_scramble(seed + _signed((stream * _GOLDEN) & _WORD)) + position)
+    bits = _scramble(key[:, None] + lanes * _signed(_GOLDEN)) & ((1 << 52) - 1)
+    return bits.double().add_(0.5).mul_(2.0**-52)  # 52 bits: the half must not round up to 1
+
+
+def exponential(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
+    """As `uniform`, with the exponential distribution: the smallest of e[i] / p[i] is i with probability p[i]."""
+    return uniform(seed, position, stream, lanes).log_().neg_()

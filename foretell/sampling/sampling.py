@@ -1,0 +1,91 @@
+"""Logits to probabilities, and probabilities to tokens: the one way, for target and draft alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretell.types import SamplingParams
+
+from . import noise
+
+FIRST_LOOK = 512  # candidates a top-p search sorts before it sorts them all
+
+
+@dataclass(frozen=True)
+class Row:
+    """What decides the token of one row: how it is asked for, and where it stands."""
+
+    params: SamplingParams
+    seed: int
+    position: int
+
+
+def choose(logits: Tensor, rows: list[Row]) -> list[int]:
+    """The token of each row of logits [rows, vocab]. The likeliest where the temperature is 0, else drawn."""
+    tokens = logits.argmax(-1)
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    if drawn:
+        some = logits if len(drawn) == len(rows) else logits[drawn]
+        wanted = [rows[i] for i in drawn]
+        tokens[drawn] = draw(probabilities(some, [row.params for row in wanted]), wanted)
+    chosen: list[int] = tokens.tolist()
+    return chosen
+
+
+def draw(probs: Tensor, rows: list[Row], stream: int = noise.TOKEN_STREAM) -> Tensor:
+    """One token a row of probs [rows, vocab], by noise from (seed, position, stream) with the token ids as lanes."""
+    seeds = torch.tensor([row.seed for row in rows], device=probs.device)
+    positions = torch.tensor([row.position for row in rows], device=probs.device)
+    if any(restricts(row.params) for row in rows):
+        return torch.stack([_draw_few(*each, stream) for each in zip(probs, seeds, positions, strict=True)])
+    lanes = torch.arange(probs.shape[-1], device=probs.device)
+    return (probs / noise.exponential(seeds, positions, stream, lanes)).argmax(-1)
+
+
+def _draw_few(probs: Tensor, seed: Tensor, position: Tensor, stream: int) -> Tensor:
+    """As `draw`, for one row most of which is 0: noise is made only where it can win."""
+    lanes = probs.nonzero()[:, 0]
+    race = probs[lanes] / noise.exponential(seed[None], position[None], stream, lanes)[0]
+    return lanes[race.argmax()]
+
+
+def restricts(params: SamplingParams) -> bool:
+    """Whether tokens are left out of the draw."""
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+
+
+def probabilities(logits: Tensor, params: list[SamplingParams]) -> Tensor:
+    """The distributions the requests asked for, [rows, vocab]. Greedy is one-hot, not a special case downstream."""
+    temperature = torch.tensor([max(p.temperature, 1e-6) for p in params], device=logits.device)
+    probs = (logits / temperature[:, None]).softmax(-1)
+    for i, p in enumerate(params):
+        if p.temperature == 0:
+            probs[i] = 0
+            probs[i, logits[i].argmax()] = 1
+        elif restricts(p):
+            probs[i] = restrict(probs[i], p)
+    return probs
+
+
+def restrict(probs: Tensor, params: SamplingParams) -> Tensor:
+    """min-p, then top-k, then top-p; ties at an edge stay in. What stays is scaled to sum to 1."""
+    if params.min_p > 0:
+        probs = torch.where(probs >= params.min_p * probs.max(), probs, 0)
+    if 0 < params.top_k < len(probs):
+        probs = torch.where(probs >= probs.topk(params.top_k).values[-1], probs, 0)
+    if params.top_p < 1:
+        probs = torch.where(probs >= _smallest_kept(probs, params.top_p), probs, 0)
+    return probs / probs.sum()
+
+
+def _smallest_kept(probs: Tensor, top_p: float) -> Tensor:
+    """The probability at which the likeliest tokens together first reach `top_p` of what is there."""
+    goal = top_p * probs.sum(dtype=torch.float64)
+    best = probs.topk(min(FIRST_LOOK, len(probs))).values
+    if best.sum(dtype=torch.float64) < goal:
+        best = probs.sort(descending=True).values
+    reached = best.cumsum(0, dtype=torch.float64) >= goal
+    return best[reached.int().argmax()] if reached.any() else best[-1]

@@ -1,0 +1,150 @@
+"""Tokenizers from GGUF metadata, which has the vocabulary but of the rest only names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
+
+from foretell.errors import ModelError, UnsupportedModelError
+from foretell.tokenizer.gguf_pre import pre_of
+from foretell.tokenizer.parts import Parts, added_ends
+
+KEY = "tokenizer.ggml."
+TEMPLATE = "tokenizer.chat_template"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "eot": "eot", "eom": "eom"}
+# A GGUF file has no generation settings; these end a turn where the chat template writes them.
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|return|>")
+SPACE = "\u2581"
+
+
+def read_gguf(metadata: Mapping[str, Any]) -> Parts:
+    """What the metadata says; the kinds of tokenizer are those of llama.cpp."""
+    kind = str(metadata.get(KEY + "model"))
+    builders = {"gpt2": byte_level, "llama": sentence_piece}
+    if kind not in builders:
+        raise UnsupportedModelError(
+            f"this GGUF file has a tokenizer of kind {kind!r}; served are {', '.join(builders)}"
+        )
+    tokens = [str(text) for text in needed(metadata, "tokens")]
+    types = [int(number) for number in metadata.get(KEY + "token_type", [NORMAL] * len(tokens))]
+    if len(set(tokens)) != len(tokens) or len(types) != len(tokens):
+        raise ModelError("the GGUF vocabulary has a token twice, or tokens without a type; convert the model again")
+    ids = named_ids(metadata, len(tokens))
+    backend, bos_is_usual = builders[kind](metadata, tokens, types)
+    mark_added(backend, tokens, types, set(ids.values()))
+    bos = ids.get("bos") if metadata.get(KEY + "add_bos_token", bos_is_usual) else None
+    eos = ids.get("eos") if metadata.get(KEY + "add_eos_token", False) else None
+    added_ends(backend, None if bos is None else tokens[bos], None if eos is None else tokens[eos])
+    named = {f"{name}_token": tokens[token] for name, token in ids.items()}
+    templates = read_templates(metadata)
+    return Parts(backend, len(tokens), named, ends_of(ids, tokens, types, templates), templates)
+
+
+def needed(metadata: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """A list that this kind of tokenizer cannot do without."""
+    value = metadata.get(KEY + name)
+    if value is None:
+        raise ModelError(f"the GGUF file lacks {KEY}{name}; convert the model again")
+    return list(value)
+
+
+def named_ids(metadata: Mapping[str, Any], size: int) -> dict[str, int]:
+    """The tokens with a role, by role. Converters write ids outside the vocabulary for roles that nothing has."""
+    ids = {name: metadata.get(f"{KEY}{word}_token_id") for name, word in NAMES.items()}
+    return {name: int(token) for name, token in ids.items() if token is not None and 0 <= token < size}
+
+
+def byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
+    """BPE over bytes, and whether BOS is usual for it."""
+    pre = pre_of(str(metadata.get(KEY + "pre", "default")))
+    vocab = {text: i for i, text in enumerate(tokens) if types[i] != UNUSED}
+    merges = [read_merge(line, vocab) for line in needed(metadata, "merges")]
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.whole_words))
+    normalizer = pre.normalizer()
+    if normalizer:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = pre.pre_tokenizer()
+    backend.decoder = decoders.ByteLevel()
+    return backend, pre.bos
+
+
+def read_merge(line: str, vocab: Mapping[str, int]) -> tuple[str, str]:
+    """The two halves of a merge that makes a token."""
+    left, _, right = line.partition(" ")
+    if left not in vocab or right not in vocab or left + right not in vocab:
+        raise ModelError(f"the GGUF file merges {line!r}, which makes no token; convert the model again")
+    return left, right
+
+
+def sentence_piece(
+    metadata: Mapping[str, Any], tokens: list[str], types: list[int]
+) -> tuple[tokenizers.Tokenizer, bool]:
+    """SentencePiece's BPE with bytes for what it does not know, and that BOS is usual for it."""
+    spelled = [SPACE * len(text) if is_spaces(text) else text for text in tokens]
+    vocab = {text: i for i, text in enumerate(spelled) if types[i] != UNUSED}
+    merges = list(merges_from_scores(spelled, types, needed(metadata, "scores"), vocab))
+    ids = named_ids(metadata, len(tokens))
+    unknown = spelled[ids["unk"]] if "unk" in ids else None
+    bpe = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = tokenizers.Tokenizer(bpe)
+    spaces = normalizers.Replace(" ", SPACE)
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get(KEY + "add_space_prefix", True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = spaces
+    backend.decoder = decoders.Sequence(steps)
+    return backend, True
+
+
+def is_spaces(text: str) -> bool:
+    """Gemma's runs of spaces are written plainly in GGUF files, while the model marks every space."""
+    return " " in text and not text.strip(" ")
+
+
+def merges_from_scores(
+    tokens: list[str], types: list[int], scores: Sequence[float], vocab: Mapping[str, int]
+) -> Iterator[tuple[str, str]]:
+    """Every way to make a token of two, the best token first.
+
+    SentencePiece takes user-defined tokens before any merge, hence they rank first: their scores say nothing.
+    """
+    made = [i for i, kind in enumerate(types) if kind in (NORMAL, USER_DEFINED)]
+    made.sort(key=lambda i: (types[i] != USER_DEFINED, -scores[i]))
+    for i in made:
+        text = tokens[i]
+        for cut in range(len(text) - 1, 0, -1):
+            if (left := text[:cut]) in vocab and (right := text[cut:]) in vocab:
+                yield left, right
+
+
+def mark_added(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int], named: set[int]) -> None:
+    """Make tokens that stand for themselves whole wherever their text appears."""
+    special = [text for i, text in enumerate(tokens) if types[i] == CONTROL or i in named]
+    plain = [text for i, text in enumerate(tokens) if types[i] == USER_DEFINED and i not in named]
+    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    in_vocab = [text for text in plain if backend.token_to_id(text) is not None]
+    backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in in_vocab])
+
+
+def read_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name."""
+    named = {
+        key.removeprefix(TEMPLATE + "."): str(text) for key, text in metadata.items() if key.startswith(TEMPLATE + ".")
+    }
+    return named | ({"default": str(metadata[TEMPLATE])} if TEMPLATE in metadata else {})
+
+
+def ends_of(
+    ids: Mapping[str, int], tokens: list[str], types: list[int], templates: Mapping[str, str]
+) -> frozenset[int]:
+    """The tokens after which nothing follows: those the file names, and those its chat template ends turns with."""
+    written = [text for text in TURN_ENDS if text in templates.get("default", "")]
+    turn_ends = [tokens.index(text) for text in written if text in tokens]
+    controls = [token for token in turn_ends if types[token] == CONTROL]
+    return frozenset([ids[name] for name in ("eos", "eot", "eom") if name in ids] + controls)

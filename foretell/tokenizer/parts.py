@@ -1,0 +1,27 @@
+"""What a checkpoint says about its tokenizer, in whichever format it says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tokenizers
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that a Tokenizer is made of."""
+
+    backend: tokenizers.Tokenizer
+    size: int
+    named: Mapping[str, str]  # the texts of bos_token, eos_token and the like, as chat templates know them
+    end_ids: frozenset[int]
+    templates: Mapping[str, str]  # chat templates by name; "default" is the usual one
+
+
+def added_ends(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Make `backend` put `bos` before and `eos` after what it encodes, where given."""
+    ends = [text for text in (bos, eos) if text]
+    single = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    special = [(text, backend.token_to_id(text)) for text in ends]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single=single, special_tokens=special)

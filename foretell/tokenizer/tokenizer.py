@@ -1,0 +1,98 @@
+"""One tokenizer for every model: encode, decode, chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretell.errors import RequestError
+from foretell.tokenizer.chat import ChatTemplates
+from foretell.tokenizer.gguf_vocab import read_gguf
+from foretell.tokenizer.hf_files import read_files
+from foretell.tokenizer.parts import Parts
+from foretell.tokenizer.spelling import Reading, spelling_of
+
+
+class Tokenizer:
+    """Turns text into token ids and back, exactly as the model's own tokenizer does."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._backend = parts.backend
+        self._templates = ChatTemplates(parts.templates, parts.named)
+        self.spelling = spelling_of(parts.backend)
+        self.readings = Readings(self)
+        self.vocab_size = parts.size
+        bos = parts.named.get("bos_token")
+        self.bos_id: int | None = parts.backend.token_to_id(bos) if bos else None
+        self.end_ids = parts.end_ids
+        added = parts.backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, str]) -> Tokenizer:
+        """From the texts of a model folder's files, by file name; tokenizer.json must be among them."""
+        return cls(read_files(files))
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """From the metadata of a GGUF file."""
+        return cls(read_gguf(metadata))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the template chats are written with, if the model has one."""
+        return self._templates.default
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The ids of `text`, with special tokens known by their names, and with BOS if the model has it so."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as problem:
+            raise RequestError(
+                "prompt", f"has half a surrogate pair at character {problem.start}; send valid Unicode"
+            ) from None
+        return self._backend.encode(text, add_special_tokens=add_special).ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of `tokens`; ids outside the vocabulary have none."""
+        return self._backend.decode(list(tokens), skip_special_tokens=skip_special)
+
+    def piece(self, token: int) -> str | None:
+        """The token as the vocabulary spells it; None for an id that means nothing."""
+        return self._backend.id_to_token(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token adds to the text; a special token's are those of its name."""
+        reading = self.piece(token) if token in self.special_ids else self.readings[token]
+        return reading if isinstance(reading, bytes) else (reading or "").encode()
+
+    def token_text(self, token: int) -> str:
+        """A token for showing to people: what is not a whole character shows as U+FFFD."""
+        return self.token_bytes(token).decode(errors="replace")
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The chat as the text the model was trained on; `kwargs` are variables for the template."""
+        return self._templates.render(messages, tools, {"add_generation_prompt": add_generation_prompt, **kwargs})
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
+        """The chat as token ids. The template writes BOS itself, so none is added."""
+        return self.encode(self.render_chat(messages, **kwargs), add_special=False)
+
+
+class Readings(dict[int, Reading]):
+    """What each token says, found when first asked for: a vocabulary is large and most of it never comes up."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> Reading:
+        piece = self._tokenizer.piece(token)
+        self[token] = None if piece is None else self._tokenizer.spelling.read(piece)
+        return self[token]

@@ -1,0 +1,1 @@
+"""Which guesses stand. Pure functions: no model, no cache, no hidden randomness."""

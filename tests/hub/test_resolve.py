@@ -1,0 +1,206 @@
+"""Names: each form finds its model, and what is wrong is said in one line that tells what would do."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from foretell.errors import CapacityError, ForetellError, ModelError, RequestError, UnknownModelError
+from foretell.hub import DEFAULT_MODEL, local_models, open_checkpoint, pull, resolve
+from foretell.hub.catalog import BUILTINS
+from foretell.hub.home import model_file
+from tests.hub.files import small_gguf, some_tensors, write_folder
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No network and none of the user's caches."""
+    monkeypatch.setenv("FORETELL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(name: str, kind: type[ForetellError] = ModelError) -> str:
+    with pytest.raises(kind) as caught:
+        resolve(name)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def cache_repo(folder: Path) -> Path:
+    """A repository as Hugging Face's tools leave it in their cache."""
+    repo = folder / "hub" / "models--own--tiny"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(COMMIT)
+    return write_folder(repo / "snapshots" / COMMIT, {"model.safetensors": some_tensors("a")})
+
+
+def test_a_folder_and_a_gguf_file_stand_for_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path / "own" / "model", {"model.safetensors": some_tensors("a")})
+    file = small_gguf(tmp_path / "m.gguf")
+    blob = small_gguf(tmp_path / "sha256-1")
+    for path in (folder, file, blob):
+        assert resolve(str(path)) == pull(str(path)) == path
+    assert resolve("own/model") == Path("own/model")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve("~/m.gguf") == file
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    assert "has no *.safetensors" in refusal(str(tmp_path))
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"model.safetensors": some_tensors("a")})
+    assert "name the folder" in refusal("model.safetensors")
+    assert "not a model" in refusal("config.json")
+
+
+def test_a_builtin_name_goes_before_a_path(tmp_path: Path) -> None:
+    entry = BUILTINS[DEFAULT_MODEL]
+    (tmp_path / DEFAULT_MODEL).mkdir()
+    file = model_file(entry)
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as content:
+        content.truncate(entry.size)
+    file.with_name(file.name + ".ok").write_text(entry.sha256)
+    assert resolve(DEFAULT_MODEL) == file
+
+
+@pytest.mark.parametrize("name", ["", " ", "\n"])
+def test_an_empty_name_is_a_bad_request(name: str) -> None:
+    assert refusal(name, RequestError).startswith("model: is empty")
+
+
+@pytest.mark.parametrize(
+    "name", ["smollm", "/no/such", "./x", "../x/y", "a/b/c", "x.gguf", "dir/x.gguf", "a\0b", "x" * 9999, "a/../b.gguf"]
+)
+def test_an_unknown_name_is_told_every_form(name: str) -> None:
+    message = refusal(name, UnknownModelError)
+    assert "owner/repo" in message and ".gguf file" in message
+
+
+def test_the_nearest_builtin_is_offered() -> None:
+    assert f"did you mean {DEFAULT_MODEL!r}?" in refusal("SmolLM2-135", UnknownModelError)
+
+
+def test_a_cached_repository_needs_no_network(tmp_path: Path) -> None:
+    folder = cache_repo(tmp_path)
+    assert resolve("own/tiny") == folder
+    assert open_checkpoint(folder).tensor_names() == ["a"]
+
+
+def test_an_incomplete_cached_repository_is_refused_by_its_name(tmp_path: Path) -> None:
+    (cache_repo(tmp_path) / "model.safetensors").unlink()
+    assert refusal("own/tiny").startswith("own/tiny: has no *.safetensors")
+
+
+def test_only_what_is_needed_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f", {"model.safetensors": some_tensors("a")})
+    asked: list[Any] = []
+
+    def snapshot(repo: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.append(repo)
+        names = ["config.json", "model-1.safetensors", "pytorch_model.bin", "original/consolidated.safetensors"]
+        asked.extend(
+            huggingface_hub.utils.filter_repo_objects(
+                names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+            )
+        )
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert resolve("own/repo") == folder
+    assert asked == ["own/repo", "config.json", "model-1.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["own/Repo-GGUF/sub/x-Q4_K_M.gguf", "own/Repo-GGUF:sub/x-Q4_K_M.gguf"])
+def test_one_gguf_file_of_a_repository_can_be_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file: f"/cache/{repo}|{file}")
+    assert resolve(name) == Path("/cache/own/Repo-GGUF|sub/x-Q4_K_M.gguf")
+
+
+def test_a_repository_of_gguf_files_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(tmp_path / "empty"))
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo: ["b.gguf", "README.md", "a.gguf"])
+    assert refusal("own/x") == "own/x: holds GGUF files; name one, as own/x/FILE: a.gguf, b.gguf"
+
+
+def answered(kind: Callable[..., Exception], status: int) -> Exception:
+    return kind("two\nlines", response=SimpleNamespace(headers={}, request=None, status_code=status))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (answered(errors.GatedRepoError, 403), "accept the terms"),
+        (answered(errors.RepositoryNotFoundError, 404), "no such repository"),
+        (answered(errors.RemoteEntryNotFoundError, 404), "no such file in the repository"),
+        (answered(errors.HfHubHTTPError, 500), "did not answer"),
+        (errors.HTTPError("slow"), "check the network"),
+        (errors.LocalEntryNotFoundError("gone"), "out of reach"),
+        (errors.OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE"),
+        (RuntimeError("two\nlines"), "two lines"),
+    ],
+)
+def test_troubles_at_hugging_face_are_said_plainly(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    for name in ("own/repo", "own/repo/x.gguf"):
+        assert words in refusal(name) and refusal(name).startswith(name)
+
+
+def test_a_full_disk_is_a_want_of_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    assert "HF_HOME" in refusal("own/repo", CapacityError)
+
+
+def test_offline_is_honoured_by_the_real_library() -> None:
+    for name in ("own/none", "own/none/x.gguf"):
+        assert "HF_HUB_OFFLINE forbids fetching" in refusal(name)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "pip install huggingface_hub" in refusal("own/repo")
+
+
+def test_local_models_are_the_builtins_and_the_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [(model.name, model.builtin, model.present) for model in local_models()] == [
+        (name, True, False) for name in BUILTINS
+    ]
+    folder = cache_repo(tmp_path)
+    cached = local_models()[-1]
+    assert (cached.name, cached.path, cached.builtin, cached.present) == ("own/tiny", folder, False, True)
+    assert cached.size > 0
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert len(local_models()) == len(BUILTINS)
+
+
+def test_importing_the_hub_imports_nothing_heavy() -> None:
+    heavy = "{'torch', 'numpy', 'gguf', 'safetensors', 'huggingface_hub'}"
+    code = f"import sys, foretell.hub; sys.exit(str({heavy} & sys.modules.keys() or ''))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert not result.stderr.strip(), result.stderr

@@ -1,0 +1,88 @@
+"""The second law: a guess depends on the tokens and on what was observed. The first cannot see a drafter gone stale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from foretell.draft.base import Drafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.engine.engine import Engine
+from foretell.types import Budget, Draft, Outcome, Sequence
+from tests.tiny import PROMPTS, World, add, generate, run, tree_around
+
+LEARNERS: dict[str, Callable[[], Drafter]] = {"ngram": lambda: NGramDrafter(1, 3)}
+
+
+class Compared(Drafter):
+    """Takes turns with another drafter, and compares the kept one's guesses with those of a fresh one."""
+
+    def __init__(self, make: Callable[[], Drafter], truth: list[list[int]]) -> None:
+        self.make, self.kept, self.other = make, make(), tree_around(truth)
+        self.seen: list[list[Outcome]] = []
+        self.turn = self.compared = 0
+
+    def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        self.turn += 1
+        if self.turn % 2:  # the sequences move on without asking the drafter under test
+            return self.other.propose(seqs, budgets)
+        fresh = self.make()
+        for outcomes in self.seen:
+            fresh.observe(outcomes)
+        drafts = self.kept.propose(seqs, budgets)
+        assert [draft.tokens for draft in drafts] == [draft.tokens for draft in fresh.propose(seqs, budgets)]
+        self.compared += sum(len(draft) for draft in drafts)
+        return drafts
+
+    def observe(self, outcomes: list[Outcome]) -> None:
+        self.seen.append(outcomes)
+        self.kept.observe(outcomes)
+
+    def forget(self, seq: Sequence) -> None:
+        self.kept.forget(seq)
+
+
+@pytest.mark.parametrize("preempts", [False, True])
+@pytest.mark.parametrize("make", LEARNERS.values(), ids=LEARNERS)
+def test_a_guess_depends_on_the_tokens_and_what_was_observed(make: Callable[[], Drafter], preempts: bool) -> None:
+    truth = generate(temperature=0.5)
+    compared = Compared(make, truth)
+
+    def disturb(engine: Engine) -> None:
+        if preempts and engine.scheduler.running and compared.turn % 3 == 0:
+            engine.scheduler.preempt(engine.scheduler.running[-1])
+
+    assert generate(compared, World(), disturb, temperature=0.5) == truth
+    assert compared.compared > 0, "there was something to compare"
+
+
+@pytest.mark.parametrize("make", LEARNERS.values(), ids=LEARNERS)
+def test_a_drafter_forgets_who_has_left(make: Callable[[], Drafter]) -> None:
+    drafter = make()
+    engine = World().engine(drafter)
+    for i, prompt in enumerate(PROMPTS):
+        add(engine, str(i), prompt)
+    engine.step()
+    engine.step()
+    engine.abort("1")
+    run(engine)
+    assert all(not kept for kept in vars(drafter).values() if isinstance(kept, dict))
+
+
+def test_ngram_copies_what_followed_the_most_recent_longest_match() -> None:
+    drafter = NGramDrafter(1, 3)
+    assert _guess(drafter, [1, 2, 3, 9, 1, 2, 3, 8, 5, 1, 2, 3], 3) == (8, 5, 1)
+    assert _guess(NGramDrafter(1, 3), [7, 2, 4, 3, 2, 9, 7, 2], 2) == (4, 3), "a longer match beats a later one"
+    assert _guess(NGramDrafter(2, 3), [1, 2, 3, 4], 2) == ()
+    assert _guess(NGramDrafter(1, 2), [5], 2) == ()
+
+
+def test_ngram_goes_on_with_a_repetition() -> None:
+    assert _guess(NGramDrafter(1, 3), [1, 2, 1, 2], 5) == (1, 2, 1, 2, 1)
+
+
+def _guess(drafter: Drafter, tokens: list[int], nodes: int) -> tuple[int, ...]:
+    engine = World().engine()
+    (track,) = add(engine, "0", tokens)
+    return drafter.propose([track.seq], [Budget(nodes)])[0].tokens

@@ -1,0 +1,90 @@
+"""Imports only point down: the layers are a table, and the table is a test."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "foretell"
+BASE = {"types", "config", "errors", "options", "outputs", "tokenizer"}
+ALLOWED: dict[str, set[str]] = {
+    "__init__": {"llm", "outputs", "types"},
+    "__main__": {"cli"},
+    "errors": set(),
+    "options": set(),
+    "types": {"errors", "options"},
+    "config": {"errors", "options"},
+    "outputs": {"types", "engine"},  # the name of a type only; see test_the_values_need_no_torch
+    "tokenizer": {"errors", "options"},
+    "kernels": BASE,
+    "hub": BASE,
+    "kv": BASE | {"kernels"},
+    "sampling": BASE | {"kernels"},
+    "models": BASE | {"kernels", "hub", "kv"},
+    "runner": BASE | {"kernels", "kv", "models"},
+    "verify": BASE | {"sampling"},
+    "control": BASE,
+    "draft": BASE | {"runner", "models", "sampling", "kv"},
+    "engine": BASE | {"kv", "sampling", "runner", "draft", "verify", "control"},
+    "build": BASE | {"hub", "kv", "models", "runner", "draft", "control", "engine"},
+    "llm": BASE | {"build", "engine", "draft"},
+    "bench": BASE | {"llm", "build", "engine"},
+    "cli": BASE | {"llm", "hub", "bench", "build", "__init__", "engine"},
+}
+
+
+def test_imports_only_point_down() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in PACKAGE.rglob("*.py")
+        for name in imported(path) - ALLOWED[layer(path)] - {layer(path)}
+    ]
+    assert not wrong
+
+
+def layer(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The layers a file imports from."""
+    names: set[str] = set()
+    depth = len(path.relative_to(PACKAGE).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            module = absolute(node, path, depth)
+            if module == "foretell":
+                names |= {alias.name if (PACKAGE / alias.name).exists() else "__init__" for alias in node.names}
+            elif module.startswith("foretell."):
+                names.add(module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("foretell.")}
+    return names
+
+
+def absolute(node: ast.ImportFrom, path: Path, depth: int) -> str:
+    if node.level == 0:
+        return node.module or ""
+    parts = ["foretell", *path.relative_to(PACKAGE).parts[: depth - node.level]]
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    assert not loaded_by("import foretell.cli.main") & {"torch", "numpy", "transformers", "tokenizers"}
+
+
+def test_the_values_need_no_torch() -> None:
+    assert "torch" not in loaded_by("import foretell.types, foretell.config, foretell.outputs, foretell.hub")
+
+
+def test_the_engine_needs_nothing_of_the_server() -> None:
+    extras = {"fastapi", "uvicorn", "pydantic", "typer", "rich", "huggingface_hub", "transformers", "prometheus_client"}
+    assert not loaded_by("import foretell.llm") & extras

@@ -1,0 +1,121 @@
+"""A small random world: a decoder of a few thousand weights, and engines around it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from foretell.control.controller import FixedController
+from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.scripted import ScriptedDrafter
+from foretell.engine.engine import Engine, Track
+from foretell.engine.requests import Limits, make_requests
+from foretell.engine.scheduler import Scheduler
+from foretell.kv.prefix import PrefixIndex
+from foretell.models.config import ModelConfig
+from foretell.models.decoder import Decoder
+from foretell.runner.runner import ModelRunner
+from foretell.types import Budget, Draft, SamplingParams, Sequence, SpeculationChoice
+
+VOCAB = 32
+CONTEXT = 256
+CONFIG = ModelConfig(vocab=VOCAB, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, context=CONTEXT)
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 4, 5, 6, 7, 4, 5], [9], [3] * 8, [4, 5, 6, 7, 4, 5, 6, 7, 8, 8, 9]]
+
+
+def tiny_decoder(seed: int = 0, config: ModelConfig = CONFIG) -> Decoder:
+    """Weights large enough that tokens are told apart well beyond rounding."""
+    torch.manual_seed(seed)
+    model = Decoder(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything an engine is made of but the drafter."""
+
+    page_size: int = 4
+    pages: int = 256
+    max_num_seqs: int = 16
+    max_step_tokens: int = 64
+    prefix_cache: bool = True
+    budget: int = 6
+    config: ModelConfig = field(default=CONFIG)
+
+    def engine(self, drafter: Drafter | None = None) -> Engine:
+        runner = ModelRunner(tiny_decoder(config=self.config), self.pages, self.page_size, CONTEXT)
+        prefix = PrefixIndex(runner.pool) if self.prefix_cache else None
+        scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
+        return Engine(runner, drafter or NoDrafter(), FixedController(self.budget), scheduler)
+
+
+def add(
+    engine: Engine, name: str, prompt: list[int], speculation: SpeculationChoice = SpeculationChoice(), **params: object
+) -> list[Track]:
+    limits = Limits(CONTEXT, frozenset({0}))
+    wanted = SamplingParams(**{"max_tokens": 24, "seed": int(name), **params})  # type: ignore[arg-type]
+    return [engine.add(request) for request in make_requests(name, prompt, wanted, limits, speculation)]
+
+
+def run(engine: Engine, after_step: Callable[[Engine], None] = lambda engine: None) -> None:
+    for _ in range(10_000):
+        if not engine.busy:
+            return
+        engine.step()
+        check_pages(engine)
+        after_step(engine)
+    raise AssertionError("the engine never finished")
+
+
+def generate(
+    drafter: Drafter | None = None,
+    world: World = World(),
+    after_step: Callable[[Engine], None] = lambda engine: None,
+    prompts: list[list[int]] = PROMPTS,
+    **params: object,
+) -> list[list[int]]:
+    """What is written after each prompt, all in one batch."""
+    engine = world.engine(drafter)
+    tracks = [track for i, prompt in enumerate(prompts) for track in add(engine, str(i), prompt, **params)]
+    run(engine, after_step)
+    assert engine.runner.pool.held == 0, "all pages are back"
+    return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+
+
+def check_pages(engine: Engine) -> None:
+    """Every page is free, idle, or held by as many sequences as say so."""
+    pool = engine.runner.pool
+    pool.check()
+    held: dict[int, int] = {}
+    for track in engine.tracks.values():
+        assert len(set(track.seq.pages)) == len(track.seq.pages)
+        for page in track.seq.pages:
+            held[page] = held.get(page, 0) + 1
+    assert held == {page: count for page, count in enumerate(pool._holders) if count}
+
+
+def random_tree(seq: Sequence, budget: Budget) -> Draft:
+    """Branches anywhere, tokens without sense."""
+    rng = random.Random(len(seq.tokens) * 31 + seq.id)
+    tokens = tuple(rng.randrange(VOCAB) for _ in range(budget.nodes))
+    return Draft(tokens, tuple(rng.randrange(-1, i) for i in range(budget.nodes)), "tree")
+
+
+def tree_around(truth: list[list[int]]) -> ScriptedDrafter:
+    """The right token always stands second, behind a wrong one: to accept it, its keys and values must move."""
+
+    def propose(seq: Sequence, budget: Budget) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        for token in truth[seq.id][seq.written :][: budget.nodes // 2]:
+            parents += [len(tokens) - 1] * 2
+            tokens += [(token + 1) % VOCAB, token]
+        return Draft(tuple(tokens), tuple(parents), "tree")
+
+    return ScriptedDrafter(propose)
