@@ -91,18 +91,18 @@ def _mask(batch: list[Span], length: int, window: int | None, layout: Layout) ->
     if len(batch) == 1 and rows == 1 and (window is None or length <= window):
         return None
     position = torch.tensor([span.start for span in batch])[:, None, None] + torch.arange(rows)[:, None]
-    key = torch.arange(length)
-    seen = key <= position
+    key_position = torch.arange(length).expand(len(batch), 1, length).clone()
+    seen = key_position <= position
     for i, span in enumerate(batch):
         if span.parents:
-            _hang_tree(seen[i], position[i], span)
+            _hang_tree(seen[i], position[i], key_position[i], span)
     if window is not None:
-        seen &= key > position - window
+        seen &= key_position > position - window
     mask = torch.zeros(seen.shape, dtype=layout.dtype).masked_fill_(~seen, float("-inf"))[:, None]
     return mask.repeat_interleave(layout.share, dim=2) if rows <= FEW_ROWS else mask
 
 
-def _hang_tree(seen: Tensor, position: Tensor, span: Span) -> None:
+def _hang_tree(seen: Tensor, position: Tensor, key_position: Tensor, span: Span) -> None:
     """Let the nodes of a tree see the sequence, their ancestors and themselves, at the position of their depth."""
     nodes = len(span.parents)
     root = span.stop - nodes - 1
@@ -111,8 +111,8 @@ def _hang_tree(seen: Tensor, position: Tensor, span: Span) -> None:
         if parent >= 0:
             tree[node] = tree[parent]
         tree[node, node] = True
-    seen[-nodes:, root + 1 : root + 1 + nodes] = tree
-    position[-nodes:, 0] = root + tree.sum(-1)
+    seen[-nodes:, root + 1 : span.stop] = tree
+    position[-nodes:, 0] = key_position[0, root + 1 : span.stop] = root + tree.sum(-1)
 
 
 def attend(

@@ -19,11 +19,12 @@ class Fields:
         value = self.values.get(self.prefix + name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """A whole number above 0."""
+    def count(self, name: str, default: int | None = None, least: int = 1, most: int = 2**31) -> int:
+        """A whole number between these."""
         value = self._one(name, self._wanted(name, default))
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
-            raise self.wrong(name, "a whole number above 0")
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if not whole or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(name, f"a whole number from {least} to {most}")
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -43,6 +44,13 @@ class Fields:
         value = self._wanted(name, default)
         if not isinstance(value, str):
             raise self.wrong(name, "a name")
+        return value
+
+    def names(self, name: str) -> list[str]:
+        """A list of names; none where there is nothing."""
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise self.wrong(name, "a list of names")
         return value
 
     def part(self, name: str) -> Fields:

@@ -12,7 +12,7 @@ from foretell.options import nearest
 from .config import ModelConfig
 from .decoder import Decoder
 from .read_config import read_config
-from .weights import fill_weights
+from .weights import check_tensors, fill_weights
 
 if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint
@@ -26,9 +26,10 @@ def load_model(
 ) -> Decoder:
     """The checkpoint's decoder with its weights, not yet prepared to run."""
     device = torch.device(device)
-    decoder = empty_decoder(read_config(checkpoint), choose_dtype(checkpoint, dtype, device), device)
+    decoder = sketch(read_config(checkpoint), choose_dtype(checkpoint, dtype, device))
+    check_tensors(decoder, checkpoint)
     with torch.no_grad():
-        fill_weights(decoder, checkpoint)
+        fill_weights(take_memory(decoder, device), checkpoint)
     return decoder.eval()
 
 
@@ -48,27 +49,25 @@ def choose_dtype(checkpoint: Checkpoint, dtype: str | torch.dtype, device: torch
     return DTYPES.get(str(stored), torch.bfloat16)
 
 
-def empty_decoder(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """A decoder whose parameters hold whatever was in memory."""
-    decoder = _sketch(config, dtype)
-    if config.tied:
+def sketch(config: ModelConfig, dtype: torch.dtype) -> Decoder:
+    """A decoder of shapes alone."""
+    with torch.device("meta"):
+        return Decoder(config).to(dtype)
+
+
+def take_memory(decoder: Decoder, device: torch.device) -> Decoder:
+    """Give a sketch parameters that hold whatever was in memory."""
+    if decoder.config.tied:
         decoder.head.weight = None  # or the one parameter would become two
     decoder.to_empty(device=device)
-    if config.tied:
+    if decoder.config.tied:
         decoder.head.weight = decoder.embed
     return decoder
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> int:
     """What the prepared weights take; a tied embedding counts twice where `prepare` packs a head from it."""
-    decoder = _sketch(config, dtype)
-    count = sum(parameter.numel() for parameter in decoder.parameters())
+    count = sum(parameter.numel() for parameter in sketch(config, dtype).parameters())
     if config.tied and torch.device(device).type == "cpu" and dtype == torch.float32:
         count += config.vocab * config.width
     return count * dtype.itemsize
-
-
-def _sketch(config: ModelConfig, dtype: torch.dtype) -> Decoder:
-    """A decoder of shapes alone."""
-    with torch.device("meta"):
-        return Decoder(config).to(dtype)

@@ -11,7 +11,7 @@ from foretell.errors import ModelError, UnsupportedModelError
 from .config import ModelConfig
 from .fields import Fields
 from .read_rope import gguf_ropes, hf_ropes, stretched_context
-from .read_windows import gguf_windows, hf_layer_types, hf_windows
+from .read_windows import MOST_LAYERS, gguf_windows, hf_layer_types, hf_windows
 from .refuse import refuse
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _hf_sizes(config: Fields) -> Settings:
     return {
         "vocab": config.count("vocab_size"),
         "width": width,
-        "layers": config.count("num_hidden_layers"),
+        "layers": config.count("num_hidden_layers", most=MOST_LAYERS),
         "heads": heads,
         "kv_heads": config.count("num_key_value_heads", heads),
         "head_dim": config.count("head_dim", _even_share(width, heads)),
@@ -128,7 +128,7 @@ def _gguf_sizes(config: Fields, tensors: Mapping[str, LazyTensor]) -> Settings:
     return {
         "vocab": tensors["token_embd.weight"].shape[0],
         "width": width,
-        "layers": config.count("block_count"),
+        "layers": config.count("block_count", most=MOST_LAYERS),
         "heads": heads,
         "kv_heads": config.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -179,13 +179,12 @@ def end_ids(checkpoint: Checkpoint) -> frozenset[int]:
     """The tokens after which the model wants no more."""
     if checkpoint.kind == "gguf":
         return _gguf_end_ids(checkpoint.config)
-    text = checkpoint.config.get("text_config") or {}
-    stated = [source.get("eos_token_id") for source in (checkpoint.generation or {}, checkpoint.config, text)]
-    return _ids(stated)
+    sources = (checkpoint.generation, checkpoint.config, Fields(checkpoint.config).part("text_config").values)
+    return _ids([source.get("eos_token_id") for source in sources])
 
 
 def _gguf_end_ids(values: Mapping[str, Any]) -> frozenset[int]:
-    tokens = values.get("tokenizer.ggml.tokens") or []
+    tokens = Fields(values, "tokenizer.ggml.").names("tokens")
     named = [token for token, text in enumerate(tokens) if text in END_TOKENS]
     return _ids([named, *(values.get(f"tokenizer.ggml.{key}") for key in END_KEYS)])
 
@@ -199,14 +198,13 @@ def _ids(stated: list[Any]) -> frozenset[int]:
 def sampling_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:
     """The model's own temperature, top_k, top_p and min_p, as far as it has them; empty means greedy."""
     if checkpoint.kind == "gguf":
-        stated: dict[str, Any] = {
-            name: checkpoint.config.get(f"general.sampling.{key}") for name, key in SAMPLING_KEYS.items()
-        }
-    else:
-        stated = dict(checkpoint.generation or {})
-        if stated.get("do_sample") is not True:
-            return {}
-        stated.setdefault("temperature", 1.0)
+        return _fitting({name: checkpoint.config.get(f"general.sampling.{key}") for name, key in SAMPLING_KEYS.items()})
+    if checkpoint.generation.get("do_sample") is not True:
+        return {}
+    return {"temperature": 1.0} | _fitting(checkpoint.generation)
+
+
+def _fitting(stated: Mapping[str, Any]) -> dict[str, float | int]:
     return {name: stated[name] for name in SAMPLING_KEYS if _fits(name, stated.get(name))}
 
 

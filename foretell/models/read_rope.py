@@ -73,10 +73,9 @@ def _llama3(settings: Fields, theta: float, original: int) -> Rope:
 
 def _yarn(settings: Fields, theta: float, original: int, context: int) -> Rope:
     factor = settings.number("factor", context / original)
-    mscale, mscale_all = settings.get("mscale"), settings.get("mscale_all_dim")
     attention = _stretch(factor)
-    if mscale and mscale_all:
-        attention = _stretch(factor, mscale) / _stretch(factor, mscale_all)
+    if settings.get("mscale") and settings.get("mscale_all_dim"):
+        attention = _stretch(factor, settings.number("mscale")) / _stretch(factor, settings.number("mscale_all_dim"))
     return Rope(
         theta,
         "yarn",

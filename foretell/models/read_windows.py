@@ -7,6 +7,7 @@ from foretell.errors import UnsupportedModelError
 from .fields import Fields
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
+MOST_LAYERS = 10_000  # a damaged number must not fill the memory
 GEMMA_PATTERN = 6  # every sixth layer of a Gemma sees everything
 
 Windows = tuple[int | None, ...]  # one a layer
@@ -14,11 +15,11 @@ Windows = tuple[int | None, ...]  # one a layer
 
 def hf_layer_types(config: Fields, family: str) -> list[str]:
     """One of `LAYER_TYPES` for each layer, stated or as the family has it."""
-    layers = config.count("num_hidden_layers")
-    stated = config.get("layer_types")
-    if stated is None:
+    layers = config.count("num_hidden_layers", most=MOST_LAYERS)
+    stated = config.names("layer_types")
+    if not stated:
         return [LAYER_TYPES[_slides(config, family, layer)] for layer in range(layers)]
-    if not isinstance(stated, list) or len(stated) != layers:
+    if len(stated) != layers:
         raise config.wrong("layer_types", f"a list of {layers} names")
     for name in stated:
         if name not in LAYER_TYPES:
@@ -31,7 +32,7 @@ def _slides(config: Fields, family: str, layer: int) -> bool:
         return (layer + 1) % config.count("sliding_window_pattern", GEMMA_PATTERN) != 0
     if _hf_window(config, family) is None:
         return False
-    return family == "mistral" or layer >= int(config.get("max_window_layers", 28))
+    return family == "mistral" or layer >= config.count("max_window_layers", 28, least=0)
 
 
 def _hf_window(config: Fields, family: str) -> int | None:
@@ -56,9 +57,10 @@ def gguf_windows(config: Fields, family: str, layers: int) -> Windows:
     if not config.get("attention.sliding_window"):
         return (None,) * layers
     window = config.count("attention.sliding_window")
-    pattern = config.get("attention.sliding_window_pattern", GEMMA_PATTERN if family == "gemma3" else layers + 1)
-    if isinstance(pattern, int):
-        pattern = [(layer + 1) % pattern != 0 for layer in range(layers)]
-    if not isinstance(pattern, list) or len(pattern) != layers:
+    pattern = config.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        every = config.count("attention.sliding_window_pattern", GEMMA_PATTERN if family == "gemma3" else layers + 1)
+        pattern = [(layer + 1) % every != 0 for layer in range(layers)]
+    if len(pattern) != layers:
         raise config.wrong("attention.sliding_window_pattern", f"a whole number or {layers} of true and false")
     return tuple(window if slides else None for slides in pattern)

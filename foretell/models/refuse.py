@@ -45,14 +45,13 @@ def refuse(config: Fields, name: str, known: Collection[str]) -> None:
 
 
 def _kind_by_fields(config: Fields) -> str | None:
-    architectures = config.get("architectures", ())
-    conditional = any(str(name).endswith("ForConditionalGeneration") for name in architectures)
+    conditional = any(name.endswith("ForConditionalGeneration") for name in config.names("architectures"))
     signs = {
         ADAPTER: config.get("peft_type") is not None,
         QUANTIZED: any(config.get(name) for name in ("quantization_config", "quantization")),
         ENCODER: config.get("is_encoder_decoder") is True,
         VISION: conditional or any(config.get(name) for name in SENSES),
-        RECURRENT: any(kind in RECURRENT_LAYERS for kind in config.get("layer_types", ())),
+        RECURRENT: any(kind in RECURRENT_LAYERS for kind in config.names("layer_types")),
         EXPERTS: any(config.get(name, 0) for name in EXPERT_COUNTS),
         SOFTCAP: any(config.get(name) for name in SOFTCAPS),
     }

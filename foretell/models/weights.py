@@ -61,7 +61,7 @@ GGUF = {
     "ffn_norm": "ffn_norm",
     "ffn_post_norm": "post_ffw_norm",
 }
-WRAPPERS = re.compile(r"^((model|language_model)\.)+")  # what stands before a name says only how the model was saved
+WRAPPERS = re.compile(r"^((model|language_model)\.)+")
 TURNS = re.compile(r"(rotary_emb\.inv_freq|attn_rot_embd\.weight)$")  # worked out from the config instead
 
 
@@ -86,44 +86,56 @@ class Slot:
         rows.copy_(values)
 
 
-def fill_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
-    """Fill every parameter from the checkpoint, one tensor at a time; both must be used up."""
-    is_gguf = checkpoint.kind == "gguf"
-    slots, filled = make_slots(decoder, is_gguf), set()
-    tied_heads = []
+def check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
+    """Before anything is read: the checkpoint has every tensor the decoder needs, each once, and no other."""
+    slots, seen = make_slots(decoder, checkpoint.kind == "gguf"), set()
     for name, tensor in checkpoint.tensors():
-        plain = WRAPPERS.sub("", name)
-        if plain in filled:
+        plain = _plain(name)
+        if plain in seen:
             raise ModelError(f"tensor {name!r} is there twice under two names; keep one of them")
+        seen.add(plain)
         if plain in slots:
-            slots[plain].fill(_fitting(tensor, slots[plain].rows))
-            filled.add(plain)
-        elif plain == "lm_head.weight":
-            tied_heads.append(tensor)
+            _check_shape(tensor, slots[plain].rows)
+        elif _is_tied_head(plain, decoder.config):
+            _check_shape(tensor, decoder.embed)
         elif not _is_spare(plain, decoder.config):
             raise ModelError(f"tensor {name!r} has no place in a {decoder.config.family} model with this config")
-    if missing := [name for name in slots if name not in filled]:
+    if missing := [name for name in slots if name not in seen]:
         raise ModelError(f"tensor {missing[0]!r} is missing from the checkpoint, {len(missing)} in all; fetch it again")
-    for head in tied_heads:
-        _check_tied(decoder, head)
 
 
-def _fitting(tensor: LazyTensor, rows: Tensor) -> Tensor:
+def fill_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
+    """Fill every parameter, one tensor at a time; they fit, for `check_tensors` has passed."""
+    slots = make_slots(decoder, checkpoint.kind == "gguf")
+    for name, tensor in checkpoint.tensors():
+        if (slot := slots.get(_plain(name))) is not None:
+            slot.fill(tensor.load())
+    for name, tensor in checkpoint.tensors():
+        if _is_tied_head(_plain(name), decoder.config) and not torch.equal(
+            tensor.load().to(decoder.embed), decoder.embed
+        ):
+            raise ModelError(f"tensor {name!r} differs from the embedding; set tie_word_embeddings to false to use it")
+
+
+def _plain(name: str) -> str:
+    """The name without what only says how the model was saved."""
+    return WRAPPERS.sub("", name)
+
+
+def _check_shape(tensor: LazyTensor, rows: Tensor) -> None:
     if tuple(tensor.shape) != tuple(rows.shape):
         wanted, found = list(rows.shape), list(tensor.shape)
         raise ModelError(f"tensor {tensor.name!r} has shape {found}, but the config asks for {wanted}")
-    return tensor.load()
+
+
+def _is_tied_head(name: str, config: ModelConfig) -> bool:
+    """A head stored beside the embedding it is tied to; it must be the same."""
+    return config.tied and name == "lm_head.weight"
 
 
 def _is_spare(name: str, config: ModelConfig) -> bool:
     """Whether the decoder does without this tensor: the config has had what it says."""
     return bool(TURNS.search(name)) or (name == "rope_freqs.weight" and bool(config.ropes[0].factors))
-
-
-def _check_tied(decoder: Decoder, head: LazyTensor) -> None:
-    """A head stored beside an embedding it is tied to must be the same."""
-    if not torch.equal(_fitting(head, decoder.embed).to(decoder.embed), decoder.embed):
-        raise ModelError(f"tensor {head.name!r} differs from the embedding; set tie_word_embeddings to false to use it")
 
 
 def make_slots(decoder: Decoder, is_gguf: bool) -> dict[str, Slot]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.tokenizer.gguf_pre import pre_of
-from foretell.tokenizer.parts import Parts, added_ends
+from foretell.tokenizer.parts import Parts
 
 KEY = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"
@@ -38,7 +38,7 @@ def read_gguf(metadata: Mapping[str, Any]) -> Parts:
     mark_added(backend, tokens, types, set(ids.values()))
     bos = ids.get("bos") if metadata.get(KEY + "add_bos_token", bos_is_usual) else None
     eos = ids.get("eos") if metadata.get(KEY + "add_eos_token", False) else None
-    added_ends(backend, None if bos is None else tokens[bos], None if eos is None else tokens[eos])
+    add_ends(backend, None if bos is None else tokens[bos], None if eos is None else tokens[eos])
     named = {f"{name}_token": tokens[token] for name, token in ids.items()}
     templates = read_templates(metadata)
     return Parts(backend, len(tokens), named, ends_of(ids, tokens, types, templates), templates)
@@ -84,7 +84,7 @@ def sentence_piece(
     metadata: Mapping[str, Any], tokens: list[str], types: list[int]
 ) -> tuple[tokenizers.Tokenizer, bool]:
     """SentencePiece's BPE with bytes for what it does not know, and that BOS is usual for it."""
-    spelled = [SPACE * len(text) if is_spaces(text) else text for text in tokens]
+    spelled = with_marks(tokens)
     vocab = {text: i for i, text in enumerate(spelled) if types[i] != UNUSED}
     merges = list(merges_from_scores(spelled, types, needed(metadata, "scores"), vocab))
     ids = named_ids(metadata, len(tokens))
@@ -102,9 +102,11 @@ def sentence_piece(
     return backend, True
 
 
-def is_spaces(text: str) -> bool:
+def with_marks(tokens: list[str]) -> list[str]:
     """Gemma's runs of spaces are written plainly in GGUF files, while the model marks every space."""
-    return " " in text and not text.strip(" ")
+    taken = set(tokens)
+    marked = [text.replace(" ", SPACE) if text.isspace() else text for text in tokens]
+    return [text if new in taken else new for text, new in zip(tokens, marked, strict=True)]
 
 
 def merges_from_scores(
@@ -130,6 +132,14 @@ def mark_added(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
     in_vocab = [text for text in plain if backend.token_to_id(text) is not None]
     backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in in_vocab])
+
+
+def add_ends(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Make `backend` put `bos` before and `eos` after what it encodes, where there are any."""
+    ends = [text for text in (bos, eos) if text]
+    single = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    special = [(text, backend.token_to_id(text)) for text in ends]
+    backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
 
 
 def read_templates(metadata: Mapping[str, Any]) -> dict[str, str]:

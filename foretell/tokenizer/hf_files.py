@@ -10,20 +10,26 @@ import tokenizers
 from tokenizers import AddedToken
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.tokenizer.parts import Parts, added_ends
+from foretell.tokenizer.parts import Parts
 
-NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-EXTRAS = ("additional_special_tokens", "extra_special_tokens")
 FOLDER = "additional_chat_templates/"
 
 
 def read_files(files: Mapping[str, str]) -> Parts:
     """What the files say, put together as transformers does it."""
     backend = read_backend(files)
-    config = read_config(files)
-    add_tokens(backend, config)
-    named = {name: text_of(config[name]) for name in config if name.endswith("_token") and text_of(config[name])}
-    set_ends(backend, config, named)
+    try:
+        return configured(backend, files, read_config(files))
+    except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        message = f"tokenizer_config.json is not as transformers writes it ({problem!r}); fetch the file again"
+        raise ModelError(message) from problem
+
+
+def configured(backend: tokenizers.Tokenizer, files: Mapping[str, str], config: Mapping[str, Any]) -> Parts:
+    """The tokenizer with what its configuration adds."""
+    roles = with_roles(config)
+    add_tokens(backend, config, list(roles.values()))
+    named = {role: text_of(entry) for role, entry in roles.items()}
     eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
     size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     ends = frozenset() if eos is None else frozenset([eos])
@@ -69,22 +75,24 @@ def text_of(entry: Any) -> str:
     return entry if isinstance(entry, str) else ""
 
 
-def add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+def with_roles(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens that have a role, by role; a model's own roles may stand apart."""
+    extra = config.get("extra_special_tokens")
+    entries = {**config, **(extra if isinstance(extra, Mapping) else {})}
+    return {role: entry for role, entry in entries.items() if role.endswith("_token") and text_of(entry)}
+
+
+def add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: list[Any]) -> None:
     """Give `backend` the added tokens that only the configuration knows, or knows better."""
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
-    listed = sorted((int(number), entry) for number, entry in config.get("added_tokens_decoder", {}).items())
+    listed = sorted((int(number), entry) for number, entry in (config.get("added_tokens_decoder") or {}).items())
     new = [token for token in (added_token(entry) for _, entry in listed) if repr(token) not in known]
     backend.add_tokens(new)
     texts = {token.content for token in backend.get_added_tokens_decoder().values()}
-    extras = [entry for name in EXTRAS for entry in listed_in(config.get(name))]
-    for entry in [config.get(name) for name in NAMES] + extras:
-        if text_of(entry) and text_of(entry) not in texts:
-            backend.add_special_tokens([added_token(entry, special=True)])
-
-
-def listed_in(value: Any) -> list[Any]:
-    """The tokens of a list, or of an object that names them."""
-    return list(value.values()) if isinstance(value, Mapping) else list(value or [])
+    lists = [config.get(name) for name in ("additional_special_tokens", "extra_special_tokens")]
+    unnamed = [entry for value in lists if isinstance(value, list) for entry in value]
+    missing = [added_token(entry, special=True) for entry in special + unnamed if text_of(entry) not in texts]
+    backend.add_special_tokens(missing)
 
 
 def added_token(entry: Any, *, special: bool = False) -> AddedToken:
@@ -93,13 +101,6 @@ def added_token(entry: Any, *, special: bool = False) -> AddedToken:
         return AddedToken(entry, special=special)
     settings = {name: bool(entry[name]) for name in ("lstrip", "rstrip", "single_word", "normalized") if name in entry}
     return AddedToken(text_of(entry), special=special or bool(entry.get("special")), **settings)
-
-
-def set_ends(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """BOS and EOS as the configuration says; as tokenizer.json has it where that says nothing."""
-    if "add_bos_token" in config or "add_eos_token" in config:
-        bos = named.get("bos_token") if config.get("add_bos_token") else None
-        added_ends(backend, bos, named.get("eos_token") if config.get("add_eos_token") else None)
 
 
 def read_templates(files: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, str]:

@@ -17,11 +17,3 @@ class Parts:
     named: Mapping[str, str]  # the texts of bos_token, eos_token and the like, as chat templates know them
     end_ids: frozenset[int]
     templates: Mapping[str, str]  # chat templates by name; "default" is the usual one
-
-
-def added_ends(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Make `backend` put `bos` before and `eos` after what it encodes, where given."""
-    ends = [text for text in (bos, eos) if text]
-    single = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    special = [(text, backend.token_to_id(text)) for text in ends]
-    backend.post_processor = tokenizers.processors.TemplateProcessing(single=single, special_tokens=special)

@@ -27,7 +27,7 @@ def branch_not_moved(patch: pytest.MonkeyPatch) -> None:
 
 
 def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention, "_hang_tree", lambda seen, position, span: None)
+    patch.setattr(attention, "_hang_tree", lambda seen, position, key_position, span: None)
 
 
 def positions_by_node(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -43,7 +42,8 @@ GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
-MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
+Model = Any  # of transformers, which is typed in part
+MODELS: dict[str, tuple[Model, Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES, rms_norm_eps=1e-3)),
     "llama tied, with biases": (
         LlamaForCausalLM,
@@ -86,7 +86,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
 }
 
 
-def make(name: str) -> PreTrainedModel:
+def make(name: str) -> Model:
     """Weights large enough that tokens are told apart well beyond rounding."""
     kind, config = MODELS[name]
     torch.manual_seed(0)
@@ -98,7 +98,7 @@ def make(name: str) -> PreTrainedModel:
     return model
 
 
-def save(name: str, folder: Path) -> PreTrainedModel:
+def save(name: str, folder: Path) -> Model:
     """The model, and the same in `folder`."""
     model = make(name)
     model.save_pretrained(folder)
@@ -110,14 +110,14 @@ def text(length: int = 40, vocab: int = 96) -> list[int]:
 
 
 @torch.inference_mode()
-def theirs(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+def theirs(model: Model, tokens: list[int]) -> torch.Tensor:
     """transformers' logits after each token."""
     logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
     return logits.float()
 
 
 @torch.inference_mode()
-def their_text(model: PreTrainedModel, tokens: list[int], count: int) -> list[int]:
+def their_text(model: Model, tokens: list[int], count: int) -> list[int]:
     """transformers' greedy continuation, worked out from the start at every token: no cache to be wrong."""
     tokens = list(tokens)
     for _ in range(count):

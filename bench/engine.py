@@ -1,0 +1,215 @@
+"""The engine alone: python bench/engine.py [--quick]. Needs transformers for the first comparison."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from twin import transformers_twin
+
+from foretell import LLM, SamplingParams, SpeculationChoice
+from foretell.cli.demo import EDIT, QUESTION
+from foretell.types import Draft, Share
+
+PLAIN = SpeculationChoice(enabled=False)
+
+
+def transformers_model() -> tuple[Any, Callable[[list[int], int], float]]:
+    """The same weights in transformers, and a function that times its decoding."""
+    model = transformers_twin()
+
+    def seconds(prompt: list[int], tokens: int) -> float:
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+
+        def go(new: int) -> float:
+            began = time.perf_counter()
+            model.generate(
+                ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
+            )
+            return time.perf_counter() - began
+
+        return (go(tokens + 1) - go(1)) / tokens  # the prompt and the first token cancel
+
+    return model, seconds
+
+
+def ours(llm: LLM, prompts: list[list[int]], tokens: int, choice: SpeculationChoice = PLAIN) -> tuple[float, Any]:
+    """Seconds a token of decoding, over the whole batch."""
+    params = SamplingParams(max_tokens=tokens + 1, ignore_eos=True)
+    outputs = llm.generate(prompts, params, speculation=choice)
+    written = sum(len(out.outputs[0].token_ids) - 1 for out in outputs)
+    return max(out.timings.total for out in outputs) - max(out.timings.first_token for out in outputs), (
+        written,
+        outputs,
+    )
+
+
+def against_transformers(llm: LLM, prompt: list[int], tokens: int, rounds: int) -> dict[str, float]:
+    model, theirs = transformers_model()
+    theirs(prompt, 4)
+    ratios, ms = [], []
+    for _ in range(rounds):
+        other = theirs(prompt, tokens)
+        seconds, (written, _) = ours(llm, [prompt], tokens)
+        mine = seconds / written
+        ratios.append(other / mine)
+        ms.append((mine * 1e3, other * 1e3))
+    del model
+    return {
+        "plain_over_transformers": median(ratios),
+        "plain_ms_a_token": median(a for a, _ in ms),
+        "transformers_ms_a_token": median(b for _, b in ms),
+    }
+
+
+def step_by_rows(llm: LLM, prompt: list[int], rounds: int) -> dict[str, float]:
+    """Time of one forward with 1 to 16 rows of one sequence."""
+    engine = llm.engine
+    (request,) = llm._requests(prompt, SamplingParams(max_tokens=64), PLAIN)
+    track = engine.add(request)
+    engine.step()
+    seq, times = track.seq, {rows: [] for rows in (1, 2, 4, 8, 16)}
+    engine.runner.reserve(seq, len(seq.tokens) + 16)
+    for _ in range(rounds):
+        for rows, seen in times.items():
+            share, draft = Share.of(seq, 1), Draft.chain([5] * (rows - 1), "bench")
+            began = time.perf_counter()
+            engine.runner.forward([share], [draft])
+            seen.append(time.perf_counter() - began)
+    engine.abort(request.id)
+    one = median(times[1])
+    return {f"rows_{rows}": median(seen) / one for rows, seen in times.items()} | {"row_1_ms": one * 1e3}
+
+
+class HostTimer:
+    """Counts the time spent inside the model, to know what the loop costs around it."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.model, self.inside = llm.engine.runner.model, 0.0
+        self.forward, self.logits = self.model.forward, self.model.logits
+
+    def __enter__(self) -> HostTimer:
+        self.model.forward = self._timed(self.forward)  # type: ignore[method-assign]
+        self.model.logits = self._timed(self.logits)  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.model.forward, self.model.logits = self.forward, self.logits  # type: ignore[method-assign]
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.inside += time.perf_counter() - began
+
+        return timed
+
+
+def host_time(llm: LLM, prompt: list[int], batch: int, steps: int) -> float:
+    """Milliseconds a step outside the model's forward, at this batch."""
+    engine = llm.engine
+    requests = [
+        llm._requests(prompt[i:], SamplingParams(max_tokens=steps + 8, ignore_eos=True), PLAIN)[0] for i in range(batch)
+    ]
+    for request in requests:
+        engine.add(request)
+    while any(track.seq.written == 0 for track in engine.tracks.values()):
+        engine.step()
+    costs = []
+    with HostTimer(llm) as timer:
+        for _ in range(steps):
+            timer.inside, began = 0.0, time.perf_counter()
+            engine.step()
+            costs.append(time.perf_counter() - began - timer.inside)
+    for request in requests:
+        engine.abort(request.id)
+    return median(costs) * 1e3
+
+
+def batch_of_8(llm: LLM, prompt: list[int], tokens: int, rounds: int) -> float:
+    ratios = []
+    for _ in range(rounds):
+        one, (written, _) = ours(llm, [prompt], tokens)
+        eight, (more, _) = ours(llm, [prompt[i:] for i in range(8)], tokens)
+        ratios.append((more / eight) / (written / one))
+    return median(ratios)
+
+
+def edit(llm: LLM, rounds: int) -> dict[str, Any]:
+    """N-gram drafts on an edit-this-text prompt against plain decoding."""
+    prompt = llm.tokenizer.encode_chat([{"role": "user", "content": EDIT}])
+    params = SamplingParams(max_tokens=128)
+    ratios: list[float] = []
+    for _ in range(rounds):
+        (plain,) = llm.generate([prompt], params, speculation=PLAIN)
+        (guessed,) = llm.generate([prompt], params)
+        ratios.append(plain.timings.decode / guessed.timings.decode)
+    return {
+        "edit_ratio": median(ratios),
+        "edit_steps_over_plain": guessed.speculation.steps / plain.speculation.steps,
+        "edit_same_text": guessed.outputs[0].token_ids == plain.outputs[0].token_ids,
+    }
+
+
+def start_up() -> dict[str, float]:
+    """Seconds of `foretell --help`, and until `foretell generate` has its first token."""
+    env = dict(os.environ)
+
+    def seconds(*words: str) -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "foretell", *words], check=True, capture_output=True, env=env)
+        return time.perf_counter() - began
+
+    return {
+        "help_s": median(seconds("--help") for _ in range(5)),
+        "first_token_s": median(seconds("generate", "Hello", "--max-tokens", "1") for _ in range(3)),
+    }
+
+
+def memory() -> dict[str, float]:
+    """Peak resident memory of a process that loads the model and writes, less the pages it was given."""
+    code = (  # VmHWM: ru_maxrss would count what this process held when it forked
+        "import json; from foretell import LLM, SamplingParams; llm = LLM(quiet=True, kv_memory=0.4);"
+        "llm.generate('Hello', SamplingParams(max_tokens=16));"
+        "peak = next(int(l.split()[1]) * 1024 for l in open('/proc/self/status') if l.startswith('VmHWM'));"
+        "print(json.dumps([peak, llm.assembly.memory.cache]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    peak, cache = json.loads(done.stdout)
+    return {"peak_gib": peak / 2**30, "peak_besides_pages_gib": (peak - cache) / 2**30}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    rounds, tokens = (3, 24) if quick else (7, 64)
+    llm = LLM(quiet=True, prefix_cache=False)
+    prompt = llm.tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
+    ours(llm, [prompt], 8)
+    result: dict[str, Any] = {"threads": torch.get_num_threads(), "torch": torch.__version__, "rounds": rounds}
+    result |= step_by_rows(llm, prompt, 3 * rounds)
+    result |= {"host_ms_batch_1": host_time(llm, prompt, 1, 40), "host_ms_batch_8": host_time(llm, prompt, 8, 40)}
+    result["host_ms_a_sequence"] = (result["host_ms_batch_8"] - result["host_ms_batch_1"]) / 7
+    result["batch_8_over_1"] = batch_of_8(llm, prompt, tokens, rounds)
+    result |= edit(llm, rounds)
+    result |= against_transformers(llm, prompt, tokens, rounds)
+    result |= start_up() | memory()
+    for name, value in result.items():
+        print(f"{name:28} {value:.3f}" if isinstance(value, float) else f"{name:28} {value}")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""A model as a GGUF file is the model as a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretell.hub import open_checkpoint
+from foretell.models.load import load_model
+
+from . import families
+from .gguf_files import llama3_factors, write_gguf
+from .running import Reader, gap, greedy, logits
+
+NAMES = (
+    "llama",
+    "llama tied, with biases",
+    "llama, heads of another size",
+    "linear",
+    "yarn",
+    "mistral, sliding",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+    "gemma3, stretched, untied",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_weights_and_logits(name: str, tmp_path: Path) -> None:
+    model, tokens = families.make(name), families.text()
+    if name.startswith("gemma"):
+        scale_as_llama_cpp(model)
+    model.save_pretrained(tmp_path / "folder")
+    write_gguf(model, tmp_path / "file.gguf")
+    folder = load_model(open_checkpoint(tmp_path / "folder"))
+    file = load_model(open_checkpoint(tmp_path / "file.gguf"))
+    assert same_weights(folder, file)
+    assert gap(logits(Reader(file), tokens), families.theirs(model, tokens)) < 2e-5
+
+
+def test_llama3_stretching_as_a_tensor(tmp_path: Path) -> None:
+    model, tokens = families.make("llama3"), families.text()
+    factors = llama3_factors(families.LLAMA3, 16)
+    assert 1 in factors and 8 in factors and len(set(factors)) > 2, "short, long and blended waves"
+    write_gguf(model, tmp_path / "file.gguf", {"rope_freqs.weight": factors})
+    reader = Reader(load_model(open_checkpoint(tmp_path / "file.gguf")))
+    assert gap(logits(reader, tokens), families.theirs(model, tokens)) < 2e-5
+    assert greedy(reader, tokens, 8) == families.their_text(model, tokens, 8)
+
+
+def scale_as_llama_cpp(model: families.Model) -> None:
+    """GGUF files do not carry Gemma's score scale; all but one size use the head's."""
+    for layer in model.model.layers:
+        layer.self_attn.scaling = layer.self_attn.head_dim**-0.5
+    model.config.query_pre_attn_scalar = model.config.head_dim
+
+
+def same_weights(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    left, right = dict(a.named_parameters()), dict(b.named_parameters())
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)

@@ -1,0 +1,109 @@
+"""What is not served is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foretell.errors import UnsupportedModelError
+from foretell.models.read_config import read_config
+
+from .checkpoints import GEMMA, LLAMA, folder, gguf, gguf_values
+
+EXPERTS, RECURRENT, VISION = "mixture-of-experts", "recurrent or hybrid", "vision or audio"
+TYPES = {
+    "mixtral": EXPERTS,
+    "qwen2_moe": EXPERTS,
+    "qwen3_moe": EXPERTS,
+    "deepseek_v3": EXPERTS,
+    "gpt_oss": EXPERTS,
+    "mamba": RECURRENT,
+    "mamba2": RECURRENT,
+    "jamba": RECURRENT,
+    "rwkv": RECURRENT,
+    "qwen3_next": RECURRENT,
+    "falcon_h1": RECURRENT,
+    "lfm2": RECURRENT,
+    "recurrent_gemma": RECURRENT,
+    "qwen2_vl": VISION,
+    "qwen2_5_vl": VISION,
+    "llava": VISION,
+    "whisper": VISION,
+    "mistral3": VISION,
+    "gemma3n": VISION,
+    "t5": "encoder",
+    "bart": "encoder",
+    "modernbert": "encoder",
+    "gemma2": "softcapping",
+    "qwen4": "did you mean 'qwen",
+    "gpt2": "known: ",
+}
+FIELDS: list[tuple[dict[str, Any], str]] = [
+    (LLAMA | {"num_local_experts": 8}, EXPERTS),
+    (LLAMA | {"n_routed_experts": 64}, EXPERTS),
+    (LLAMA | {"layer_types": ["linear_attention", "full_attention"]}, RECURRENT),
+    (LLAMA | {"layer_types": ["conv", "full_attention"]}, RECURRENT),
+    (LLAMA | {"layer_types": ["chunked_attention", "full_attention"]}, "'chunked_attention'"),
+    (LLAMA | {"vision_config": {"hidden_size": 4}}, VISION),
+    (LLAMA | {"audio_config": {"hidden_size": 4}}, VISION),
+    (LLAMA | {"architectures": ["LlavaForConditionalGeneration"]}, VISION),
+    ({"model_type": "gemma3", "vision_config": {"a": 1}, "text_config": GEMMA}, VISION),
+    (LLAMA | {"quantization_config": {"quant_method": "awq"}}, "AWQ, GPTQ"),
+    (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "AWQ, GPTQ"),
+    (LLAMA | {"quantization": {"bits": 4}}, "AWQ, GPTQ"),
+    ({"peft_type": "LORA", "base_model_name_or_path": "a/b"}, "adapter"),
+    (LLAMA | {"is_encoder_decoder": True}, "encoder-decoder"),
+    (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+    (LLAMA | {"rope_scaling": {"rope_type": "longrope", "long_factor": [1.0]}}, "'longrope'"),
+    (LLAMA | {"rope_parameters": {"rope_type": "proportional"}}, "'proportional'"),
+    (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    (LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    (GEMMA | {"final_logit_softcapping": 30.0}, "softcapping"),
+    (GEMMA | {"attn_logit_softcapping": 50.0}, "softcapping"),
+    (GEMMA | {"use_bidirectional_attention": True}, "looks ahead"),
+    (LLAMA | {"hidden_act": "relu"}, "'relu'"),
+    (GEMMA | {"hidden_activation": "gelu"}, "'gelu'"),
+]
+FILES: list[tuple[dict[str, Any], str]] = [
+    (gguf_values("qwen3moe"), EXPERTS),
+    (gguf_values("deepseek2"), EXPERTS),
+    (gguf_values("llama", expert_count=8), EXPERTS),
+    (gguf_values("mamba"), RECURRENT),
+    (gguf_values("falcon-h1"), RECURRENT),
+    (gguf_values("clip"), VISION),
+    (gguf_values("qwen2vl"), VISION),
+    (gguf_values("t5"), "encoder"),
+    (gguf_values("gemma-embedding"), "encoder"),
+    (gguf_values("gemma2"), "softcapping"),
+    (gguf_values("gemma3", final_logit_softcapping=30.0), "softcapping"),
+    (gguf_values("qwen2", attention__causal=False), "looks ahead"),
+    (gguf_values("llama", rope__scaling__type="longrope"), "'longrope'"),
+    (gguf_values("llama", rope__dimension_count=2), "rope.dimension_count"),
+    (gguf_values("llama", attention__value_length=8), "attention.value_length"),
+    (gguf_values("llama", attention__head_count_kv=[1, 2]), "differs between layers"),
+    (gguf_values("starcoder2"), "known: "),
+    (gguf_values("llama") | {"general.type": "adapter"}, "adapter"),
+]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_by_type(name: str) -> None:
+    refused(folder({"model_type": name}), TYPES[name], name)
+
+
+@pytest.mark.parametrize(("config", "words"), FIELDS)
+def test_by_field(config: dict[str, Any], words: str) -> None:
+    refused(folder(config), words)
+
+
+@pytest.mark.parametrize(("values", "words"), FILES)
+def test_gguf(values: dict[str, Any], words: str) -> None:
+    refused(gguf(values), words)
+
+
+def refused(checkpoint: Any, *words: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_config(checkpoint)
+    message = str(caught.value)
+    assert all(word in message for word in words) and "\n" not in message

@@ -1,0 +1,125 @@
+"""Every tensor is used, every parameter is filled once, or the error names the tensor."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretell.errors import ModelError
+from foretell.hub import Checkpoint, LazyTensor
+from foretell.models.decoder import Decoder
+from foretell.models.load import load_model, sketch, take_memory
+from foretell.models.read_config import from_hf
+from foretell.models.weights import make_slots
+
+from . import families
+from .checkpoints import GEMMA, GGUF, LLAMA, folder, gguf
+from .families import MODELS
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
+def empty(config: Any) -> Decoder:
+    return take_memory(sketch(from_hf(config), torch.float32), torch.device("cpu"))
+
+
+def tensors_for(config: dict[str, Any], is_gguf: bool = False) -> dict[str, torch.Tensor]:
+    decoder = empty(config)
+    prefix = "" if is_gguf else "model."
+    return {f"{prefix}{name}": torch.randn(slot.rows.shape) for name, slot in make_slots(decoder, is_gguf).items()}
+
+
+@pytest.mark.parametrize("is_gguf", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_slots_cover_every_parameter_once(name: str, is_gguf: bool) -> None:
+    decoder = empty(MODELS[name][1].to_dict())
+    for parameter in decoder.parameters():
+        parameter.zero_()
+    for slot in make_slots(decoder, is_gguf).values():
+        slot.rows.add_(1)
+    assert all((parameter == 1).all() for parameter in decoder.parameters())
+
+
+def test_names_are_transformers_own() -> None:
+    for name in MODELS:
+        model = families.make(name)
+        decoder = empty(model.config.to_dict())
+        theirs = {key.removeprefix("model.") for key in model.state_dict()}
+        tied = {"lm_head.weight"} if decoder.config.tied else set()
+        assert theirs - tied == make_slots(decoder, False).keys()
+
+
+@pytest.mark.parametrize("name", list(tensors_for(LLAMA)))
+def test_missing_tensor(name: str) -> None:
+    tensors = tensors_for(LLAMA)
+    del tensors[name]
+    fails(LLAMA, tensors, name.removeprefix("model."), "missing")
+
+
+@pytest.mark.parametrize("name", ["model.layers.2.input_layernorm.weight", Q.replace("weight", "bias"), "visual.proj"])
+def test_tensor_without_a_place(name: str) -> None:
+    fails(LLAMA, tensors_for(LLAMA) | {name: torch.zeros(16)}, name, "no place")
+
+
+@pytest.mark.parametrize("shape", [(16, 8), (8, 16), (16,), (32, 16)])
+def test_wrong_shape(shape: tuple[int, ...]) -> None:
+    fails(LLAMA, tensors_for(LLAMA) | {Q: torch.zeros(shape)}, Q, "[16, 16]")
+
+
+def test_same_tensor_under_two_names() -> None:
+    other = Q.removeprefix("model.")
+    fails(LLAMA, tensors_for(LLAMA) | {other: torch.zeros(16, 16)}, other, "twice")
+
+
+def test_turns_are_spare() -> None:
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}
+    load_model(folder(LLAMA, tensors_for(LLAMA) | extra))
+
+
+def test_head_stored_beside_its_embedding() -> None:
+    tied = LLAMA | {"tie_word_embeddings": True}
+    tensors = tensors_for(tied)
+    embedding = tensors["model.embed_tokens.weight"]
+    decoder = load_model(folder(tied, {"lm_head.weight": embedding.clone()} | tensors))
+    assert decoder.head.weight is decoder.embed
+    fails(tied, tensors | {"lm_head.weight": embedding + 1}, "lm_head.weight", "differs")
+
+
+@pytest.mark.parametrize("prefix", ["", "language_model.model.", "model.language_model."])
+def test_other_wrappings(prefix: str) -> None:
+    tensors = tensors_for(GEMMA)
+    wrapped = {prefix + name.removeprefix("model."): values for name, values in tensors.items()}
+    plain, other = load_model(folder(GEMMA, tensors)), load_model(folder(GEMMA, wrapped))
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), other.parameters(), strict=True))
+
+
+def test_gguf_turns_without_a_reader() -> None:
+    values = {key.replace("llama", "qwen2"): value for key, value in GGUF.items()} | {"general.architecture": "qwen2"}
+    tensors = {"token_embd.weight": torch.zeros(48, 16), "rope_freqs.weight": torch.ones(2)}
+    with pytest.raises(ModelError, match="rope_freqs.weight"):
+        load_model(gguf(values, tensors))
+
+
+def test_gguf_without_embedding() -> None:
+    with pytest.raises(ModelError, match="token_embd.weight"):
+        load_model(gguf(GGUF, {"output.weight": torch.zeros(48, 16)}))
+
+
+def test_errors_come_before_the_reading() -> None:
+    def read() -> torch.Tensor:
+        raise AssertionError("read before all were checked")
+
+    shapes = {name: values.shape for name, values in tensors_for(LLAMA).items()} | {"model.norm.weight": (15,)}
+    tensors = {name: LazyTensor(name, tuple(shape), read) for name, shape in shapes.items()}
+    with pytest.raises(ModelError, match="model.norm.weight"):
+        load_model(Checkpoint(Path("folder"), "folder", LLAMA, {}, {}, tensors))
+
+
+def fails(config: dict[str, Any], tensors: dict[str, torch.Tensor], *words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(folder(config, tensors))
+    assert all(re.search(re.escape(word), str(caught.value)) for word in words)

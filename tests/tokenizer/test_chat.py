@@ -1,0 +1,146 @@
+"""Chats written as text by the model's own template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from foretell.errors import RequestError
+from foretell.tokenizer import Tokenizer
+from tests.tokenizer.examples import CONFIG, byte_level_json, metaspace_json
+
+CHATML = (
+    "{% for message in messages %}\n"
+    "    {% if message.role == 'skip' %}{% continue %}{% endif %}\n"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}\n"
+    "{% if add_generation_prompt %}\n<|im_start|>assistant\n{% endif %}"
+)
+RICH = (
+    "{{ bos_token }}{%- macro wrap(text) %}[{{ text | trim }}]{% endmacro %}"
+    "{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}"
+    "{% set ns = namespace(last='') %}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
+    "{% else %}{{ wrap(m.content) }}{{ m.reasoning_content }}{% set ns.last = m.role %}{% endif %}{% endfor %}"
+    "{{ ns.last }}{% if mode is defined %}{{ mode }}{% endif %}{{ {'a': '<é>&'} | tojson }}"
+)
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be kind. "},
+    {"role": "skip", "content": "x"},
+    {"role": "user", "content": "Grüße <b> & 世界", "reasoning": "hm"},
+    {"role": "assistant", "content": "ok"},
+]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+def with_template(template: Any, **files: str) -> Tokenizer:
+    config = json.dumps({**CONFIG, "chat_template": template})
+    texts = {"tokenizer.json": byte_level_json(), "tokenizer_config.json": config}
+    return Tokenizer.from_files(texts | {name.replace("__", "."): text for name, text in files.items()})
+
+
+def theirs(template: str) -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer as Backend
+
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=Backend.from_str(byte_level_json()), bos_token="<s>", eos_token="</s>"
+    )
+    made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize("template", [CHATML, RICH])
+@pytest.mark.parametrize("prompt", [True, False])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_chats_read_as_transformers_writes_them(template: str, prompt: bool, tools: Any) -> None:
+    ours, other = with_template(template), theirs(template)
+    options = {"add_generation_prompt": prompt, "tools": tools, "mode": "brief"}
+    assert ours.render_chat(MESSAGES, **options) == other.apply_chat_template(MESSAGES, tokenize=False, **options)
+    ids = other.apply_chat_template(MESSAGES, tokenize=True, return_dict=False, **options)
+    assert ours.encode_chat(MESSAGES, **options) == ids
+
+
+def test_bos_written_by_the_template_is_not_added_again() -> None:
+    config = json.dumps({**CONFIG, "chat_template": RICH})
+    tokenizer = Tokenizer.from_files({"tokenizer.json": metaspace_json(), "tokenizer_config.json": config})
+    assert tokenizer.encode_chat(MESSAGES).count(tokenizer.bos_id) == 1
+    assert tokenizer.encode("a")[0] == tokenizer.bos_id
+
+
+def test_the_template_with_tools_is_used_when_there_are_some() -> None:
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    tokenizer = with_template(templates)
+    assert tokenizer.chat_template == "plain"
+    assert tokenizer.render_chat(MESSAGES) == "plain"
+    assert tokenizer.render_chat(MESSAGES, tools=TOOLS) == "tools"
+    assert with_template("plain").render_chat(MESSAGES, tools=TOOLS) == "plain"
+
+
+def test_a_file_of_its_own_goes_before_the_configuration() -> None:
+    assert with_template("old", chat_template__jinja="new").chat_template == "new"
+    assert with_template(None, chat_template__json='{"chat_template": "other"}').chat_template == "other"
+    folder = {"additional_chat_templates/tool_use.jinja": "tools"}
+    assert with_template("plain", **folder).render_chat(MESSAGES, tools=TOOLS) == "tools"
+
+
+def test_templates_of_gguf_files_have_names_too() -> None:
+    from tests.tokenizer.test_gguf import byte_level_metadata
+
+    named = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools{{ bos_token }}"}
+    tokenizer = Tokenizer.from_gguf(byte_level_metadata() | named)
+    assert tokenizer.render_chat(MESSAGES) == "plain"
+    assert tokenizer.render_chat(MESSAGES, tools=TOOLS) == "tools<s>"
+
+
+def test_messages_may_be_any_mappings() -> None:
+    frozen: list[Mapping[str, Any]] = [MappingProxyType(message) for message in MESSAGES]
+    template = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    tokenizer = with_template(template)
+    assert tokenizer.render_chat(tuple(frozen)) == tokenizer.render_chat(MESSAGES)
+    assert "thinking" not in MESSAGES[2]
+
+
+def test_templates_can_tell_the_date() -> None:
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", with_template("{{ strftime_now('%Y-%m-%d') }}").render_chat(MESSAGES))
+
+
+def test_a_model_without_a_template_says_so() -> None:
+    with pytest.raises(RequestError, match="no chat template; send the text as a raw prompt") as caught:
+        with_template(None).render_chat(MESSAGES)
+    assert caught.value.field == "messages"
+    assert with_template(None).chat_template is None
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% if %}", "is broken"),
+        ("{{ messages[9].content }}", "no element 9"),
+        ("{{ 'a' + 1 }}", "can only concatenate"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% for i in range(10000000) %}{% endfor %}", "Range too big"),
+        ("{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}", "20000 steps"),
+        ("{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}", "recursion"),
+        ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(40) }}", "20000 steps"),
+    ],
+)
+def test_a_template_that_fails_is_about_the_messages(template: str, message: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("foretell.tokenizer.chat.MAX_STEPS", 20_000)
+    with pytest.raises(RequestError, match=message) as caught:
+        with_template(template).render_chat(MESSAGES)
+    assert caught.value.field == "messages"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("messages", [[], "hello", {"role": "user"}, ["hello"], [None]])
+def test_messages_must_be_a_list_of_objects(messages: Any) -> None:
+    with pytest.raises(RequestError, match="messages: "):
+        with_template(CHATML).render_chat(messages)

@@ -1,0 +1,117 @@
+"""Pages and prefixes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from foretell.kv.cache import KVCache, LayerShape, slots_of
+from foretell.kv.pages import PagePool
+from foretell.kv.prefix import PrefixIndex
+
+
+def test_a_pool_gives_all_or_nothing() -> None:
+    pool = PagePool(4, 16)
+    held = pool.take(3)
+    assert held == [0, 1, 2]
+    assert pool.take(2) is None
+    assert pool.available == 1
+    pool.release([0, 1, 2])
+    assert pool.take(4) == [0, 1, 2, 3]
+
+
+def test_a_shared_page_goes_back_with_its_last_holder() -> None:
+    pool = PagePool(2, 16)
+    (page,) = pool.take(1) or []
+    pool.share(page)
+    pool.release([page])
+    assert pool.held == 1
+    pool.release([page])
+    assert pool.held == 0
+    with pytest.raises(AssertionError):
+        pool.release([page])
+
+
+def test_the_longest_idle_page_is_given_up_first() -> None:
+    gone: list[int] = []
+    pool = PagePool(3, 16, gone.append)
+    for page in pool.take(3) or []:
+        pool.keep(page)
+    pool.release([1])
+    pool.release([0, 2])
+    assert pool.take(3) is not None
+    assert gone == [1, 2, 0]
+
+
+def test_any_course_of_events_leaves_every_page_in_one_state() -> None:
+    rng = random.Random(1)
+    pool = PagePool(12, 2)
+    index = PrefixIndex(pool)
+    held: list[tuple[list[int], list[int]]] = []
+    for _ in range(3000):
+        if rng.random() < 0.5:
+            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 14))]
+            pages = index.match(tokens, "")
+            assert all(index_holds(index, tokens, pages))
+            fresh = pool.take(pool.pages_for(len(tokens)) - len(pages))
+            if fresh is None:
+                pool.release(pages)
+                continue
+            full = len(tokens) // 2
+            index.publish(tokens, (pages + fresh)[:full], "", len(pages))
+            held.append((tokens, pages + fresh))
+        elif held:
+            pool.release(held.pop(rng.randrange(len(held)))[1])
+        pool.check()
+        holders: dict[int, int] = {}
+        for _, pages in held:
+            for page in pages:
+                holders[page] = holders.get(page, 0) + 1
+        assert holders == {page: count for page, count in enumerate(pool._holders) if count}
+
+
+def index_holds(index: PrefixIndex, tokens: list[int], pages: list[int]) -> list[bool]:
+    """Whether each page was published for just these tokens."""
+    return [index._by_page[page].key[1] == tuple(tokens[2 * i : 2 * i + 2]) for i, page in enumerate(pages)]
+
+
+def test_a_match_leaves_the_last_token_to_run() -> None:
+    pool = PagePool(8, 4)
+    index = PrefixIndex(pool)
+    pages = pool.take(2) or []
+    assert index.publish([1, 2, 3, 4, 5, 6, 7, 8], pages, "") == 2
+    assert index.match([1, 2, 3, 4, 5, 6, 7, 8], "") == pages[:1]
+    assert index.match([1, 2, 3, 4, 5, 6, 7, 8, 9], "") == pages
+    assert index.match([1, 2, 3, 5, 5, 6, 7, 8, 9], "") == []
+    assert index.match([5, 6, 7, 8, 9], "") == [], "a page is found only behind what preceded it"
+
+
+def test_clearing_the_index_frees_what_it_kept() -> None:
+    pool = PagePool(4, 2)
+    index = PrefixIndex(pool)
+    pages = pool.take(2) or []
+    index.publish([1, 2, 3, 4], pages, "")
+    pool.release(pages)
+    index.clear()
+    pool.check()
+    assert len(index) == 0
+    assert index.match([1, 2, 3, 4, 5], "") == []
+    assert pool.take(4) is not None
+
+
+def test_moving_slots_moves_every_layer() -> None:
+    shapes = (LayerShape(2, 4), LayerShape(1, 8))
+    cache = KVCache(shapes, 4, 2, torch.float32, torch.device("cpu"))
+    for tensor in (*cache.keys, *cache.values):
+        tensor.normal_()
+    before = [tensor.clone().view(8, -1) for tensor in (*cache.keys, *cache.values)]
+    cache.move([3, 6], [2, 3])
+    for old, tensor in zip(before, (*cache.keys, *cache.values), strict=True):
+        assert tensor.view(8, -1)[[2, 3]].equal(old[[3, 6]])
+
+
+def test_slots_follow_the_pages() -> None:
+    assert slots_of([7, 2, 5], 4, 3, 9) == [31, 8, 9, 10, 11, 20]
+    assert slots_of([7, 2, 5], 4, 5, 6) == [9]
