@@ -64,7 +64,15 @@ def build_engine(
     device = choose_device(config.device)
     dtype = choose_dtype(checkpoint, config.dtype, device)
     tokenizer = read_tokenizer(checkpoint)
-    memory = plan_memory(_needs(config, model_config, context, dtype, drafter), available_memory(), config.kv_memory)
+    needs = Needs(
+        weight_bytes(model_config, dtype, device),
+        drafter.memory,
+        config.page_size * _token_bytes(model_config, dtype),
+        config.page_size,
+        context,
+        config.max_num_seqs,
+    )
+    memory = plan_memory(needs, available_memory(), config.kv_memory)
     model = load_model(checkpoint, dtype, device)
     runner = ModelRunner(model, memory.pages, config.page_size, context, drafter.taps)
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
@@ -101,8 +109,6 @@ def _context(config: EngineConfig, model: ModelConfig) -> int:
     return model.context if wanted is None else wanted
 
 
-def _needs(config: EngineConfig, model: ModelConfig, context: int, dtype: torch.dtype, drafter: Drafter) -> Needs:
-    layer = LayerShape(model.kv_heads, model.head_dim)
-    page_bytes = config.page_size * model.layers * layer.bytes_per_token(dtype)
-    weights = weight_bytes(model, dtype)
-    return Needs(weights, drafter.memory, page_bytes, config.page_size, context, config.max_num_seqs)
+def _token_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of cache one token takes."""
+    return model.layers * LayerShape(model.kv_heads, model.head_dim).bytes_per_token(dtype)

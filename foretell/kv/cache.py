@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,8 +28,7 @@ class KVCache:
         self, shapes: tuple[LayerShape, ...], pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         def empty(shape: LayerShape) -> Tensor:
-            # Zeros, not garbage: a masked key still meets a product, and NaN times zero is NaN.
-            return torch.zeros(pages, page_size, shape.kv_heads, shape.head_dim, dtype=dtype, device=device)
+            return _zeros((pages, page_size, shape.kv_heads, shape.head_dim), dtype, device)
 
         self.shapes, self.page_size = shapes, page_size
         self.keys = [empty(shape) for shape in shapes]
@@ -40,6 +41,14 @@ class KVCache:
         for tensor in (*self.keys, *self.values):
             slots = tensor.view(-1, *tensor.shape[2:])
             slots[target] = slots[source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not garbage: a masked key still meets a product, and NaN times zero is NaN."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy's zeros take memory only when they are written to; torch's write them all at once.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def slots_of(pages: list[int] | tuple[int, ...], page_size: int, start: int, stop: int) -> list[int]:

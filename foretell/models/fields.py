@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,12 +62,16 @@ class Fields:
         return Fields(value)
 
     def wrong(self, name: str, wanted: str) -> ModelError:
-        return ModelError(f"the model's config says {self.prefix}{name} is {self.get(name)!r}; it must be {wanted}")
+        value = reprlib.repr(self.get(name))
+        return ModelError(f"the model's config says {self.prefix}{name} is {value}; it must be {wanted}")
+
+    def lacking(self, name: str) -> ModelError:
+        return ModelError(f"the model's config lacks {self.prefix}{name}; fetch the model again or add it")
 
     def _wanted(self, name: str, default: Any) -> Any:
         value = self.get(name, default)
         if value is None:
-            raise ModelError(f"the model's config lacks {self.prefix}{name}; fetch the model again or add it")
+            raise self.lacking(name)
         return value
 
     def _one(self, name: str, value: Any) -> Any:

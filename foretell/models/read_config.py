@@ -22,6 +22,7 @@ Settings = dict[str, Any]  # fields of a ModelConfig
 
 HF_FAMILIES = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 GGUF_FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # where config.json does not say; of the others, width / heads
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # Tokens that end a text or a turn, whatever the file's own keys say: many chat models name only one of two.
 END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>")
@@ -40,20 +41,20 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
 def from_hf(values: Mapping[str, Any]) -> ModelConfig:
     """The config in a config.json."""
     config = Fields(values)
-    name = config.text("model_type", "unnamed")
+    name = config.text("model_type", "")
     refuse(config, name, (*HF_FAMILIES, "gemma3"))
     if name == "gemma3":  # the wrapper of a vision model, here without its eyes
         config, name = config.part("text_config"), "gemma3_text"
         refuse(config, name, tuple(HF_FAMILIES))
     family = HF_FAMILIES[name]
     layer_types = hf_layer_types(config, family)
-    settings = _hf_sizes(config) | _hf_traits(config, family)
+    settings = _hf_sizes(config, family) | _hf_traits(config, family)
     settings["windows"] = hf_windows(config, family, layer_types)
     settings["ropes"] = hf_ropes(config, layer_types, local=family == "gemma3")
     return _make(settings, family)
 
 
-def _hf_sizes(config: Fields) -> Settings:
+def _hf_sizes(config: Fields, family: str) -> Settings:
     width, heads = config.count("hidden_size"), config.count("num_attention_heads")
     return {
         "vocab": config.count("vocab_size"),
@@ -61,7 +62,7 @@ def _hf_sizes(config: Fields) -> Settings:
         "layers": config.count("num_hidden_layers", most=MOST_LAYERS),
         "heads": heads,
         "kv_heads": config.count("num_key_value_heads", heads),
-        "head_dim": config.count("head_dim", _even_share(width, heads)),
+        "head_dim": config.count("head_dim", HEAD_DIMS.get(family, _even_share(width, heads))),
         "ffn": config.count("intermediate_size"),
         "context": config.count("max_position_embeddings"),
         "norm_eps": config.number("rms_norm_eps", 1e-6),

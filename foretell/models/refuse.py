@@ -12,7 +12,6 @@ from .fields import Fields
 
 SERVED = "served are dense Llama, Mistral, SmolLM2, Qwen 2, 2.5 and 3, and Gemma 3 text models, whole or as GGUF"
 
-# Names as configs and GGUF files write them, without dashes and underscores.
 ADAPTER = "adapter"
 QUANTIZED = "quantized (AWQ, GPTQ and their like)"
 ENCODER = "encoder or encoder-decoder"
@@ -20,7 +19,7 @@ VISION = "vision or audio"
 RECURRENT = "recurrent or hybrid"
 EXPERTS = "mixture-of-experts"
 SOFTCAP = "softcapping"
-KINDS = {
+KINDS = {  # by names as configs and GGUF files write them, less dashes and underscores
     ENCODER: r"^(m|um|flan)?t5|bart|pegasus|marian|m2m100|bert|electra|encoder|embedding",
     VISION: r"vl|vision|llava|mllama|pali|clip|idefics|pixtral|mistral3|whisper|audio|speech|omni|gemma3n|gemma4",
     RECURRENT: r"[mjzb]amba|rwkv|qwen3next|qwen35|falconh1|lfm2|hybrid|nemotronh|recurrent|xlstm|plamo2|retnet",
@@ -37,7 +36,10 @@ def refuse(config: Fields, name: str, known: Collection[str]) -> None:
     """Raise what says in words why this model, of the type `name`, is not served; return for one of `known` that is."""
     kind = _kind_by_fields(config) or _kind_by_name(name, known)
     if kind:
-        raise UnsupportedModelError(f"{name!r} is a model of the {kind} kind, which is not served; {SERVED}")
+        called = repr(name) if name else "this"
+        raise UnsupportedModelError(f"{called} is a model of the {kind} kind, which is not served; {SERVED}")
+    if not name:
+        raise config.lacking("model_type")
     if name not in known:
         raise UnsupportedModelError(f"model type {name!r} is not served; {nearest(name, known)}")
     if config.get("use_bidirectional_attention") or config.get("attention.causal") is False:

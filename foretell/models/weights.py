@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from foretell.errors import ModelError
+from foretell.errors import ModelError, UnsupportedModelError
 
 from .config import ModelConfig
 from .decoder import Block, Decoder
@@ -70,9 +70,7 @@ class Slot:
     """Rows of a parameter that one tensor fills."""
 
     rows: Tensor
-    heads: int = (
-        0  # of a tensor with what a rope turns together side by side, as llama.cpp has it, not half a head apart
-    )
+    heads: int = 0  # where rows that turn together lie side by side, as llama.cpp has them, not half a head apart
     add: float = 0.0  # Gemma's norms are stored less one
 
     def fill(self, values: Tensor) -> None:
@@ -99,7 +97,7 @@ def check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
         elif _is_tied_head(plain, decoder.config):
             _check_shape(tensor, decoder.embed)
         elif not _is_spare(plain, decoder.config):
-            raise ModelError(f"tensor {name!r} has no place in a {decoder.config.family} model with this config")
+            raise _misplaced(name, decoder.config.family)
     if missing := [name for name in slots if name not in seen]:
         raise ModelError(f"tensor {missing[0]!r} is missing from the checkpoint, {len(missing)} in all; fetch it again")
 
@@ -111,10 +109,8 @@ def fill_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
         if (slot := slots.get(_plain(name))) is not None:
             slot.fill(tensor.load())
     for name, tensor in checkpoint.tensors():
-        if _is_tied_head(_plain(name), decoder.config) and not torch.equal(
-            tensor.load().to(decoder.embed), decoder.embed
-        ):
-            raise ModelError(f"tensor {name!r} differs from the embedding; set tie_word_embeddings to false to use it")
+        if _is_tied_head(_plain(name), decoder.config):
+            _check_tied(tensor, decoder.embed)
 
 
 def _plain(name: str) -> str:
@@ -128,9 +124,20 @@ def _check_shape(tensor: LazyTensor, rows: Tensor) -> None:
         raise ModelError(f"tensor {tensor.name!r} has shape {found}, but the config asks for {wanted}")
 
 
+def _check_tied(head: LazyTensor, embed: Tensor) -> None:
+    if not torch.equal(head.load().to(embed), embed):
+        raise ModelError(f"tensor {head.name!r} differs from the embedding; set tie_word_embeddings to false to use it")
+
+
 def _is_tied_head(name: str, config: ModelConfig) -> bool:
-    """A head stored beside the embedding it is tied to; it must be the same."""
+    """Whether this is a head stored beside the embedding it is tied to."""
     return config.tied and name == "lm_head.weight"
+
+
+def _misplaced(name: str, family: str) -> ModelError:
+    if "lora_" in name:
+        return UnsupportedModelError(f"tensor {name!r} is an adapter's, which is not served; merge it into its model")
+    return ModelError(f"tensor {name!r} has no place in this {family} model; are config and weights of one model?")
 
 
 def _is_spare(name: str, config: ModelConfig) -> bool:

@@ -44,11 +44,11 @@ def read_gguf(metadata: Mapping[str, Any]) -> Parts:
     return Parts(backend, len(tokens), named, ends_of(ids, tokens, types, templates), templates)
 
 
-def needed(metadata: Mapping[str, Any], name: str) -> Sequence[Any]:
-    """A list that this kind of tokenizer cannot do without."""
+def needed(metadata: Mapping[str, Any], name: str, count: int | None = None) -> Sequence[Any]:
+    """A list, of this length if one is given, that this kind of tokenizer cannot do without."""
     value = metadata.get(KEY + name)
-    if value is None:
-        raise ModelError(f"the GGUF file lacks {KEY}{name}; convert the model again")
+    if value is None or count not in (None, len(value)):
+        raise ModelError(f"the GGUF file lacks {KEY}{name}, or some of it; convert the model again")
     return list(value)
 
 
@@ -86,7 +86,7 @@ def sentence_piece(
     """SentencePiece's BPE with bytes for what it does not know, and that BOS is usual for it."""
     spelled = with_marks(tokens)
     vocab = {text: i for i, text in enumerate(spelled) if types[i] != UNUSED}
-    merges = list(merges_from_scores(spelled, types, needed(metadata, "scores"), vocab))
+    merges = list(merges_from_scores(spelled, types, needed(metadata, "scores", len(tokens)), vocab))
     ids = named_ids(metadata, len(tokens))
     unknown = spelled[ids["unk"]] if "unk" in ids else None
     bpe = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
@@ -136,9 +136,10 @@ def mark_added(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int
 
 def add_ends(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
     """Make `backend` put `bos` before and `eos` after what it encodes, where there are any."""
-    ends = [text for text in (bos, eos) if text]
-    single = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    special = [(text, backend.token_to_id(text)) for text in ends]
+    ends = {role: text for role, text in (("bos", bos), ("eos", eos)) if text is not None}
+    # Under names of our own: a colon in a token's text would mean something to the template.
+    special = [{"id": role, "ids": [backend.token_to_id(text)], "tokens": [text]} for role, text in ends.items()]
+    single = [piece for piece in ("bos", "$A", "eos") if piece in ends or piece == "$A"]
     backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
 
 

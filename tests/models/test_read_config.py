@@ -27,7 +27,9 @@ OLDER = [
     LLAMA | {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 9, "max_window_layers": 1},
     LLAMA | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     LLAMA | {"model_type": "qwen3", "head_dim": 8, "rope_theta": 1_000_000},
+    LLAMA | {"model_type": "qwen3"},
     GEMMA,
+    {key: value for key, value in GEMMA.items() if key != "head_dim"},
     GEMMA | {"sliding_window_pattern": 3},
     GEMMA | {"rope_theta": 1e5, "rope_local_base_freq": 1e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
 ]
@@ -91,6 +93,7 @@ def test_yarn_stretches_the_context() -> None:
         ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
         ({"model_type": 3}, "model_type"),
+        ({"model_type": None}, "lacks model_type"),
     ],
 )
 def test_nonsense_names_its_field(change: dict[str, Any], field: str) -> None:

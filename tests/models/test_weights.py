@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.errors import ModelError
+from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub import Checkpoint, LazyTensor
 from foretell.models.decoder import Decoder
 from foretell.models.load import load_model, sketch, take_memory
@@ -63,6 +63,12 @@ def test_missing_tensor(name: str) -> None:
 @pytest.mark.parametrize("name", ["model.layers.2.input_layernorm.weight", Q.replace("weight", "bias"), "visual.proj"])
 def test_tensor_without_a_place(name: str) -> None:
     fails(LLAMA, tensors_for(LLAMA) | {name: torch.zeros(16)}, name, "no place")
+
+
+def test_adapter() -> None:
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    with pytest.raises(UnsupportedModelError, match="adapter"):
+        load_model(folder(LLAMA, tensors_for(LLAMA) | {name: torch.zeros(2, 16)}))
 
 
 @pytest.mark.parametrize("shape", [(16, 8), (8, 16), (16,), (32, 16)])

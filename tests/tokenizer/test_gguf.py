@@ -99,6 +99,12 @@ def test_bos_and_eos_are_added_as_the_file_says(metadata: Any, usual: bool) -> N
         assert built.encode("a b") == [bos] * add_bos + plain + [eos] * add_eos
 
 
+def test_a_colon_in_the_name_of_bos_means_nothing() -> None:
+    metadata = byte_level_metadata(add_bos_token=True)
+    metadata[KEY + "tokens"][0] = "<bos:1>"
+    assert Tokenizer.from_gguf(metadata).encode("<bos:1>") == [0, 0]
+
+
 def test_special_and_user_defined_tokens_are_whole_in_text() -> None:
     built = Tokenizer.from_gguf(byte_level_metadata())
     tokens = built.encode("x<|im_start|>y<think>z  wide  ")
@@ -188,3 +194,8 @@ def test_an_unknown_way_to_split_is_refused_by_name() -> None:
 def test_broken_metadata_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         Tokenizer.from_gguf(byte_level_metadata(**change))
+
+
+def test_every_token_of_sentence_piece_has_a_score() -> None:
+    with pytest.raises(ModelError, match=r"lacks tokenizer.ggml.scores, or some"):
+        Tokenizer.from_gguf(sentence_piece_metadata(scores=[0.0]))

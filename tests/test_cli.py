@@ -1,0 +1,221 @@
+"""What a user types, what comes back, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretell import __version__
+from foretell.cli.main import build_parser, main
+
+PROMPT = "The quick brown fox jumps over the lazy dog. The quick"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    try:
+        code = main(list(words))
+    except SystemExit as leaving:
+        code = int(str(leaving.code))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_generate_prints_one_json_object(capsys: pytest.CaptureFixture[str], tiny_folder: Path) -> None:
+    words = ["--model", str(tiny_folder), "--json", "--max-tokens", "20", "--temperature", "0"]
+    code, out, _ = run(capsys, "generate", PROMPT, *words)
+    result = json.loads(out)
+    assert code == 0
+    assert len(result["token_ids"]) == result["usage"]["completion_tokens"] == len(result["speculation"]["origins"])
+    assert result["finish_reason"] in ("stop", "length")
+    assert result["usage"]["total_tokens"] == result["usage"]["prompt_tokens"] + result["usage"]["completion_tokens"]
+    assert set(result["timings"]) >= {"first_token_s", "total_s", "tokens_per_second"}
+    _, plain, _ = run(capsys, "generate", PROMPT, *words, "--drafter", "none")
+    other = json.loads(plain)
+    assert (other["text"], other["token_ids"]) == (result["text"], result["token_ids"])
+    assert other["speculation"]["steps"] == len(other["token_ids"])
+
+
+def test_generate_streams_text_and_a_summary(capsys: pytest.CaptureFixture[str], tiny_folder: Path) -> None:
+    code, out, err = run(capsys, "generate", PROMPT, "--model", str(tiny_folder), "--max-tokens", "5", "--seed", "1")
+    assert code == 0
+    assert out.strip()
+    assert "5 tokens in" in err
+    assert "\x1b" not in out, "no colours where it is not a terminal"
+
+
+def test_raw_leaves_the_chat_template_out(capsys: pytest.CaptureFixture[str], tiny_folder: Path) -> None:
+    words = ["--model", str(tiny_folder), "--json", "--max-tokens", "3"]
+    templated = json.loads(run(capsys, "generate", PROMPT, *words)[1])
+    raw = json.loads(run(capsys, "generate", PROMPT, *words, "--raw")[1])
+    assert raw["usage"]["prompt_tokens"] < templated["usage"]["prompt_tokens"]
+
+
+def test_out_writes_a_file_and_leaves_nothing_else(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "result.json"
+    run(capsys, "generate", PROMPT, "--model", str(tiny_folder), "--max-tokens", "3", "--out", str(target))
+    assert json.loads(target.read_text())["finish_reason"] == "length"
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_several_choices_and_stops(capsys: pytest.CaptureFixture[str], tiny_folder: Path) -> None:
+    words = ["--model", str(tiny_folder), "--json", "--max-tokens", "9", "--n", "2", "--seed", "3"]
+    words += ["--temperature", "1"]
+        "--model",
+        str(tiny_folder),
+        "--json",
+        "--max-tokens",
+        "9",
+        "--n",
+        "2",
+        "--seed",
+        "3",
+        "--temperature",
+        "1",
+    ]
+    result = json.loads(run(capsys, "generate", PROMPT, *words, "--stop", "q", "--stop", "zz")[1])
+    assert len(result["outputs"]) == 2
+    assert all("q" not in each["text"] for each in result["outputs"])
+
+
+def test_standard_input_is_read_for_a_dash(tiny_folder: Path) -> None:
+    words = ["generate", "-", "--model", str(tiny_folder), "--max-tokens", "4", "--json", "--temperature", "0"]
+    piped = program(*words, text=PROMPT)
+    direct = program("generate", PROMPT, *words[2:])
+    assert json.loads(piped.stdout)["token_ids"] == json.loads(direct.stdout)["token_ids"]
+
+
+def test_chat_keeps_the_conversation(tiny_folder: Path) -> None:
+    done = program("chat", "--model", str(tiny_folder), "--max-tokens", "4", text="Hello\nAgain\n/reset\nHi\n/exit\n")
+    assert done.returncode == 0
+    assert done.stderr.count("tokens in") == 3
+    too_long = program("chat", "--model", str(tiny_folder), "--max-tokens", "4", text="word " * 200 + "\nHi\n")
+    assert "prompt: has" in too_long.stderr
+    assert too_long.stderr.count("tokens in") == 1, "the program goes on after a question that does not fit"
+
+
+def program(*words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "foretell", *words]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+
+
+def test_a_terminal_shows_who_proposed_what(tiny_folder: Path) -> None:
+    words = ["generate", PROMPT * 2, "--raw", "--show", "--model", str(tiny_folder), "--max-tokens", "40"]
+    words += ["--temperature", "0", "--ignore-eos", "--prompt-lookup-min", "1"]
+    coloured = in_terminal(*words)
+    assert "\x1b[32m" in coloured
+    assert "\x1b" not in in_terminal(*words, env={"NO_COLOR": "1"})
+
+
+def in_terminal(*words: str, env: dict[str, str] | None = None) -> str:
+    """What a program writes to a terminal."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "foretell", *words]
+    with subprocess.Popen(
+        command, stdout=follower, stderr=subprocess.DEVNULL, env={**os.environ, "TERM": "xterm", **(env or {})}
+    ):
+        os.close(follower)
+        seen = b""
+        try:
+            while chunk := os.read(leader, 4096):
+                seen += chunk
+        except OSError:  # how a terminal says that its other end has gone
+            pass
+    os.close(leader)
+    return seen.decode()
+
+
+WRONG: list[tuple[list[str], int, str]] = [
+    (["generate", ""], 2, "prompt: is empty"),
+    (["generate", "hi", "--temperature", "nan"], 2, "temperature"),
+    (["generate", "hi", "--temperature", "-1"], 2, "temperature"),
+    (["generate", "hi", "--temperature", "warm"], 2, "temperature"),
+    (["generate", "hi", "--max-tokens", "0"], 2, "max_tokens"),
+    (["generate", "hi", "--max-tokens", "100000"], 2, "ask for"),
+    (["generate", "word " * 400], 2, "takes at most 127"),
+    (["generate", "hi", "--drafter", "ngrm"], 2, "did you mean 'ngram'"),
+    (["generate", "hi", "--speculative-config", "{"], 2, "is not JSON"),
+    (["generate", "hi", "--speculative-config", '{"method": "eagle9"}'], 2, "speculative_config.method"),
+    (["generate", "hi", "--max-draft", "-1"], 2, "max_draft"),
+    (["generate", "hi", "--temprature", "1"], 2, "did you mean '--temperature'"),
+    (["generate", "hi", "there"], 2, "quotes"),
+    (["generate", "hi", "--device", "tpu9"], 2, "device"),
+    (["generate", "hi", "--out", "/no/such/folder/x.json"], 2, "there is no folder"),
+    (["genrate", "hi"], 2, "did you mean 'generate'"),
+    (["generate"], 2, "required"),
+    ([], 2, "required"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "message"), WRONG, ids=lambda case: str(case)[:40])
+def test_bad_input_is_one_line_and_an_exit_code(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, words: list[str], code: int, message: str
+) -> None:
+    model = ["--model", str(tiny_folder)] if words[:1] == ["generate"] else []
+    got, out, err = run(capsys, *words, *model)
+    assert got == code
+    assert message in err
+    assert len(err.strip().splitlines()) == 1, err
+    assert out == ""
+
+
+def test_models_that_cannot_be_used_are_one_line(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(b"GGUF\x03\x00\x00\x00\x05")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in tiny_folder.iterdir():
+        (broken / path.name).write_bytes(path.read_bytes())
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-500])
+    for model in ("smollm3-135m", "/no/such/model", str(cut), str(broken), "nobody/nothing", str(tmp_path)):
+        code, out, err = run(capsys, "generate", "hi", "--model", model)
+        assert code in (1, 2), model
+        assert len(err.strip().splitlines()) == 1, err
+        assert out == ""
+    assert run(capsys, "generate", "hi", "--model", "smollm3-135m")[0] == 2
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version")[1].strip() == f"foretell {__version__}"
+    code, out, _ = run(capsys, "generate", "--help")
+    assert code == 0
+    for flag in ("--model", "--drafter", "--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed"):
+        assert flag in out
+
+
+def test_every_command_has_help() -> None:
+    _, commands = build_parser()
+    assert set(commands) >= {"demo", "generate", "chat", "pull", "models"}
+    assert all(parser.description for parser in commands.values())
+
+
+def test_models_lists_the_built_in_names(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "models")
+    assert code == 0
+    assert "smollm2-135m" in out
+    assert "gemma3-270m" in out
+
+
+def test_the_demo_measures_both_ways(capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_folder: Path) -> None:
+    from tests.folder import write_tiny_folder
+
+    roomy = write_tiny_folder(tmp_path / "roomy")
+    config = json.loads((roomy / "config.json").read_text())
+    (roomy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
+    code, out, _ = run(capsys, "demo", "--model", str(roomy))
+    assert code == 0
+    assert "same text" in out
+    assert out.count(" yes") == 2
+    code, out, _ = run(capsys, "demo", "--model", str(roomy), "--json")
+    assert [each["same_text"] for each in json.loads(out)["prompts"]] == [True, True]

@@ -1,0 +1,222 @@
+"""Writing from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foretell import LLM, SamplingParams, SpeculationChoice
+from foretell.draft.scripted import OracleDrafter
+from foretell.errors import CapacityError, RequestError
+from foretell.types import TARGET
+
+PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_folder: Path) -> LLM:
+    return LLM(str(tiny_folder), drafter="ngram", max_draft=5, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_folder: Path) -> LLM:
+    return LLM(str(tiny_folder), drafter="none", quiet=True)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 4}, {"temperature": 1.2, "top_p": 0.9, "seed": 1}])
+def test_the_same_text_with_and_without_a_drafter(llm: LLM, plain: LLM, params: dict[str, float]) -> None:
+    wanted = SamplingParams(max_tokens=40, **params)  # type: ignore[arg-type]
+    prompts = [PROMPT, "She sells sea shells", "The"]
+    with_drafts, without = llm.generate(prompts, wanted), plain.generate(prompts, wanted)
+    for a, b in zip(with_drafts, without, strict=True):
+        assert a.outputs[0].token_ids == b.outputs[0].token_ids
+        assert a.outputs[0].text == b.outputs[0].text
+        assert b.speculation.steps == b.speculation.tokens == len(b.outputs[0].token_ids)
+        assert b.speculation.drafted == 0
+
+
+def test_the_record_adds_up(llm: LLM) -> None:
+    (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=60, ignore_eos=True))
+    record, choice = output.speculation, output.outputs[0]
+    assert record.drafted > 0
+    assert record.tokens == len(choice.token_ids) == len(choice.speculation.origins) == 60
+    assert record.accepted == sum(origin == "ngram" for origin in record.origins)
+    assert record.steps == sum(origin == TARGET for origin in record.origins)
+    assert record.by_drafter["ngram"].drafted == record.drafted
+    assert choice.text == llm.tokenizer.decode(choice.token_ids)
+    assert choice.finish_reason == "length"
+    assert 0 < output.timings.first_token <= output.timings.total
+
+
+def test_prompts_may_be_texts_tokens_or_mappings(plain: LLM) -> None:
+    tokens = plain.tokenizer.encode(PROMPT)
+    params = SamplingParams(max_tokens=6)
+    forms = [PROMPT, tokens, {"prompt": PROMPT}, {"prompt_token_ids": tokens}]
+    texts = {plain.generate(form, params)[0].outputs[0].token_ids for form in forms}
+    assert len(texts) == 1
+    assert len(plain.generate(forms, params)) == 4
+    assert plain.generate([], params) == []
+
+
+def test_a_list_of_params_is_one_each(plain: LLM) -> None:
+    one, two = plain.generate([PROMPT, PROMPT], [SamplingParams(max_tokens=3), SamplingParams(max_tokens=5)])
+    assert (len(one.outputs[0].token_ids), len(two.outputs[0].token_ids)) == (3, 5)
+    with pytest.raises(RequestError, match="there are 1 for 2 prompts"):
+        plain.generate([PROMPT, PROMPT], [SamplingParams()])
+
+
+def test_chat_applies_the_template(plain: LLM) -> None:
+    messages = [{"role": "user", "content": "Who sells shells?"}]
+    params = SamplingParams(max_tokens=5)
+    (answer,) = plain.chat(messages, params)
+    assert answer.prompt == "<|im_start|>user\nWho sells shells?<|im_end|>\n<|im_start|>assistant\n"
+    both = plain.chat([messages, messages], params)
+    assert [output.outputs[0].text for output in both] == [answer.outputs[0].text] * 2
+
+
+def test_a_stream_adds_up_to_the_whole(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=30, temperature=0.7, seed=3)
+    (whole,) = llm.generate(PROMPT, params)
+    deltas = list(llm.stream(PROMPT, params))
+    assert "".join(delta.text for delta in deltas) == whole.outputs[0].text
+    assert tuple(token for delta in deltas for token in delta.tokens) == whole.outputs[0].token_ids
+    assert [origin for delta in deltas for origin in delta.origins] == whole.speculation.origins
+    assert len(deltas) == whole.speculation.steps
+    assert sum(delta.drafted for delta in deltas) == whole.speculation.drafted
+    assert [delta.finish for delta in deltas if delta.finish] == [whole.outputs[0].finish_reason]
+
+
+def test_closing_a_stream_frees_its_pages(llm: LLM) -> None:
+    stream = llm.stream([{"role": "user", "content": "Go on"}], SamplingParams(max_tokens=30))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert not llm.engine.busy
+    assert llm.engine.runner.pool.held == 0
+
+
+def test_n_choices_of_one_prompt(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=7, n=3)
+    (output,) = llm.generate(PROMPT, params)
+    assert [choice.index for choice in output.outputs] == [0, 1, 2]
+    assert len({choice.token_ids for choice in output.outputs}) == 3
+    (alone,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, seed=7))
+    assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+    assert output.speculation.steps == sum(choice.speculation.steps for choice in output.outputs)
+
+
+def test_a_seed_is_drawn_and_can_be_used_again(llm: LLM) -> None:
+    (first,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=1.0))
+    (again,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, seed=first.outputs[0].seed))
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids
+
+
+def test_the_models_own_defaults_are_used_where_nothing_is_said(plain: LLM) -> None:
+    defaults = plain.default_params()
+    assert (defaults.temperature, defaults.top_k) == (0.9, 40)
+    assert plain.default_params(temperature=0.0).top_k == 40
+    assert plain.assembly.limits.end_ids == {plain.tokenizer.encode("<|im_end|>")[0]}
+
+
+def test_speculation_can_be_switched_off_for_a_request(llm: LLM) -> None:
+    (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=20), speculation=SpeculationChoice(enabled=False))
+    assert output.speculation.drafted == 0
+
+
+def test_stop_strings_cut_the_text(llm: LLM, plain: LLM) -> None:
+    (whole,) = plain.generate(PROMPT, SamplingParams(max_tokens=40))
+    stop = whole.outputs[0].text[10:13]
+    for each in (llm, plain):
+        (cut,) = each.generate(PROMPT, SamplingParams(max_tokens=40, stop=stop))
+        assert cut.outputs[0].text == whole.outputs[0].text[: whole.outputs[0].text.index(stop)]
+        assert cut.outputs[0].finish_reason == "stop"
+
+
+def test_an_oracle_measures_the_engine(tiny_folder: Path, plain: LLM) -> None:
+    (truth,) = plain.generate(PROMPT, SamplingParams(max_tokens=41, ignore_eos=True))
+    texts = {truth.prompt_token_ids: truth.outputs[0].token_ids}
+    llm = LLM(str(tiny_folder), drafter=OracleDrafter(texts, 320), num_speculative_tokens=4, quiet=True)
+    (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=41, ignore_eos=True))
+    assert output.outputs[0].token_ids == truth.outputs[0].token_ids
+    assert output.speculation.steps == 1 + 8, "the prompt's step gives one token, each other one five"
+
+
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -3}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 2.5}, "max_tokens"),
+    ({"n": 0}, "n"),
+    ({"seed": 2**64}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+]
+
+
+@pytest.mark.parametrize(("params", "field"), WRONG, ids=str)
+def test_wrong_sampling_is_refused_by_name(params: dict[str, object], field: str) -> None:
+    with pytest.raises(RequestError) as error:
+        SamplingParams(**params)  # type: ignore[arg-type]
+    assert error.value.field == field
+
+
+def test_what_cannot_fit_is_refused_before_any_token_is_made(plain: LLM) -> None:
+    with pytest.raises(RequestError, match="prompt: is empty"):
+        plain.generate("", SamplingParams())
+    with pytest.raises(RequestError, match="takes at most 127"):
+        plain.generate([[5] * 128], SamplingParams())
+    with pytest.raises(RequestError, match="ask for 28 or fewer"):
+        plain.generate([[5] * 100], SamplingParams(max_tokens=29))
+    with pytest.raises(RequestError, match="token ids outside"):
+        plain.generate([[5, 99999]], SamplingParams())
+    with pytest.raises(RequestError, match="prompt"):
+        plain.generate([PROMPT, [5, 99999]], SamplingParams())
+    assert not plain.engine.busy, "a refused batch leaves nothing behind"
+    (output,) = plain.generate([[5] * 100], SamplingParams(ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 28, "without max_tokens the context's end is the end"
+
+
+def test_unknown_arguments_name_the_nearest_right_one(tiny_folder: Path) -> None:
+    with pytest.raises(TypeError, match="did you mean 'max_model_len'"):
+        LLM(str(tiny_folder), max_modle_len=5)
+    with pytest.raises(TypeError, match="did you mean 'temperature'"):
+        SamplingParams(temprature=1.0)  # type: ignore[call-arg]
+    with pytest.raises(RequestError, match="did you mean 'ngram'"):
+        LLM(str(tiny_folder), drafter="n-gram")
+    with pytest.raises(RequestError, match="did you mean 'num_speculative_tokens'"):
+        LLM(str(tiny_folder), speculative_config={"method": "ngram", "num_speculativ_tokens": 3})
+
+
+def test_vllms_speculative_config_is_understood(tiny_folder: Path) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
+    llm = LLM(str(tiny_folder), speculative_config=config, quiet=True)
+    assert (llm.speculation.drafter, llm.speculation.budget, llm.speculation.prompt_lookup_max) == ("ngram", 3, 3)
+
+
+def test_memory_is_counted_before_anything_is_loaded(tiny_folder: Path) -> None:
+    with pytest.raises(CapacityError, match="lower kv_memory"):
+        LLM(str(tiny_folder), kv_memory=100_000.0, quiet=True)
+    with pytest.raises(CapacityError, match="raise kv_memory or set max_model_len"):
+        LLM(str(tiny_folder), kv_memory=0.00001, quiet=True)
+    with pytest.raises(RequestError, match="max_model_len"):
+        LLM(str(tiny_folder), max_model_len=100_000, quiet=True)
+    llm = LLM(str(tiny_folder), max_model_len=64, max_num_seqs=1, quiet=True)
+    assert llm.assembly.memory.pages == 4
+
+
+@pytest.mark.weights
+def test_the_default_model_says_the_same_with_and_without_drafts() -> None:
+    llm = LLM(quiet=True, kv_memory=0.5)
+    messages = [{"role": "user", "content": "Repeat three times: the cat sat on the mat."}]
+    for params in (SamplingParams(max_tokens=48), SamplingParams(max_tokens=48, temperature=0.8, seed=11)):
+        (guessed,) = llm.chat(messages, params)
+        (plain,) = llm.chat(messages, params, speculation=SpeculationChoice(enabled=False))
+        assert guessed.outputs[0].token_ids == plain.outputs[0].token_ids
+        assert plain.speculation.steps == len(plain.outputs[0].token_ids)
+    assert guessed.cached_tokens > 0, "the second request found the first one's prompt"
