@@ -68,18 +68,6 @@ def test_out_writes_a_file_and_leaves_nothing_else(
 def test_several_choices_and_stops(capsys: pytest.CaptureFixture[str], tiny_folder: Path) -> None:
     words = ["--model", str(tiny_folder), "--json", "--max-tokens", "9", "--n", "2", "--seed", "3"]
     words += ["--temperature", "1"]
-        "--model",
-        str(tiny_folder),
-        "--json",
-        "--max-tokens",
-        "9",
-        "--n",
-        "2",
-        "--seed",
-        "3",
-        "--temperature",
-        "1",
-    ]
     result = json.loads(run(capsys, "generate", PROMPT, *words, "--stop", "q", "--stop", "zz")[1])
     assert len(result["outputs"]) == 2
     assert all("q" not in each["text"] for each in result["outputs"])

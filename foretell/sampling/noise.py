@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 TOKEN_STREAM = 0  # draws tokens, for target and draft alike: under the rule `match` they share their noise
+COIN_STREAM, PICK_STREAM = 1, 2  # of the rules that judge by probabilities; these are keyed by a step's root position
+DRAFT_STREAM = 1 << 16  # node i of a draft made for such a rule draws from stream DRAFT_STREAM + i
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -45,3 +47,23 @@ def uniform(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tenso
 def exponential(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
     """As `uniform`, with the exponential distribution: the smallest of e[i] / p[i] is i with probability p[i]."""
     return uniform(seed, position, stream, lanes).log_().neg_()
+
+
+def coins(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:
+    """[n] seeds, [n] root positions and [width] nodes -> [n, width] uniforms that decide whether a node stands."""
+    return uniform(seed, root, COIN_STREAM, nodes)
+
+
+def pick_noise(seed: Tensor, root: Tensor, lanes: Tensor) -> Tensor:
+    """[n] seeds and roots, [width] token ids -> [n, width] exponentials that draw the token after the accepted path."""
+    return exponential(seed, root, PICK_STREAM, lanes)
+
+
+def draft_noise(seed: Tensor, root: Tensor, offset: int, lanes: Tensor) -> Tensor:
+    """[n] seeds and roots, [width] token ids -> [n, width] exponentials that draw node `offset` of each draft.
+
+    Only for drafts that are judged by probabilities: a step must not meet the noise that an earlier step, cut short,
+    has already looked at, so the key is the root's position. Siblings without replacement may share an offset: the
+    order in which one race ends is such a draw.
+    """
+    return exponential(seed, root, DRAFT_STREAM + offset, lanes)

@@ -1,0 +1,127 @@
+"""Grammars: compiled once for a model, followed by one matcher a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import RequestError
+from foretell.tokenizer import Tokenizer
+
+from .grammar_matcher import GrammarError, Matcher, one_line
+from .grammar_spec import FIELD, GrammarSpec
+from .grammar_vocab import GrammarVocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+WHITESPACE = r"[ \t\r\n]{1,40}"  # bounded: small models like to write line breaks for ever
+
+
+@dataclass(frozen=True, eq=False)
+class Grammar:
+    """A compiled grammar, from which each text gets a matcher of its own. Any thread may ask for one."""
+
+    spec: GrammarSpec
+    vocab: int
+    prototype: LLMatcher
+
+    def matcher(self, ends: Iterable[int]) -> Matcher:
+        """A matcher at the beginning of a text that the tokens `ends` end. Copies share what their lexer learns."""
+        return Matcher(self.prototype.deep_copy(), self.vocab, ends)
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model. Any thread may call it, and a long compilation lets the others run."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int, *, max_bytes: int = 64 * 1024, kept: int = 128) -> None:
+        self._tokenizer = tokenizer
+        self._vocab = vocab
+        self._max_bytes = max_bytes
+        self._kept = kept
+        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary_lock = Lock()
+        self._grammars: dict[GrammarSpec, Grammar] = {}  # the one asked for last comes last
+        self._grammars_lock = Lock()
+
+    def prepare(self) -> LLTokenizer:
+        """Build what the first grammar would have to wait for."""
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                vocabulary = GrammarVocabulary(self._tokenizer, self._vocab)
+                self._vocabulary = _llguidance().LLTokenizer(vocabulary)
+            return self._vocabulary
+
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        """The grammar of `spec`; one that cannot be followed is refused with the reason."""
+        with self._grammars_lock:
+            grammar = self._grammars.pop(spec, None)
+            if grammar is not None:
+                self._grammars[spec] = grammar
+                return grammar
+        if spec.size > self._max_bytes:
+            raise RequestError(spec.field, f"has {spec.size} bytes; at most {self._max_bytes} are taken")
+        grammar = Grammar(spec, self._vocab, self._build(spec))
+        with self._grammars_lock:
+            self._grammars[spec] = grammar
+            while len(self._grammars) > self._kept:
+                del self._grammars[next(iter(self._grammars))]
+        return grammar
+
+    def _build(self, spec: GrammarSpec) -> LLMatcher:
+        vocabulary = self.prepare()
+        llguidance = _llguidance()
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        matcher: LLMatcher = llguidance.LLMatcher(vocabulary, _definition(spec), log_level=0, limits=limits)
+        if matcher.is_error():
+            raise RequestError(spec.field, one_line(matcher.get_error()))
+        self._try(spec, matcher)
+        return matcher
+
+    def _try(self, spec: GrammarSpec, matcher: LLMatcher) -> None:
+        """Take a first step and take it back: not every grammar can. The lexer keeps what it learns here."""
+        trial = matcher.deep_copy()
+        try:
+            first = Matcher(trial, self._vocab, ()).masks()[0].nonzero()
+        except GrammarError:
+            raise RequestError(spec.field, one_line(trial.get_error()) or "allows no text but the empty one") from None
+        if not (trial.consume_token(int(first[0])) and trial.rollback(1)):
+            raise RequestError(spec.field, one_line(trial.get_error()))
+
+
+def _definition(spec: GrammarSpec) -> str:
+    """The spec in llguidance's own format."""
+    match spec.kind:
+        case "json_schema":
+            return _grammar(json_schema=_with_whitespace(json.loads(spec.text), spec))
+        case "json_object":
+            return _grammar(json_schema=_with_whitespace({"type": "object"}, spec))
+        case "regex":
+            return str(_llguidance().LLMatcher.grammar_from_regex(spec.text))
+        case "choice":
+            return _grammar(lark_grammar="start: " + " | ".join(map(json.dumps, spec.choices)))
+        case "lark":
+            return _grammar(lark_grammar=spec.text)
+
+
+def _grammar(**grammar: Any) -> str:
+    return json.dumps({"grammars": [grammar]})
+
+
+def _with_whitespace(schema: dict[str, Any], spec: GrammarSpec) -> dict[str, Any]:
+    """The schema with our way of spacing, where it names none itself."""
+    fixed = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    spacing = {"whitespace_pattern": WHITESPACE} if spec.any_whitespace else fixed
+    own = schema.get("x-guidance", {})
+    return schema | {"x-guidance": spacing | own if isinstance(own, dict) else own}
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise RequestError(FIELD, "needs the package llguidance; pip install llguidance") from None
+    return llguidance

@@ -1,0 +1,70 @@
+"""What the docs say exists: commands and flags, links, Python that compiles. `python -m tests.docs_check`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from foretell.cli.main import build_parser
+
+ROOT = Path(__file__).parents[1]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)")
+
+
+def pages() -> list[Path]:
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
+
+
+def snippets(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    return [code for kind, code in FENCE.findall(page.read_text()) if kind == language]
+
+
+def commands(page: Path) -> list[str]:
+    """The shell lines of a page, comments left out."""
+    lines = [line for code in snippets(page, "bash") for line in code.splitlines()]
+    return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def faults() -> Iterator[str]:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page in pages():
+        name = page.relative_to(ROOT)
+        yield from (f"{name}: {fault}" for command in commands(page) for fault in command_faults(command, targets))
+        for link in LINK.findall(page.read_text()):
+            if "://" not in link and not (page.parent / link).exists():
+                yield f"{name}: the link {link} leads nowhere"
+        for code in snippets(page, "python"):
+            compile(code, str(name), "exec")
+
+
+def command_faults(command: str, targets: set[str]) -> Iterator[str]:
+    words = shlex.split(command.split("|")[-1])
+    if words[0] == "make" and not set(words[1:]) <= targets:
+        yield f"{command!r}: no such make target"
+    if words[:3] == ["python", "-m", "foretell"]:
+        words = words[2:]
+    if words[0] == "foretell":
+        try:
+            _, unknown = build_parser()[0].parse_known_args(words[1:])
+        except SystemExit:
+            yield f"{command!r} is refused"
+        else:
+            if unknown:
+                yield f"{command!r}: there is no {unknown[0]}"
+    if words[0] == "python" and words[1].endswith(".py") and not (ROOT / words[1]).exists():
+        yield f"{command!r}: no such script"
+
+
+def main() -> int:
+    found = list(faults())
+    print("\n".join(found) or f"docs: {len(pages())} pages are true to the code")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

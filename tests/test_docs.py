@@ -1,0 +1,65 @@
+"""Claims that run: the README's own commands and Python, on the default model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs_check import ROOT, commands, faults, snippets
+
+README = ROOT / "README.md"
+RUNNABLE = [line for line in commands(README) if "foretell " in line]
+
+
+def test_the_docs_are_true_to_the_code() -> None:
+    assert not list(faults())
+
+
+def test_the_docs_check_can_fail() -> None:
+    from tests.docs_check import command_faults
+
+    for wrong in ("make nothing", "foretell generate hi --no-such-flag 3", "foretell fly", "python bench/none.py"):
+        assert list(command_faults(wrong, {"demo"})), wrong
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("command", RUNNABLE)
+def test_the_readmes_commands_run(command: str) -> None:
+    line = command.replace("foretell ", f"{sys.executable} -m foretell ")
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.weights
+def test_the_readmes_python_runs(tmp_path: Path) -> None:
+    (code,) = snippets(README, "python")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "steps for" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_wheel_builds_and_runs_elsewhere(tmp_path: Path) -> None:
+    """The wheel holds the whole package: its command answers from a folder that has no checkout."""
+    build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("foretell-*.whl")
+    code = f"import sys; sys.path.insert(0, {str(wheel)!r}); from foretell.cli.main import main; main(['--version'])"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert "foretell 0." in done.stdout, done.stderr
+
+
+def test_make_says_in_one_line_that_python_is_too_old(tmp_path: Path) -> None:
+    old = tmp_path / "python3.10"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.10.4" && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    done = subprocess.run(
+        ["make", "-s", f"PYTHON={old}", f"VENV={tmp_path}/venv", "setup"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode != 0
+    assert "Python 3.10.4 is too old; install Python 3.11 or newer" in done.stdout
+    assert not (tmp_path / "venv").exists()

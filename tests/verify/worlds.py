@@ -1,0 +1,172 @@
+"""Toy languages small enough to know every outcome of a step, and drafters for them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretell.types import Draft, Verdict
+from foretell.verify.chance import Chance, enumerate_chance
+from foretell.verify.rules import Rule
+
+Context = tuple[int, ...]
+Law = dict[Context, float]
+
+
+@dataclass(frozen=True)
+class World:
+    """The distributions of target and drafter after every context of up to `depth` tokens."""
+
+    vocab: int
+    target: dict[Context, Tensor]
+    draft: dict[Context, Tensor]
+
+
+Make = Callable[[World, Context, Chance], Draft]
+Rows = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
+
+
+def world(kind: str, vocab: int = 3, depth: int = 5, seed: int = 0) -> World:
+    random = torch.Generator().manual_seed(seed)
+    contexts = [c for n in range(depth + 1) for c in itertools.product(range(vocab), repeat=n)]
+    rows = {context: KINDS[kind](vocab, random) for context in contexts}
+    return World(vocab, {c: row[0] for c, row in rows.items()}, {c: row[1] for c, row in rows.items()})
+
+
+def _scale(row: Tensor) -> Tensor:
+    return row / row.sum()
+
+
+def _uneven(vocab: int, random: torch.Generator) -> Tensor:
+    return _scale(torch.rand(vocab, generator=random, dtype=torch.float64) ** 2 + 0.02)
+
+
+def _with_zero(row: Tensor, random: torch.Generator) -> Tensor:
+    row = row.clone()
+    row[int(torch.randint(len(row), (), generator=random))] = 0
+    return _scale(row)
+
+
+def _one_hot(row: Tensor) -> Tensor:
+    return torch.eye(len(row), dtype=torch.float64)[row.argmax()]
+
+
+def _random(vocab: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    return _uneven(vocab, random), _uneven(vocab, random)
+
+
+def _zeros(vocab: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    return _with_zero(_uneven(vocab, random), random), _with_zero(_uneven(vocab, random), random)
+
+
+def _equal(vocab: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    row = _uneven(vocab, random)
+    return row, row.clone()
+
+
+def _disjoint(vocab: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    even = torch.arange(vocab) % 2 == 0
+    target, draft = _random(vocab, random)
+    return _scale(target * even), _scale(draft * ~even)
+
+
+def _greedy(vocab: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    target, draft = _random(vocab, random)
+    return _one_hot(target), draft
+
+
+def _greedy_both(vocab: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    target, draft = _random(vocab, random)
+    return _one_hot(target), _one_hot(draft)
+
+
+KINDS: dict[str, Rows] = {
+    "random": _random,
+    "zeros": _zeros,
+    "equal": _equal,
+    "disjoint": _disjoint,
+    "greedy": _greedy,
+    "greedy both": _greedy_both,
+}
+
+
+class Once:
+    """Passes on to another chance, and asserts that a rule meets no coin twice."""
+
+    def __init__(self, chance: Chance) -> None:
+        self.chance = chance
+        self.met: set[int] = set()
+
+    def flip(self, probability: float, node: int) -> bool:
+        assert 0 <= probability <= 1
+        assert node not in self.met
+        self.met.add(node)
+        return self.chance.flip(probability, node)
+
+    def pick(self, weights: Tensor) -> int:
+        assert -1 not in self.met
+        assert (weights >= 0).all()
+        self.met.add(-1)
+        return self.chance.pick(weights)
+
+
+def target_rows(here: World, context: Context, draft: Draft) -> Tensor:
+    """The target's distributions after the root and after each node."""
+    contexts = [context]
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        contexts.append((*contexts[parent + 1], token))
+    return torch.stack([here.target[c] for c in contexts])
+
+
+def judge(here: World, context: Context, make: Make, rule: Rule, chance: Chance) -> tuple[Draft, Verdict]:
+    draft = make(here, context, chance)
+    return draft, rule(draft, target_rows(here, context, draft), Once(chance))
+
+
+def law_of_step(here: World, context: Context, make: Make, rule: Rule) -> Law:
+    """Probabilities of what one step writes, the draft's own chances included."""
+    law: Law = defaultdict(float)
+    for probability, (draft, verdict) in enumerate_chance(lambda chance: judge(here, context, make, rule, chance)):
+        law[(*(draft.tokens[node] for node in verdict.path), verdict.next_token)] += probability
+    return law
+
+
+def law_of(here: World, make: Make, rule: Rule, length: int) -> Law:
+    """Probabilities of the first `length` tokens, written by steps that follow each other."""
+    done: Law = defaultdict(float)
+    begun: Law = defaultdict(float, {(): 1.0})
+    while begun:
+        context = min(begun, key=len)
+        probability = begun.pop(context)
+        for written, share in law_of_step(here, context, make, rule).items():
+            text = context + written
+            (begun if len(text) < length else done)[text[:length]] += probability * share
+    return done
+
+
+def plain_law(rows: dict[Context, Tensor], vocab: int, length: int) -> Law:
+    """The same without any drafting, token by token from `rows`."""
+    law: Law = {(): 1.0}
+    for _ in range(length):
+        law = {(*c, x): p * float(rows[c][x]) for c, p in law.items() for x in range(vocab)}
+    return law
+
+
+def distance(one: Law, other: Law) -> float:
+    """Total variation."""
+    return 0.5 * sum(abs(one.get(c, 0.0) - other.get(c, 0.0)) for c in {*one, *other})
+
+
+def bias(here: World, make: Make, rule: Rule, length: int) -> float:
+    """How far text written with drafts is from the target's own."""
+    return distance(law_of(here, make, rule, length), plain_law(here.target, here.vocab, length))
+
+
+def mean_accepted(here: World, make: Make, rule: Rule) -> float:
+    outcomes = enumerate_chance(lambda chance: judge(here, (), make, rule, chance))
+    return sum(probability * len(verdict.path) for probability, (_, verdict) in outcomes)
