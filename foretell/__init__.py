@@ -9,7 +9,8 @@ from .version import VERSION as __version__
 if TYPE_CHECKING:
     from .llm import LLM
     from .outputs import CompletionOutput, RequestOutput
-    from .types import SamplingParams, SpeculationChoice
+    from .params import SamplingParams
+    from .types import SpeculationChoice
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculationChoice", "__version__"]
 
@@ -17,7 +18,7 @@ _HOMES = {
     "LLM": "llm",
     "CompletionOutput": "outputs",
     "RequestOutput": "outputs",
-    "SamplingParams": "types",
+    "SamplingParams": "params",
     "SpeculationChoice": "types",
 }
 

@@ -14,7 +14,7 @@ from .config import EngineConfig, SpeculationConfig
 from .control.controller import FixedController
 from .draft.base import Drafter
 from .engine.engine import Engine
-from .engine.requests import Limits
+from .engine.requests import Limits, RequestMaker
 from .engine.scheduler import Scheduler
 from .errors import RequestError
 from .hub import Checkpoint, open_checkpoint, resolve
@@ -25,6 +25,7 @@ from .models.load import choose_dtype, load_model, weight_bytes
 from .models.read_config import end_ids, read_config, sampling_defaults
 from .runner.memory import MemoryPlan, Needs, available_memory, plan_memory
 from .runner.runner import ModelRunner
+from .sampling.grammar import GrammarCompiler
 from .tokenizer import Tokenizer
 
 
@@ -34,7 +35,8 @@ class Assembly:
 
     engine: Engine
     tokenizer: Tokenizer
-    limits: Limits
+    requests: RequestMaker
+    grammars: GrammarCompiler
     memory: MemoryPlan
     sampling_defaults: dict[str, Any]
 
@@ -78,8 +80,10 @@ def build_engine(
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens)
     engine = Engine(runner, drafter, FixedController(speculation.budget), scheduler, tokenizer)
-    ends = tokenizer.end_ids | end_ids(checkpoint)
-    return Assembly(engine, tokenizer, Limits(context, ends), memory, sampling_defaults(checkpoint))
+    limits = Limits(context, tokenizer.end_ids | end_ids(checkpoint), model_config.vocab)
+    requests = RequestMaker(limits, tokenizer, drafter, speculation.rule)
+    grammars = GrammarCompiler(tokenizer, model_config.vocab)
+    return Assembly(engine, tokenizer, requests, grammars, memory, sampling_defaults(checkpoint))
 
 
 def choose_device(name: str) -> torch.device:

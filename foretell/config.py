@@ -52,6 +52,9 @@ class SpeculationConfig:
     drafter: str = option("auto", "how to guess ahead: none, ngram, auto")
     max_draft: int = option(DEFAULT_DRAFT, "the most tokens guessed for a text in one step")
     num_speculative_tokens: int | None = option(None, "guess just this many each step and do not adapt")
+    rule: str = option(
+        "match", "which guesses stand: match, rejection, block or auto; lossy: confidence, typical, ensemble"
+    )
     prompt_lookup_min: int = option(2, "n-gram: the shortest run of tokens that counts as a match")
     prompt_lookup_max: int = option(4, "n-gram: the longest run of tokens that is looked up")
 

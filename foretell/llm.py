@@ -11,12 +11,13 @@ from .build import Assembly, build_engine, say_nothing, say_on_stderr
 from .config import EngineConfig, SpeculationConfig
 from .draft.base import Drafter
 from .engine.engine import Track
-from .engine.requests import make_requests
 from .engine.stats import Speculation
 from .errors import RequestError
 from .options import nearest
-from .outputs import CompletionOutput, RequestOutput, RequestTimings
-from .types import Delta, Request, SamplingParams, SpeculationChoice
+from .outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
+from .params import SamplingParams
+from .tokenizer import Tokenizer
+from .types import Delta, Request, SpeculationChoice, TokenLogprob
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -84,7 +85,7 @@ class LLM:
         return self._stream(requests)
 
     def _stream(self, requests: list[Request]) -> Iterator[Delta]:
-        tracks = [self.engine.add(request) for request in requests]
+        tracks = [self._add(request) for request in requests]
         try:
             while any(track.seq.finish is None for track in tracks):
                 yield from (delta for delta in self.engine.step() if delta.request_id == requests[0].id)
@@ -102,19 +103,23 @@ class LLM:
         requests = [self._requests(*pair, speculation) for pair in zip(prompts, each, strict=True)]
         tracks: list[list[Track]] = []
         try:
-            tracks += [[self.engine.add(request) for request in group] for group in requests]
+            tracks += [[self._add(request) for request in group] for group in requests]
             while any(track.seq.finish is None for group in tracks for track in group):
                 self.engine.step()
         finally:
             for group in requests:  # where all went well there is nothing left to abort
                 self.engine.abort(group[0].id)
-        return [_output(group, text) for group, text in zip(tracks, texts, strict=True)]
+        return [_output(group, text, self.tokenizer) for group, text in zip(tracks, texts, strict=True)]
 
     def _requests(
         self, prompt: list[int], params: SamplingParams | None, speculation: SpeculationChoice
     ) -> list[Request]:
         params = self.default_params() if params is None else params
-        return make_requests(str(next(self._ids)), prompt, params, self.assembly.limits, speculation)
+        return self.assembly.requests.make(str(next(self._ids)), prompt, params, speculation)
+
+    def _add(self, request: Request) -> Track:
+        wanted = request.params.structured_outputs
+        return self.engine.add(request, None if wanted is None else self.assembly.grammars.compile(wanted))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, Mapping):
@@ -163,26 +168,49 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
     return params
 
 
-def _output(tracks: list[Track], prompt: Any) -> RequestOutput:
+def _output(tracks: list[Track], prompt: Any, tokenizer: Tokenizer) -> RequestOutput:
     request = tracks[0].seq.request
     return RequestOutput(
         request.id,
         prompt if isinstance(prompt, str) else None,
         request.prompt,
-        tuple(_completion(track) for track in tracks),
+        tuple(_completion(track, tokenizer) for track in tracks),
         Speculation.total(track.speculation for track in tracks),
         _timings(tracks),
         tracks[0].cached_prompt_tokens,
+        _prompt_logprobs(tracks[0], tokenizer),
     )
 
 
-def _completion(track: Track) -> CompletionOutput:
+def _completion(track: Track, tokenizer: Tokenizer) -> CompletionOutput:
     seq = track.seq
     assert seq.finish is not None, "outputs are made of finished texts"
-    tokens = tuple(seq.tokens[len(seq.request.prompt) :])
+    wanted = seq.request.params.logprobs is not None
     return CompletionOutput(
-        seq.request.choice, track.writer.text, tokens, seq.finish, seq.request.seed, track.speculation
+        index=seq.request.choice,
+        text=track.writer.text,
+        token_ids=tuple(seq.tokens[len(seq.request.prompt) :]),
+        finish_reason=seq.finish,
+        seed=seq.request.seed,
+        speculation=track.speculation,
+        logprobs=[_named(each, tokenizer) for each in track.logprobs] if wanted else None,
     )
+
+
+def _prompt_logprobs(track: Track, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None] | None:
+    """One for each token of the prompt; nothing foretells the first."""
+    if track.seq.request.params.prompt_logprobs is None:
+        return None
+    found = track.prompt_logprobs
+    return [None, *(_named(found[place], tokenizer) for place in range(1, len(track.seq.request.prompt)))]
+
+
+def _named(found: TokenLogprob, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    """vLLM's shape: the likeliest tokens by rank, and the token itself wherever it stands."""
+    ranked = {
+        token: Logprob(logprob, rank, tokenizer.token_text(token)) for rank, (token, logprob) in enumerate(found.top, 1)
+    }
+    return ranked | {found.token: Logprob(found.logprob, found.rank, tokenizer.token_text(found.token))}
 
 
 def _timings(tracks: list[Track]) -> RequestTimings:

@@ -26,6 +26,15 @@ class RequestTimings:
 
 
 @dataclass(frozen=True)
+class Logprob:
+    """How likely the model itself found a token, before any setting of the request."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True)
 class CompletionOutput:
     """One text."""
 
@@ -35,6 +44,7 @@ class CompletionOutput:
     finish_reason: FinishReason
     seed: int
     speculation: Speculation
+    logprobs: list[dict[int, Logprob]] | None = None  # for each token: itself and the likeliest
 
 
 @dataclass(frozen=True)
@@ -48,4 +58,5 @@ class RequestOutput:
     speculation: Speculation
     timings: RequestTimings
     cached_tokens: int  # of the prompt, found in the prefix cache
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     finished: bool = True

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from .errors import RequestError
-from .options import option, strict
+from .params import SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,64 +13,6 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort"]
 
 TARGET = "target"  # origin of a token that no drafter proposed
-DEFAULT_MAX_TOKENS = 256
-
-
-@strict
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How a request wants its tokens drawn. The defaults are greedy; `LLM.default_params` gives the model's own."""
-
-    temperature: float = option(0.0, "0 takes the likeliest token; 1 samples from the model's own distribution")
-    top_p: float = option(1.0, "keep the likeliest tokens that together reach this probability")
-    top_k: int = option(0, "keep this many of the likeliest tokens; 0 keeps all")
-    min_p: float = option(0.0, "drop tokens below this share of the likeliest one's probability")
-    max_tokens: int | None = option(
-        None, f"the most tokens to write (default: {DEFAULT_MAX_TOKENS}, or fewer where the context ends)"
-    )
-    seed: int | None = option(None, "the same seed gives the same text; drawn and reported where left out")
-    stop: tuple[str, ...] = option((), "end the text before this string; may be given several times")
-    stop_token_ids: tuple[int, ...] = option((), "end the text at this token; may be given several times")
-    ignore_eos: bool = option(False, "go on after the model's end tokens")
-    n: int = option(1, "how many texts to write for each prompt")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        if self.top_k == -1:  # vLLM's word for "all"
-            object.__setattr__(self, "top_k", 0)
-        self._check_distribution()
-        self._check_limits()
-
-    def _check_distribution(self) -> None:
-        if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):
-            raise RequestError("temperature", f"must be 0 or a positive number, not {self.temperature}")
-        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
-            raise RequestError("top_p", f"must be above 0 and at most 1, not {self.top_p}")
-        if not (_is_number(self.min_p) and 0 <= self.min_p <= 1):
-            raise RequestError("min_p", f"must be between 0 and 1, not {self.min_p}")
-        if not (_is_whole(self.top_k) and self.top_k >= 0):
-            raise RequestError("top_k", f"must be 0 (all) or a positive whole number, not {self.top_k}")
-
-    def _check_limits(self) -> None:
-        if self.max_tokens is not None and not (_is_whole(self.max_tokens) and self.max_tokens >= 1):
-            raise RequestError("max_tokens", f"must be 1 or more, not {self.max_tokens}")
-        if not (_is_whole(self.n) and 1 <= self.n <= 128):
-            raise RequestError("n", f"must be between 1 and 128, not {self.n}")
-        if self.seed is not None and not (_is_whole(self.seed) and -(2**63) <= self.seed < 2**63):
-            raise RequestError("seed", f"must be a whole number of at most 64 bits, not {self.seed}")
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise RequestError("stop", "must be strings of at least one character")
-        if not all(_is_whole(token) and token >= 0 for token in self.stop_token_ids):
-            raise RequestError("stop_token_ids", "must be token ids, 0 or more")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
 @dataclass(frozen=True)
@@ -81,6 +21,27 @@ class SpeculationChoice:
 
     enabled: bool = True
     max_draft: int | None = None
+    rule: str | None = None
+    acceptance_threshold: tuple[float, float] | None = None  # upper and lower, for the rule `confidence`
+    workload: str | None = None  # a preset of the upper one: code, json, narrative or auto
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """How a model marks its thoughts."""
+
+    opens: tuple[int, ...]
+    closes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the model found a token, its rank, and the likeliest ones there."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +57,9 @@ class Request:
     choice: int = 0
     tenant: str = ""
     speculation: SpeculationChoice = SpeculationChoice()
+    rule: str = "match"
+    banned: tuple[tuple[int, ...], ...] = ()  # runs of tokens that are never completed
+    thinking: Thinking | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -154,6 +118,11 @@ class Share:
         return cls(seq, take, budget, seq.cached, len(seq.tokens))
 
     @property
+    def reads_prompt_logprobs(self) -> bool:
+        """Whether every row counts, because the request wants to know how likely its prompt is."""
+        return self.seq.request.params.prompt_logprobs is not None and self.start < len(self.seq.request.prompt)
+
+    @property
     def reaches_end(self) -> bool:
         """Whether this step runs the sequence's last token, and so writes at least one more."""
         return self.start + self.take == self.length
@@ -200,6 +169,10 @@ class Draft:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
+    def was_drawn(self, node: int) -> bool:
+        """Whether a node was drawn at random; to drop it for its value would be a bias."""
+        return self.drawn is not None and self.drawn[node]
+
     def cut(self, nodes: int) -> Draft:
         """The first `nodes` nodes; parents come first, so what is left is a tree."""
         if nodes >= len(self):
@@ -235,6 +208,7 @@ class Outcome:
     verdict: Verdict | None = None  # None: the prompt goes on, nothing was written
     chosen: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of the kept tokens, where the request wants them
     features: Tensor | None = None
 
     @property
@@ -253,4 +227,5 @@ class Delta:
     text: str
     origins: tuple[str, ...]  # for each token the drafter that proposed it, or TARGET
     drafted: int = 0  # guesses checked in this step
+    logprobs: tuple[TokenLogprob, ...] | None = None
     finish: FinishReason | None = None

@@ -115,7 +115,7 @@ def test_the_models_own_defaults_are_used_where_nothing_is_said(plain: LLM) -> N
     defaults = plain.default_params()
     assert (defaults.temperature, defaults.top_k) == (0.9, 40)
     assert plain.default_params(temperature=0.0).top_k == 40
-    assert plain.assembly.limits.end_ids == {plain.tokenizer.encode("<|im_end|>")[0]}
+    assert plain.assembly.requests.limits.end_ids == {plain.tokenizer.encode("<|im_end|>")[0]}
 
 
 def test_speculation_can_be_switched_off_for_a_request(llm: LLM) -> None:

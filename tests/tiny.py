@@ -10,15 +10,17 @@ import torch
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine, Track
-from foretell.engine.requests import Limits, make_requests
+from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
+from foretell.params import SamplingParams
 from foretell.runner.runner import ModelRunner
-from foretell.types import Budget, Draft, SamplingParams, Sequence, SpeculationChoice
+from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 
 VOCAB = 32
 CONTEXT = 256
@@ -55,12 +57,18 @@ class World:
         return Engine(runner, drafter or NoDrafter(), FixedController(self.budget), scheduler)
 
 
+def model_drafter(seed: int = 0, pages: int = 256, **settings: object) -> ModelDrafter:
+    """A drafter that asks a tiny model; with seed 0 it is the target's twin."""
+    runner = ModelRunner(tiny_decoder(seed), pages, 4, CONTEXT)
+    return ModelDrafter(runner, VOCAB, **settings)  # type: ignore[arg-type]
+
+
 def add(
     engine: Engine, name: str, prompt: list[int], speculation: SpeculationChoice = SpeculationChoice(), **params: object
 ) -> list[Track]:
-    limits = Limits(CONTEXT, frozenset({0}))
+    maker = RequestMaker(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
     wanted = SamplingParams(**{"max_tokens": 24, "seed": int(name), **params})  # type: ignore[arg-type]
-    return [engine.add(request) for request in make_requests(name, prompt, wanted, limits, speculation)]
+    return [engine.add(request) for request in maker.make(name, prompt, wanted, speculation)]
 
 
 def run(engine: Engine, after_step: Callable[[Engine], None] = lambda engine: None) -> None:

@@ -15,7 +15,7 @@ from .tint import Tint, wants_colour
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
-    from foretell.types import SamplingParams
+    from foretell.params import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
-from foretell.types import SamplingParams
+from foretell.params import SamplingParams
 
 if TYPE_CHECKING:
     from foretell.llm import LLM

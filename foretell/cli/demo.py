@@ -14,7 +14,7 @@ from .tint import LEGEND, Tint, wants_colour
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
-    from foretell.types import SamplingParams
+    from foretell.params import SamplingParams
 
 QUESTION = "Why is the sky blue during the day and red in the evening?"
 LETTER = """Dear Anna,
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _compare(llm: LLM, name: str, text: str, colour: bool, quiet: bool) -> Comparison:
     """With guesses, as they stream; then the same request without."""
-    from foretell.types import SamplingParams
+    from foretell.params import SamplingParams
 
     params = SamplingParams(max_tokens=MAX_TOKENS)
     prompt = _encode(llm, text)

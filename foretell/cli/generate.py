@@ -23,7 +23,7 @@ from .tint import Tint, wants_colour
 if TYPE_CHECKING:
     from foretell.llm import LLM
     from foretell.outputs import CompletionOutput, RequestOutput
-    from foretell.types import SamplingParams
+    from foretell.params import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +106,7 @@ def _choice(choice: CompletionOutput) -> dict[str, Any]:
         "seed": choice.seed,
         "speculation": {
             "rule": record.rule,
+            "lossless": record.lossless,
             "steps": record.steps,
             "drafted": record.drafted,
             "accepted": record.accepted,

@@ -12,6 +12,8 @@ class Drafter(ABC):
 
     name: str = ""
     taps: tuple[int, ...] = ()  # layers of the target whose states it wants to observe
+    draws: bool = False  # whether its guesses are drawn at random where the request samples
+    gives_probability: bool = False  # whether a guess comes with the probability it was made with
 
     @abstractmethod
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from time import perf_counter
+
+import torch
 
 from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
-from foretell.errors import CapacityError, RequestError
+from foretell.errors import CapacityError
+from foretell.runner.pack import logit_rows
 from foretell.runner.runner import ModelRunner, StepOutput
-from foretell.sampling.sampling import Row, choose
+from foretell.sampling.grammar import Grammar
+from foretell.sampling.grammar_matcher import Matcher
 from foretell.tokenizer import Tokenizer
-from foretell.types import Delta, Draft, FinishReason, Outcome, Request, Sequence, Share, Verdict
-from foretell.verify.match import walk
+from foretell.types import Delta, Draft, Outcome, Request, Sequence, Share, TokenLogprob
 
+from .constrain import constrain
+from .judge import Case, Judge, Judgement, prompt_logprobs
 from .scheduler import Scheduler
 from .stats import Speculation, Stats, origins
 from .writer import Writer
@@ -32,13 +38,16 @@ class Timings:
 
 @dataclass
 class Track:
-    """What the engine keeps beside a sequence: its words, its record, its clock."""
+    """What the engine keeps beside a sequence: its words, its grammar, its record, its clock."""
 
     seq: Sequence
     writer: Writer
+    matcher: Matcher | None = None
     speculation: Speculation = field(default_factory=Speculation)
     timings: Timings = field(default_factory=lambda: Timings(perf_counter()))
     cached_prompt_tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the prompt
 
 
 class Engine:
@@ -51,9 +60,10 @@ class Engine:
         controller: Controller,
         scheduler: Scheduler,
         tokenizer: Tokenizer | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.runner, self.drafter, self.controller, self.scheduler = runner, drafter, controller, scheduler
-        self.tokenizer = tokenizer
+        self.tokenizer, self.judge = tokenizer, judge or Judge()
         self.stats = Stats()
         self.tracks: dict[int, Track] = {}
         self._ids = itertools.count()
@@ -62,20 +72,18 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.tracks)
 
-    def add(self, request: Request) -> Track:
-        """Take a request in; it is written from the next steps on."""
+    def add(self, request: Request, grammar: Grammar | None = None) -> Track:
+        """Take a request in; it is written from the next steps on. `grammar` is its `structured_outputs`, compiled."""
         self._check(request)
+        assert (grammar is None) == (request.params.structured_outputs is None), "a grammar comes compiled"
         seq = Sequence(next(self._ids), request, list(request.prompt))
-        track = self.tracks[seq.id] = Track(seq, Writer(request, self.tokenizer))
+        writer = Writer(request, self.tokenizer)
+        matcher = None if grammar is None else grammar.matcher(writer.ends)
+        track = self.tracks[seq.id] = Track(seq, writer, matcher, Speculation(rule=request.rule))
         self.scheduler.add(seq)
         return track
 
     def _check(self, request: Request) -> None:
-        vocab = self.runner.model.config.vocab
-        if not request.prompt:
-            raise RequestError("prompt", "is empty; give at least one token")
-        if not all(0 <= token < vocab for token in request.prompt):
-            raise RequestError("prompt", f"has token ids outside 0..{vocab - 1}")
         pool = self.runner.pool
         if pool.pages_for(len(request.prompt) + request.max_tokens) > pool.count:
             raise CapacityError(
@@ -96,9 +104,9 @@ class Engine:
         plan = self.scheduler.plan(self.controller.budgets(self.scheduler.running))
         self._note_starts(plan)
         proposed = self.drafter.propose([share.seq for share in plan], [share.budget for share in plan])
-        drafts = self.controller.trim(plan, proposed)
+        drafts = self._constrain(plan, self.controller.trim(plan, proposed))
         output = self.runner.forward(plan, drafts)
-        judged = [self.commit(outcome) for outcome in self.judge(plan, drafts, output)]
+        judged = [self.commit(outcome) for outcome in self._judge(plan, drafts, output)]
         outcomes = [outcome for outcome, _ in judged]
         for learner in (self.drafter, self.controller, self.stats):
             learner.observe(outcomes)
@@ -107,23 +115,34 @@ class Engine:
             self._settle(share.seq)
         return [delta for _, delta in judged if delta is not None]
 
-    def judge(self, plan: list[Share], drafts: list[Draft], output: StepOutput) -> list[Outcome]:
+    def _constrain(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
+        """What a grammar forces is guessed for free; what it forbids takes along only what hangs below it."""
+        return [
+            draft if (matcher := self.tracks[share.seq.id].matcher) is None else constrain(draft, matcher, share.budget)
+            for share, draft in zip(plan, drafts, strict=True)
+        ]
+
+    def _judge(self, plan: list[Share], drafts: list[Draft], output: StepOutput) -> list[Outcome]:
         """What the target makes of each draft."""
-        ends = [(share, draft) for share, draft in zip(plan, drafts, strict=True) if share.reaches_end]
-        chosen = choose(output.logits, [row for share, draft in ends for row in _rows(share, draft)])
-        outcomes, at, first = [], 0, 0
-        for share, draft in zip(plan, drafts, strict=True):
-            tokens: tuple[int, ...] = ()
-            verdict: Verdict | None = None
-            if share.reaches_end:
-                tokens = tuple(chosen[at : at + 1 + len(draft)])
-                verdict = walk(draft, tokens)
-                at += len(tokens)
-            rows = share.take + len(draft)
-            features = None if output.features is None else output.features[first : first + rows]
-            first += rows
-            outcomes.append(Outcome(share, draft, verdict, tokens, (), features))
-        return outcomes
+        pairs = list(zip(plan, drafts, strict=True))
+        logits = torch.split(output.logits, [logit_rows(share, draft) for share, draft in pairs])
+        cases = [
+            Case(share, draft, rows[-1 - len(draft) :], self._masks(share, draft))
+            for (share, draft), rows in zip(pairs, logits, strict=True)
+            if share.reaches_end
+        ]
+        for share, rows in zip(plan, logits, strict=True):
+            if share.reads_prompt_logprobs:
+                self.tracks[share.seq.id].prompt_logprobs |= prompt_logprobs(share, rows)
+        judged = iter(self.judge(cases))
+        return [
+            _outcome(share, draft, next(judged) if share.reaches_end else None, states)
+            for (share, draft), states in zip(pairs, _split_features(output, pairs), strict=True)
+        ]
+
+    def _masks(self, share: Share, draft: Draft) -> torch.Tensor | None:
+        matcher = self.tracks[share.seq.id].matcher
+        return None if matcher is None else matcher.masks(draft)
 
     def commit(self, outcome: Outcome) -> tuple[Outcome, Delta | None]:
         """Let what was accepted enter the text. The only place where a sequence grows."""
@@ -140,14 +159,27 @@ class Engine:
         seq.tokens += kept
         seq.cached = min(share.length + len(verdict.path), len(seq.tokens) - 1)
         seq.finish = written.finish
-        outcome = Outcome(share, outcome.draft, verdict, outcome.chosen, kept, outcome.features)
+        logprobs = outcome.logprobs and outcome.logprobs[: len(kept)]
+        outcome = replace(outcome, kept=kept, logprobs=logprobs)
+        track.logprobs += logprobs or ()
         track.speculation.observe(outcome)
+        if track.matcher is not None:
+            track.matcher.advance(kept)
         self._note_tokens(track)
         return outcome, self._delta(seq, outcome, written.text)
 
     def _delta(self, seq: Sequence, outcome: Outcome, text: str) -> Delta:
         request = seq.request
-        return Delta(request.id, request.choice, outcome.kept, text, origins(outcome), len(outcome.draft), seq.finish)
+        return Delta(
+            request.id,
+            request.choice,
+            outcome.kept,
+            text,
+            origins(outcome),
+            len(outcome.draft),
+            outcome.logprobs,
+            seq.finish,
+        )
 
     def _settle(self, seq: Sequence) -> None:
         self.scheduler.settle(seq)
@@ -175,11 +207,13 @@ class Engine:
             track.timings.finished = now
 
 
-def _rows(share: Share, draft: Draft) -> list[Row]:
-    """What decides the token after the sequence's last one and after each node of its draft."""
-    request = share.seq.request
-    positions = [share.length, *(share.length + depth for depth in draft.depths())]
-    return [Row(request.params, request.seed, position) for position in positions]
+def _split_features(output: StepOutput, pairs: list[tuple[Share, Draft]]) -> Iterable[torch.Tensor | None]:
+    if output.features is None:
+        return [None] * len(pairs)
+    return torch.split(output.features, [share.take + len(draft) for share, draft in pairs])
 
 
-__all__ = ["Engine", "FinishReason", "Timings", "Track"]
+def _outcome(share: Share, draft: Draft, judged: Judgement | None, features: torch.Tensor | None) -> Outcome:
+    if judged is None:
+        return Outcome(share, draft, features=features)
+    return Outcome(share, draft, judged.verdict, judged.chosen, (), judged.logprobs, features)

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
+from foretell.draft.base import Drafter
 from foretell.errors import RequestError
+from foretell.options import nearest
+from foretell.params import DEFAULT_MAX_TOKENS, SamplingParams
 from foretell.sampling.noise import mix
-from foretell.types import DEFAULT_MAX_TOKENS, Request, SamplingParams, SpeculationChoice
+from foretell.tokenizer import Tokenizer
+from foretell.types import Request, SpeculationChoice, Thinking
+from foretell.verify.rules import LOSSLESS, LOSSY
+from foretell.verify.threshold import ThresholdSettings
+from foretell.verify.workload import detect_workload
+
+AUTO = "auto"
+RULES = (*LOSSLESS, *LOSSY, AUTO)
 
 
 @dataclass(frozen=True)
@@ -16,33 +27,99 @@ class Limits:
 
     context: int
     end_ids: frozenset[int]
+    vocab: int
 
 
-def make_requests(
-    request_id: str,
-    prompt: list[int],
-    params: SamplingParams,
-    limits: Limits,
-    speculation: SpeculationChoice = SpeculationChoice(),
-    tenant: str = "",
-) -> list[Request]:
-    """One request for each of `n` choices; they differ by their noise alone."""
-    max_tokens = settle_max_tokens(prompt, params, limits.context)
-    seed = secrets.randbits(63) if params.seed is None else params.seed
-    return [
-        Request(
-            request_id,
-            tuple(prompt),
-            params,
-            mix(seed, choice),
-            max_tokens,
-            limits.end_ids,
-            choice,
-            tenant,
-            speculation,
+class RequestMaker:
+    """Settles requests for one engine."""
+
+    def __init__(self, limits: Limits, tokenizer: Tokenizer | None, drafter: Drafter, rule: str = "match") -> None:
+        self.limits, self.tokenizer, self.drafter, self.rule = limits, tokenizer, drafter, rule
+
+    def make(
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        speculation: SpeculationChoice = SpeculationChoice(),
+        tenant: str = "",
+    ) -> list[Request]:
+        """One request for each of `n` choices; they differ by their noise alone."""
+        self._check_tokens(prompt, params)
+        request = Request(
+            id=request_id,
+            prompt=tuple(prompt),
+            params=params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            max_tokens=settle_max_tokens(prompt, params, self.limits.context),
+            end_ids=self.limits.end_ids,
+            tenant=tenant,
+            speculation=speculation,
+            rule=self._settle_rule(params, speculation),
+            banned=self._banned(params),
+            thinking=self._thinking(params),
         )
-        for choice in range(params.n)
-    ]
+        request = replace(request, speculation=self._settle_thresholds(request))
+        return [replace(request, seed=mix(request.seed, i), choice=i) for i in range(params.n)]
+
+    def _check_tokens(self, prompt: list[int], params: SamplingParams) -> None:
+        named: dict[str, Iterable[int]] = {
+            "prompt": prompt,
+            "stop_token_ids": params.stop_token_ids,
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "logit_bias": params.logit_bias or {},
+        }
+        for field, tokens in named.items():
+            if not all(isinstance(token, int) and 0 <= token < self.limits.vocab for token in tokens):
+                raise RequestError(field, f"has token ids outside 0..{self.limits.vocab - 1}")
+        if self.tokenizer is None and (params.stop or params.bad_words or params.thinking_budget is not None):
+            raise RequestError("stop", "strings need a tokenizer, and this engine has none")
+
+    def _settle_rule(self, params: SamplingParams, speculation: SpeculationChoice) -> str:
+        rule = speculation.rule or self.rule
+        if rule not in RULES:
+            raise RequestError("rule", f"{rule!r} is not known; {nearest(rule, RULES)}")
+        if rule == "confidence" and speculation.enabled and not self.drafter.gives_probability:
+            raise RequestError("rule", f"confidence needs a drafter with probabilities; {self.drafter.name} has none")
+        if rule != AUTO:
+            return rule
+        # Same tokens for whoever gave a seed; for the others the rule that accepts the most of drawn guesses.
+        return "block" if params.seed is None and params.temperature > 0 and self.drafter.draws else "match"
+
+    def _settle_thresholds(self, request: Request) -> SpeculationChoice:
+        choice = request.speculation
+        if request.rule != "confidence":
+            if choice.workload is not None or choice.acceptance_threshold is not None:
+                raise RequestError("acceptance_threshold", "is for the rule confidence; set rule to it")
+            return choice
+        settings = ThresholdSettings()
+        if choice.workload is not None:
+            settings = ThresholdSettings.for_workload(self._workload(request))
+        upper, lower = choice.acceptance_threshold or (settings.upper, settings.lower)
+        settings = replace(settings, upper=upper, lower=lower)
+        return replace(choice, acceptance_threshold=(settings.upper, settings.lower))
+
+    def _workload(self, request: Request) -> str:
+        workload = request.speculation.workload or AUTO
+        if workload != AUTO or self.tokenizer is None:
+            return workload
+        grammar = request.params.structured_outputs
+        wants_json = grammar is not None and grammar.kind.startswith("json")
+        return detect_workload(self.tokenizer.decode(request.prompt), wants_json)
+
+    def _banned(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Every way the bad words are spelt in tokens: as they are, and behind a space."""
+        if self.tokenizer is None:
+            return ()
+        forms = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
+        spelt = [tuple(self.tokenizer.encode(form, add_special=False)) for form in forms]
+        return tuple(dict.fromkeys(tokens for tokens in spelt if tokens))
+
+    def _thinking(self, params: SamplingParams) -> Thinking | None:
+        if params.thinking_budget is None or self.tokenizer is None:
+            return None
+        opens, closes = (tuple(self.tokenizer.encode(mark, add_special=False)) for mark in ("<think>", "</think>"))
+        return Thinking(opens, closes)
 
 
 def settle_max_tokens(prompt: list[int], params: SamplingParams, context: int) -> int:
@@ -54,11 +131,13 @@ def settle_max_tokens(prompt: list[int], params: SamplingParams, context: int) -
         raise RequestError(
             "prompt", f"has {len(prompt)} tokens; this model takes at most {context - 1} and one new one; shorten it"
         )
+    if params.min_tokens > room:
+        raise RequestError("min_tokens", f"{params.min_tokens} is more than the {room} tokens left after the prompt")
     if params.max_tokens is None:
-        return min(DEFAULT_MAX_TOKENS, room)
+        return min(max(DEFAULT_MAX_TOKENS, params.min_tokens), room)
     if params.max_tokens > room:
         raise RequestError(
             "max_tokens",
-            f"{params.max_tokens} is more than the {room} tokens left after the prompt; ask for {room} or fewer",
+            f"{params.max_tokens} is more than the {room} left after the prompt; ask for {room} or fewer",
         )
     return params.max_tokens

@@ -8,6 +8,8 @@ from foretell.kv.prefix import PrefixIndex
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence, Share
 
+ROWS_WITH_LOGITS = 256  # the most rows of a prompt that keep their logits, a vocabulary wide, in one step
+
 
 class Scheduler:
     """Texts being written come first, then prompts, in chunks; the oldest before the younger.
@@ -81,7 +83,8 @@ class Scheduler:
     def _chunk(self, seq: Sequence, left: int) -> int:
         """Reserve pages for as many pending tokens as there are and fit."""
         fit = (len(seq.pages) + self.runner.pool.available) * self.runner.pool.page_size - seq.cached
-        take = min(seq.pending, left, fit)
+        most = left if seq.request.params.prompt_logprobs is None else min(left, ROWS_WITH_LOGITS)
+        take = min(seq.pending, most, fit)
         return take if take > 0 and self.runner.reserve(seq, seq.cached + take) else 0
 
     def _admit(self, left: int, alone: bool) -> list[Share]:
@@ -107,7 +110,7 @@ class Scheduler:
 
     def _enter(self, seq: Sequence, force: bool) -> bool:
         """Move `seq` from waiting to running if its pages fit, cached beginnings counted; `force`: if any do."""
-        if self.prefix is not None:
+        if self.prefix is not None and seq.request.params.prompt_logprobs is None:
             seq.pages = self.prefix.match(seq.tokens, seq.request.tenant)
             seq.cached, seq.published = len(seq.pages) * self.runner.pool.page_size, len(seq.pages)
         need = 1 if force else self.runner.pool.pages_for(len(seq.tokens) + 1) - len(seq.pages)

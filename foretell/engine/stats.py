@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from foretell.types import TARGET, Outcome
+from foretell.verify.rules import LOSSLESS
 
 
 @dataclass
@@ -33,6 +34,11 @@ class Speculation:
         """Mean tokens a step yields, the target's own included; 1 is plain decoding."""
         return self.tokens / self.steps if self.steps else 0.0
 
+    @property
+    def lossless(self) -> bool:
+        """Whether the text, or its distribution, is the target's own."""
+        return self.rule in LOSSLESS or self.drafted == 0
+
     def observe(self, outcome: Outcome) -> None:
         """Count one step."""
         if outcome.verdict is None:
@@ -55,6 +61,7 @@ class Speculation:
         """The sum over several texts."""
         whole = cls()
         for record in records:
+            whole.rule = record.rule
             whole.steps += record.steps
             whole.tokens += record.tokens
             whole.origins += record.origins

@@ -50,7 +50,8 @@ class Writer:
         if token in self.ends:
             return self._held + self._flush(), "stop"
         held = self._held + self._decode((token,))
-        found = [place for stop in self.stops if (place := held.find(stop)) >= 0]
+        early = self.count < self.request.params.min_tokens
+        found = [] if early else [place for stop in self.stops if (place := held.find(stop)) >= 0]
         if found:
             return held[: min(found)], "stop"
         if self.count >= self.request.max_tokens:

@@ -25,12 +25,18 @@ def pack(shares: list[Share], drafts: list[Draft], layout: Layout, device: torch
         positions += range(share.start, end)
         positions += [end - 1 + depth for depth in draft.depths()]
         slots += slots_of(span.pages, layout.page_size, span.start, span.stop)
-        if share.reaches_end:
-            wanted += range(span.first + share.take - 1, span.first + span.rows)
+        wanted += range(span.first + span.rows - logit_rows(share, draft), span.first + span.rows)
         spans.append(span)
     table = torch.tensor([tokens, positions, slots], device=device)
     rows = None if len(wanted) == len(tokens) else torch.tensor(wanted, dtype=torch.long, device=device)
     return Batch(table[0], table[1], table[2], group_spans(spans, layout), rows)
+
+
+def logit_rows(share: Share, draft: Draft) -> int:
+    """How many of a share's rows, the last ones, have their logits wanted."""
+    if share.reads_prompt_logprobs:
+        return share.take + len(draft)
+    return 1 + len(draft) if share.reaches_end else 0
 
 
 def span_of(share: Share, draft: Draft, first: int, page_size: int) -> Span:

@@ -9,10 +9,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
+from foretell.grammar import FIELD, GrammarSpec
 from foretell.tokenizer import Tokenizer
 
 from .grammar_matcher import GrammarError, Matcher, one_line
-from .grammar_spec import FIELD, GrammarSpec
 from .grammar_vocab import GrammarVocabulary
 
 if TYPE_CHECKING:

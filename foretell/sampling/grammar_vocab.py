@@ -57,7 +57,5 @@ class GrammarVocabulary:
 
 
 def _bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
-    """Nothing for ids beyond the tokenizer's, by which models pad their vocabulary: no grammar allows them."""
-    if token >= tokenizer.vocab_size:
-        return b""
+    """No bytes for the ids a model has beyond its tokenizer's: no grammar allows those."""
     return (SPECIAL if token in tokenizer.special_ids else b"") + tokenizer.token_bytes(token)

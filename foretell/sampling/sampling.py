@@ -7,24 +7,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretell.types import SamplingParams
+from foretell.params import SamplingParams
 
 from . import noise
+from .history import History, adjust
 
 FIRST_LOOK = 512  # candidates a top-p search sorts before it sorts them all
 
 
 @dataclass(frozen=True)
 class Row:
-    """What decides the token of one row: how it is asked for, and where it stands."""
+    """What decides the token of one row: how it is asked for, where it stands, and what comes before if it counts."""
 
     params: SamplingParams
     seed: int
     position: int
+    history: History | None = None
+    path: tuple[int, ...] = ()  # guesses between the history and this row
+    allowed: Tensor | None = None  # by a grammar, [vocab]
+
+
+def adjusted(logits: Tensor, rows: list[Row]) -> Tensor:
+    """The scores the requests want, [rows, vocab]; the model's own where nobody asked for others."""
+    if all(row.history is None for row in rows):
+        return logits
+    logits = logits.clone()
+    for i, row in enumerate(rows):
+        if row.history is not None:
+            logits[i] = adjust(logits[i], row.history, row.path, row.allowed)
+    return logits
 
 
 def choose(logits: Tensor, rows: list[Row]) -> list[int]:
     """The token of each row of logits [rows, vocab]. The likeliest where the temperature is 0, else drawn."""
+    logits = adjusted(logits, rows)
     tokens = logits.argmax(-1)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if drawn:

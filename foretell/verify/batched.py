@@ -77,7 +77,7 @@ def block(chains: Chains, coins: Tensor, race: Tensor) -> Verdicts:
 def _padded(rows: Tensor, lengths: list[int]) -> Tensor:
     """Rows of all sequences, one after the other -> [batch, longest, vocab]; a view where all are equally long."""
     if len(set(lengths)) == 1:
-        return rows.view(len(lengths), lengths[0], -1)
+        return rows.reshape(len(lengths), lengths[0], -1)
     return pad_sequence(list(torch.split(rows, lengths)), batch_first=True)
 
 
@@ -85,13 +85,20 @@ def _guesses(drafts: list[Draft], like: Tensor) -> Tensor | None:
     """[batch, width, vocab], one-hot for a node that was not drawn at random."""
     if not any(is_drawn(draft, node) for draft in drafts for node in range(len(draft))):
         return None
-    rows = [like.new_zeros(len(d), like.shape[1]) if d.probs is None else d.probs.to(like) for d in drafts]
-    guesses = pad_sequence(rows, batch_first=True)
+    guesses = pad_sequence([_rows(draft, like) for draft in drafts], batch_first=True)
     for i, draft in enumerate(drafts):
         for node in range(len(draft)):
             if not is_drawn(draft, node):
                 guesses[i, node] = guess_of(draft, node, guesses[i, node])
     return guesses
+
+
+def _rows(draft: Draft, like: Tensor) -> Tensor:
+    if draft.probs is None:
+        return like.new_zeros(len(draft), like.shape[1])
+    exact = torch.promote_types(draft.probs.dtype, like.dtype) == like.dtype
+    assert exact, "a guess is judged by the very distribution it was drawn from, so rounding it would be a bias"
+    return draft.probs.to(like)
 
 
 def _ratios(chains: Chains) -> Tensor:
@@ -110,7 +117,8 @@ def _at(probs: Tensor, tokens: Tensor) -> Tensor:
 def _weights(ratios: Tensor) -> Tensor:
     """Products of the ratios along each chain, cut to 1 wherever they go above, [batch, width].
 
-    The least of the products that start at each place is that same number, to the last bit, and needs no loop.
+    The least of the products that start at each place is that same number and needs no loop; where products are made
+    in order, as on a CPU, to the last bit.
     """
     width = ratios.shape[1]
     grid = ratios[:, None].expand(-1, width, width)

@@ -26,12 +26,13 @@ class Rule(Protocol):
 
 
 LOSSLESS = ("match", "rejection", "block")
-EXACT = {"rejection": rejection, "block": block}  # `match` needs no distributions, only the target's own tokens
+EXACT = {"rejection": rejection, "block": block}
 LOSSY = {"confidence": confidence, "typical": typical, "ensemble": ensemble}
 
 
 def find_rule(name: str, settings: ThresholdSettings = DEFAULTS) -> Rule:
     """The rule of this name that judges by distributions."""
+    assert name != "match", "`match` walks the target's own tokens and needs no distributions"
     if name in EXACT:
         return EXACT[name]
     if name in LOSSY:

@@ -10,9 +10,14 @@ from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Draft, Outcome, Sequence
-from tests.tiny import PROMPTS, World, add, generate, run, tree_around
+from tests.tiny import PROMPTS, World, add, generate, model_drafter, run, tree_around
 
-LEARNERS: dict[str, Callable[[], Drafter]] = {"ngram": lambda: NGramDrafter(1, 3)}
+LEARNERS: dict[str, Callable[[], Drafter]] = {
+    "ngram": lambda: NGramDrafter(1, 3),
+    "model": lambda: model_drafter(seed=5),
+    "sure model": lambda: model_drafter(seed=5, min_confidence=0.05),
+    "sharp model": lambda: model_drafter(seed=5, draft_temperature="entropy"),
+}
 
 
 class Compared(Drafter):

@@ -9,14 +9,15 @@ import torch
 
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
-from foretell.engine import engine as engine_module
+from foretell.engine import judge
+from foretell.engine.judge import Case
 from foretell.kernels import attention
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
 from foretell.runner import pack as pack_module
 from foretell.runner.runner import ModelRunner
 from foretell.sampling.sampling import Row
-from foretell.types import Draft, Sequence, Share, Verdict
+from foretell.types import Draft, Sequence, Verdict
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, random_tree, run, tree_around
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -35,11 +36,10 @@ def positions_by_node(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_by_row(patch: pytest.MonkeyPatch) -> None:
-    def rows(share: Share, draft: Draft) -> list[Row]:
-        request = share.seq.request
-        return [Row(request.params, request.seed, row) for row in range(len(draft) + 1)]
+    def rows(case: Case) -> list[Row]:
+        return [Row(case.request.params, case.request.seed, row) for row in range(len(case.draft) + 1)]
 
-    patch.setattr(engine_module, "_rows", rows)
+    patch.setattr(Case, "rows", rows)
 
 
 def pages_leak(patch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def accepts_without_asking(patch: pytest.MonkeyPatch) -> None:
     def gullible(draft: Draft, chosen: tuple[int, ...]) -> Verdict:
         return Verdict((0,), chosen[1]) if len(draft) else Verdict((), chosen[0])
 
-    patch.setattr(engine_module, "walk", gullible)
+    patch.setattr(judge, "walk", gullible)
 
 
 def page_shared_while_written(patch: pytest.MonkeyPatch) -> None:

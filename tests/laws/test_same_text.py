@@ -13,7 +13,7 @@ from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.engine.engine import Engine
 from foretell.models.config import ModelConfig
 from foretell.types import SpeculationChoice
-from tests.tiny import CONFIG, PROMPTS, VOCAB, World, add, generate, random_tree, run, tree_around
+from tests.tiny import CONFIG, PROMPTS, VOCAB, World, add, generate, model_drafter, random_tree, run, tree_around
 
 Truth = list[list[int]]
 
@@ -24,6 +24,9 @@ def oracle(truth: Truth, error_rate: float) -> OracleDrafter:
 
 # One row a drafter: given the right text, for those who want to know it.
 DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
+    "the same model": lambda truth: model_drafter(),
+    "another model": lambda truth: model_drafter(seed=5),
+    "another model, few pages": lambda truth: model_drafter(seed=5, pages=14),
     "ngram": lambda truth: NGramDrafter(1, 3),
     "oracle": lambda truth: oracle(truth, 0.0),
     "oracle that errs": lambda truth: oracle(truth, 0.3),

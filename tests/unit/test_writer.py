@@ -8,7 +8,8 @@ import pytest
 
 from foretell.engine import writer as writer_module
 from foretell.engine.writer import Writer
-from foretell.types import Request, SamplingParams
+from foretell.params import SamplingParams
+from foretell.types import Request
 
 WORDS = dict(enumerate(["<end>", "a", "b", "ab", "c", "<stop>", "ba", "x"]))
 

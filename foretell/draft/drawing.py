@@ -1,0 +1,60 @@
+"""How a drafter draws: as the request asked, with the noise its rule calls for, and q kept as it was drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foretell.params import SamplingParams
+from foretell.sampling import noise
+from foretell.sampling.sampling import probabilities
+from foretell.types import Sequence
+
+DraftTemperature = Literal["fixed", "entropy"]
+SHARPEST, PULL = 0.8, 1.0  # entropy: the temperature is multiplied with SHARPEST ** (PULL / entropy)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One guess for each sequence."""
+
+    tokens: list[int]
+    probs: Tensor  # [sequences, vocab]: what each was drawn from
+    confidence: list[float]  # the probability each was drawn with
+
+
+def draw_nodes(logits: Tensor, seqs: list[Sequence], offset: int, temperature: DraftTemperature = "fixed") -> Drawn:
+    """Node `offset` of a chain for each sequence, from the draft's logits [sequences, vocab].
+
+    Under `match` draft and target share their noise, keyed by position; the other rules need noise of the step's own.
+    """
+    params = [seq.request.params for seq in seqs]
+    if temperature == "entropy":
+        params = [_sharpened(row, each) for row, each in zip(logits, params, strict=True)]
+    probs = probabilities(logits, params)
+    race = torch.cat([_noise(seq, offset, probs.shape[-1]) for seq in seqs])
+    tokens: list[int] = (probs / race.to(probs.device)).argmax(-1).tolist()
+    confidence = probs[torch.arange(len(seqs)), tokens].tolist()
+    return Drawn(tokens, probs, confidence)
+
+
+def _noise(seq: Sequence, offset: int, vocab: int) -> Tensor:
+    """[1, vocab] exponentials."""
+    seed, length = torch.tensor([seq.request.seed]), torch.tensor([len(seq.tokens)])
+    lanes = torch.arange(vocab)
+    if seq.request.rule == "match":
+        return noise.exponential(seed, length + offset, noise.TOKEN_STREAM, lanes)
+    return noise.draft_noise(seed, length, offset, lanes)
+
+
+def _sharpened(logits: Tensor, params: SamplingParams) -> SamplingParams:
+    """Draw closer to the likeliest where the draft is sure; q is the sharpened distribution, so nothing is lost."""
+    if params.temperature == 0:
+        return params
+    probs = (logits / params.temperature).softmax(-1)
+    entropy = float(-(probs * probs.clamp_min(1e-12).log()).sum())
+    factor = SHARPEST ** (PULL / max(entropy, 1e-2))
+    return replace(params, temperature=max(params.temperature * factor, 1e-3))

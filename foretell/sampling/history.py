@@ -1,0 +1,146 @@
+"""What stands before a token, for settings that look back."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from foretell.types import Request
+
+
+class History:
+    """The tokens of one text before a step. A row adds the path of guesses that leads to it, for itself alone."""
+
+    def __init__(self, request: Request, tokens: list[int], vocab: int) -> None:
+        self.request, self.vocab = request, vocab
+        self.prompt, self._tokens = len(request.prompt), tokens
+
+    @cached_property
+    def written(self) -> list[int]:
+        return self._tokens[self.prompt :]
+
+    def tail(self, count: int, path: tuple[int, ...]) -> list[int]:
+        """The last `count` tokens, prompt included."""
+        return [*self._tokens[-count:], *path][-count:] if count else []
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        return torch.bincount(torch.tensor(self.written, dtype=torch.long), minlength=self.vocab)
+
+    @cached_property
+    def _seen(self) -> Tensor:
+        return torch.bincount(torch.tensor(self._tokens), minlength=self.vocab) > 0
+
+    def counts(self, path: tuple[int, ...]) -> Tensor:
+        """How often each token was written, [vocab]."""
+        if not path:
+            return self._counts
+        return self._counts + torch.bincount(torch.tensor(path), minlength=self.vocab)
+
+    def seen(self, path: tuple[int, ...]) -> Tensor:
+        """Which tokens stand in prompt or text, [vocab]."""
+        if not path:
+            return self._seen
+        seen = self._seen.clone()
+        seen[list(path)] = True
+        return seen
+
+
+def looks_back(request: Request) -> bool:
+    """Whether anything changes the model's own scores."""
+    p = request.params
+    return bool(
+        p.presence_penalty
+        or p.frequency_penalty
+        or p.repetition_penalty != 1
+        or p.logit_bias
+        or p.allowed_token_ids is not None
+        or p.logits_processors
+        or request.banned
+        or request.thinking
+        or (p.min_tokens and (request.end_ids or p.stop_token_ids))
+        or p.structured_outputs is not None
+    )
+
+
+def adjust(scores: Tensor, history: History, path: tuple[int, ...], allowed: Tensor | None) -> Tensor:
+    """The model's scores [vocab] as the request wants them; `path` counts as written, `allowed` is a grammar's word."""
+    scores = _bias(scores.clone(), history.request)
+    scores = _penalise(scores, history, path)
+    for processor in history.request.params.logits_processors:
+        scores = processor([*history.written, *path], scores)
+    # What is forbidden is forbidden last: nothing may lift it again.
+    forbidden = _forbidden(history, path)
+    if allowed is not None:
+        forbidden |= ~allowed
+    if forbidden.all():
+        forbidden = _only(history, sorted(history.request.end_ids) or [0])  # nothing may follow: the text ends
+    return scores.masked_fill_(forbidden, float("-inf"))
+
+
+def _bias(scores: Tensor, request: Request) -> Tensor:
+    for token, bias in (request.params.logit_bias or {}).items():
+        scores[token] += bias
+    return scores
+
+
+def _penalise(scores: Tensor, history: History, path: tuple[int, ...]) -> Tensor:
+    p = history.request.params
+    if p.repetition_penalty != 1:
+        lowered = torch.where(scores > 0, scores / p.repetition_penalty, scores * p.repetition_penalty)
+        scores = torch.where(history.seen(path), lowered, scores)
+    if p.presence_penalty or p.frequency_penalty:
+        counts = history.counts(path)
+        scores = scores - p.frequency_penalty * counts - p.presence_penalty * (counts > 0)
+    return scores
+
+
+def _forbidden(history: History, path: tuple[int, ...]) -> Tensor:
+    """Tokens that may not come next, [vocab]."""
+    p = history.request.params
+    forbidden = torch.zeros(history.vocab, dtype=torch.bool)
+    if p.allowed_token_ids is not None:
+        forbidden |= _only(history, p.allowed_token_ids)
+    for words in history.request.banned:
+        if history.tail(len(words) - 1, path) == list(words[:-1]):
+            forbidden[words[-1]] = True
+    if len(history.written) + len(path) < p.min_tokens:
+        forbidden[[*history.request.end_ids, *p.stop_token_ids]] = True
+    closing = _closing_thought(history, path)
+    return forbidden if closing is None else _only(history, (closing,))
+
+
+def _only(history: History, tokens: tuple[int, ...] | list[int]) -> Tensor:
+    forbidden = torch.ones(history.vocab, dtype=torch.bool)
+    forbidden[list(tokens)] = False
+    return forbidden
+
+
+def _closing_thought(history: History, path: tuple[int, ...]) -> int | None:
+    """The token that must come to close a passage of thought that has used its budget up."""
+    thinking, budget = history.request.thinking, history.request.params.thinking_budget
+    if thinking is None or budget is None:
+        return None
+    text = [*history._tokens, *path]
+    opened = _last(text, thinking.opens)
+    if opened < 0 or _last(text[opened:], thinking.closes) >= 0:
+        return None
+    spent = text[opened + len(thinking.opens) :]
+    return _due(spent, budget, thinking.closes)
+
+
+def _due(spent: list[int], budget: int, closes: tuple[int, ...]) -> int | None:
+    """Which token of `closes` is due after `spent`; behind the budget only they are written, so their number tells."""
+    return closes[len(spent) - budget] if len(spent) >= budget else None
+
+
+def _last(text: list[int], words: tuple[int, ...]) -> int:
+    """Where `words` last begin in `text`, or -1."""
+    for start in range(len(text) - len(words), -1, -1):
+        if text[start] == words[0] and tuple(text[start : start + len(words)]) == words:
+            return start
+    return -1
+
+
