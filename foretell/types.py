@@ -10,7 +10,7 @@ from .params import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 TARGET = "target"  # origin of a token that no drafter proposed
 

@@ -12,12 +12,13 @@ from foretell import __version__
 from foretell.errors import ForetellError
 from foretell.options import nearest
 
+from .certify import CERTIFY
 from .chat import CHAT
 from .demo import DEMO
 from .generate import GENERATE
 from .models import LIST, PULL
 
-COMMANDS = {"demo": DEMO, "generate": GENERATE, "chat": CHAT, "pull": PULL, "models": LIST}
+COMMANDS = {"demo": DEMO, "generate": GENERATE, "chat": CHAT, "certify": CERTIFY, "pull": PULL, "models": LIST}
 CALLERS_FAULT = 2
 INTERRUPTED = 130
 

@@ -35,19 +35,27 @@ def draw_nodes(logits: Tensor, seqs: list[Sequence], offset: int, temperature: D
     if temperature == "entropy":
         params = [_sharpened(row, each) for row, each in zip(logits, params, strict=True)]
     probs = probabilities(logits, params)
-    race = torch.cat([_noise(seq, offset, probs.shape[-1]) for seq in seqs])
-    tokens: list[int] = (probs / race.to(probs.device)).argmax(-1).tolist()
+    race = _noise(seqs, offset, probs)
+    tokens: list[int] = (probs / race).argmax(-1).tolist()
     confidence = probs[torch.arange(len(seqs)), tokens].tolist()
     return Drawn(tokens, probs, confidence)
 
 
-def _noise(seq: Sequence, offset: int, vocab: int) -> Tensor:
-    """[1, vocab] exponentials."""
-    seed, length = torch.tensor([seq.request.seed]), torch.tensor([len(seq.tokens)])
-    lanes = torch.arange(vocab)
-    if seq.request.rule == "match":
-        return noise.exponential(seed, length + offset, noise.TOKEN_STREAM, lanes)
-    return noise.draft_noise(seed, length, offset, lanes)
+def _noise(seqs: list[Sequence], offset: int, like: Tensor) -> Tensor:
+    """[sequences, vocab] exponentials."""
+    lanes = torch.arange(like.shape[-1], device=like.device)
+    race = torch.empty(like.shape, dtype=torch.float64, device=like.device)
+    for shared in (True, False):
+        rows = [i for i, seq in enumerate(seqs) if (seq.request.rule == "match") == shared]
+        if rows:
+            seeds = torch.tensor([seqs[i].request.seed for i in rows], device=like.device)
+            roots = torch.tensor([len(seqs[i].tokens) for i in rows], device=like.device)
+            race[rows] = (
+                noise.exponential(seeds, roots + offset, noise.TOKEN_STREAM, lanes)
+                if shared
+                else noise.draft_noise(seeds, roots, offset, lanes)
+            )
+    return race
 
 
 def _sharpened(logits: Tensor, params: SamplingParams) -> SamplingParams:

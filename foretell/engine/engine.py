@@ -15,7 +15,7 @@ from foretell.errors import CapacityError
 from foretell.runner.pack import logit_rows
 from foretell.runner.runner import ModelRunner, StepOutput
 from foretell.sampling.grammar import Grammar
-from foretell.sampling.grammar_matcher import Matcher
+from foretell.sampling.grammar_matcher import GrammarError, Matcher
 from foretell.tokenizer import Tokenizer
 from foretell.types import Delta, Draft, Outcome, Request, Sequence, Share, TokenLogprob
 
@@ -48,6 +48,7 @@ class Track:
     cached_prompt_tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the prompt
+    error: str | None = None  # why the text could not go on
 
 
 class Engine:
@@ -141,8 +142,15 @@ class Engine:
         ]
 
     def _masks(self, share: Share, draft: Draft) -> torch.Tensor | None:
-        matcher = self.tracks[share.seq.id].matcher
-        return None if matcher is None else matcher.masks(draft)
+        track = self.tracks[share.seq.id]
+        if track.matcher is None:
+            return None
+        try:
+            return track.matcher.masks(draft)
+        except GrammarError as error:  # ends this text with its reason, and no other
+            track.error = str(error)
+            vocab = self.runner.model.config.vocab
+            return torch.zeros(len(draft) + 1, vocab, dtype=torch.bool)
 
     def commit(self, outcome: Outcome) -> tuple[Outcome, Delta | None]:
         """Let what was accepted enter the text. The only place where a sequence grows."""
@@ -153,20 +161,32 @@ class Engine:
             return outcome, None
         self.runner.keep(seq, share.length - 1, verdict.path)
         track = self.tracks[seq.id]
-        accepted = [outcome.draft.tokens[node] for node in verdict.path]
-        written = track.writer.write([*accepted, verdict.next_token])
-        kept = (*accepted, verdict.next_token)[: written.count]
+        tokens = [*(outcome.draft.tokens[node] for node in verdict.path), verdict.next_token]
+        kept, text = self._write(track, tokens)
         seq.tokens += kept
         seq.cached = min(share.length + len(verdict.path), len(seq.tokens) - 1)
-        seq.finish = written.finish
         logprobs = outcome.logprobs and outcome.logprobs[: len(kept)]
         outcome = replace(outcome, kept=kept, logprobs=logprobs)
         track.logprobs += logprobs or ()
         track.speculation.observe(outcome)
-        if track.matcher is not None:
-            track.matcher.advance(kept)
         self._note_tokens(track)
-        return outcome, self._delta(seq, outcome, written.text)
+        return outcome, self._delta(seq, outcome, text)
+
+    def _write(self, track: Track, tokens: list[int]) -> tuple[tuple[int, ...], str]:
+        """Let tokens into the text up to its end: an end token, a stop string, the limit or the grammar's end."""
+        if track.matcher is not None and track.error is None:
+            try:
+                tokens = tokens[: track.matcher.advance(tokens)]
+            except GrammarError as error:  # other settings left nothing the grammar allows
+                track.error = str(error)
+        written = track.writer.write(tokens)
+        track.seq.finish = written.finish
+        text = written.text
+        if track.error is not None:
+            track.seq.finish = "error"
+        elif written.finish is None and track.matcher is not None and track.matcher.finished:
+            track.seq.finish, text = "stop", text + track.writer.close()
+        return tuple(tokens[: written.count]), text
 
     def _delta(self, seq: Sequence, outcome: Outcome, text: str) -> Delta:
         request = seq.request

@@ -58,6 +58,11 @@ class Writer:
             return held + self._flush(), "length"
         return held, None
 
+    def close(self) -> str:
+        """The text ends here: give out what was held back."""
+        held, self._held = self._held + self._flush(), ""
+        return self._emit(held)
+
     def _decode(self, tokens: Tokens[int]) -> str:
         return self.decoder.push(tokens) if self.decoder is not None else ""
 

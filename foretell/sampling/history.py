@@ -142,5 +142,3 @@ def _last(text: list[int], words: tuple[int, ...]) -> int:
         if text[start] == words[0] and tuple(text[start : start + len(words)]) == words:
             return start
     return -1
-
-

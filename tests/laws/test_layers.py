@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "build": BASE | {"hub", "kv", "sampling", "models", "runner", "draft", "control", "engine"},
     "llm": BASE | {"build", "engine", "draft"},
     "bench": BASE | {"llm", "build", "engine"},
-    "cli": BASE | {"llm", "hub", "bench", "build", "__init__", "engine"},
+    "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
+    "cli": BASE | {"llm", "hub", "bench", "certify", "build", "__init__", "engine"},
 }
 
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from foretell.certify.toy import Law, World
 from foretell.sampling import noise
 from foretell.verify.batched import Chains, Verdicts
-
-from .worlds import Law, World
 
 BatchedRule = Callable[[Chains, Tensor, Tensor], Verdicts]
 

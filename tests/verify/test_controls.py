@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from foretell.certify.toy import Context, Make, World, bias, world
+from foretell.certify.toy_drafters import Sketch, chain, mixed_chain, tree
 from foretell.types import Draft
 from foretell.verify.chance import Chance
 from foretell.verify.rejection import ratio
 from foretell.verify.rules import EXACT
-
-from .drafters import Sketch, chain, mixed_chain, tree
-from .worlds import Context, Make, World, bias, world
 
 CLEARLY = 0.01
 HERE = world("random", 3, 5, seed=1)

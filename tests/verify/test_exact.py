@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretell.certify.toy import KINDS, Context, Make, World, bias, mean_accepted, world
+from foretell.certify.toy_drafters import Sketch, chain, mixed_chain, mixed_tree, top_tree, tree, unsure_stops
 from foretell.types import Draft
 from foretell.verify.chance import Chance
 from foretell.verify.rules import EXACT, LOSSLESS, Rule
-
-from .drafters import Sketch, chain, mixed_chain, mixed_tree, top_tree, tree, unsure_stops
-from .worlds import KINDS, Context, Make, World, bias, mean_accepted, world
 
 EXACTLY = 1e-12
 

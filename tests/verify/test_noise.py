@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretell.certify.toy import World, distance, plain_law, world
 from foretell.sampling import noise
 from foretell.verify import batched
 
 from .crowd import BatchedRule, ByRoot, Crowd
-from .worlds import World, distance, plain_law, world
 
 TRIALS = 60_000
 RULES: dict[str, BatchedRule] = {"rejection": batched.rejection, "block": batched.block}

@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretell.certify.toy import Context, Make, World, bias, distance, law_of, plain_law, world
+from foretell.certify.toy_drafters import chain, mixed_chain, top_tree, tree
 from foretell.errors import RequestError
 from foretell.types import Draft, Verdict
 from foretell.verify.chance import enumerate_chance
 from foretell.verify.rules import EXACT, LOSSLESS, LOSSY, find_rule
 from foretell.verify.threshold import ThresholdSettings, confidence, ensemble, typical
-
-from .drafters import chain, mixed_chain, top_tree, tree
-from .worlds import Context, Make, World, bias, distance, law_of, plain_law, world
 
 TARGET = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.2, 0.2, 0.6]])
 

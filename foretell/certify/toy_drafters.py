@@ -11,7 +11,7 @@ from torch import Tensor
 from foretell.types import Draft
 from foretell.verify.chance import Chance
 
-from .worlds import Context, Make, World
+from .toy import Context, Make, World
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""The losslessness check a user can run."""

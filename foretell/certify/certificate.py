@@ -1,0 +1,230 @@
+"""The whole check: four parts, one verdict."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from foretell.engine.judge import rule_of
+from foretell.errors import RequestError
+from foretell.llm import LLM
+from foretell.options import nearest
+from foretell.params import SamplingParams
+from foretell.types import Draft, Request, Verdict
+from foretell.verify.chance import Chance
+from foretell.verify.rules import LOSSLESS, LOSSY, Rule
+
+from .draws import (
+    FALSE_ALARM,
+    FULL_DISTANCE,
+    POWER,
+    QUICK_DRAWS,
+    SETTINGS,
+    DrawResult,
+    check_draws,
+    draws_for,
+    found_by,
+    sampling_drafter,
+    tiny_engine,
+)
+from .exact import ExactResult, check_exactly
+from .plants import PLANTS, Plant, uniforms_of
+from .texts import PROMPTS, TextResult, check_texts
+
+PLANT_DRAWS = 4_000
+Say = Callable[[str], None]
+OutsideRule = Callable[[Draft, Any, list[float]], Verdict]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be certified."""
+
+    rule: str = "match"
+    plant: str | None = None
+    quick: bool = False
+    prompts: tuple[str, ...] = PROMPTS
+    max_tokens: int = 48
+
+    def __post_init__(self) -> None:
+        if ":" not in self.rule and self.rule not in LOSSLESS:
+            known = [*LOSSLESS, "module:function"]
+            lossy = "is lossy by design; " if self.rule in LOSSY else ""
+            raise RequestError("rule", f"{self.rule!r} {lossy}cannot be certified; {nearest(self.rule, known)}")
+        if self.plant is not None and self.plant not in PLANTS:
+            raise RequestError("plant", f"{self.plant!r} is not known; {nearest(self.plant, PLANTS)}")
+
+    @property
+    def from_outside(self) -> bool:
+        return ":" in self.rule
+
+    @property
+    def judged_as(self) -> str:
+        """The name requests carry: a rule from outside and a planted bug stand in the place of `rejection`."""
+        return "rejection" if self.from_outside or self.plant else self.rule
+
+
+@dataclass
+class Certificate:
+    """What was found."""
+
+    order: Order
+    exact: list[ExactResult] = field(default_factory=list)
+    draws: list[DrawResult] = field(default_factory=list)
+    texts: list[TextResult] = field(default_factory=list)
+    caught: dict[str, bool] = field(default_factory=dict)
+    broken: str | None = None  # a rule from outside that failed on the way
+
+    @property
+    def lossless(self) -> bool:
+        passed = [each.passed for each in self.exact] + [each.passed for each in self.draws]
+        passed += [each.passed for each in self.texts]
+        return self.broken is None and all(passed) and all(self.caught.values())
+
+    @property
+    def near_ties(self) -> int:
+        return sum(len(result.differences) for result in self.texts)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "lossless": self.lossless,
+            "rule": self.order.rule,
+            "plant": self.order.plant,
+            "quick": self.order.quick,
+            "exact": [asdict(each) | {"passed": each.passed} for each in self.exact],
+            "draws": [asdict(each) | {"passed": each.passed} for each in self.draws],
+            "texts": [asdict(each) | {"passed": each.passed} for each in self.texts],
+            "near_ties": self.near_ties,
+            "planted_bugs_caught": self.caught,
+            "false_alarm": FALSE_ALARM,
+            "power": POWER,
+            "broken": self.broken,
+        }
+
+
+def certify(order: Order, load: Callable[[], LLM], say: Say) -> Certificate:
+    """Run all parts that apply. `load` gives the model and drafter to be certified, once the rule has passed."""
+    found = Certificate(order)
+    if not order.from_outside and order.plant is None:
+        say(f"1. every outcome of the rule {order.rule} over small vocabularies")
+        found.exact.append(check_exactly(order.rule, order.quick))
+        say(_exact_line(found.exact[-1]))
+    _check_draws(found, say)
+    if found.broken is None and order.plant is None:
+        _check_texts(found, load, say)
+    if not order.from_outside and order.plant is None:
+        _check_plants(found, say)
+    return found
+
+
+def _check_draws(found: Certificate, say: Say) -> None:
+    order = found.order
+    draws = QUICK_DRAWS // 3 if order.quick else draws_for(FULL_DISTANCE, len(SETTINGS))
+    reach = found_by(draws, len(SETTINGS))
+    say(f"2. {draws} texts a setting through the engine: finds a total variation of {reach:.3f} with {POWER:.0%} power")
+    plant = PLANTS.get(order.plant or "", Plant())
+    rules = _rules(order, plant)
+    for setting in SETTINGS:
+        engine = tiny_engine(plant.drafter(sampling_drafter()), rules)
+        try:
+            found.draws.append(check_draws(engine, order.judged_as, setting, draws))
+        except Exception as error:  # noqa: BLE001 - whatever a rule from outside does wrong is the finding
+            if not order.from_outside:
+                raise
+            found.broken = f"{type(error).__name__}: {error}"
+            say(f"   the rule failed: {found.broken}")
+            return
+        say(_draw_line(found.draws[-1]))
+
+
+def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:
+    order = found.order
+    llm = load()
+    if order.from_outside:
+        llm.engine.judge.rules = _rules(order, Plant())
+    say(f"3. {len(order.prompts)} prompts with speculation on and off, drafter {llm.engine.drafter.name}")
+    settings = [SamplingParams(max_tokens=order.max_tokens)]
+    if order.judged_as == "match":  # the other rules keep the distribution, not the tokens of a seed
+        settings.append(SamplingParams(max_tokens=order.max_tokens, temperature=0.8, top_p=0.95, seed=17))
+    for params in settings:
+        found.texts.append(check_texts(llm, list(order.prompts), params, order.judged_as))
+        for line in _text_lines(found.texts[-1]):
+            say(line)
+
+
+def _check_plants(found: Certificate, say: Say) -> None:
+    say("4. known bugs, planted")
+    for name, plant in PLANTS.items():
+        order = Order(rule="rejection", plant=name)
+        found.caught[name] = any(_catches(plant, order, i) for i in (1, 2))
+        say(f"   {name}: {'caught' if found.caught[name] else 'NOT CAUGHT'}")
+
+
+def _catches(plant: Plant, order: Order, setting: int) -> bool:
+    engine = tiny_engine(plant.drafter(sampling_drafter()), _rules(order, plant))
+    return not check_draws(engine, "rejection", SETTINGS[setting], PLANT_DRAWS).passed
+
+
+def _rules(order: Order, plant: Plant) -> Callable[[Request], Rule]:
+    if order.from_outside:
+        outside = _wrap(find_outside(order.rule))
+        return lambda request: outside
+    if plant.rule is not None:
+        planted = plant.rule
+        return lambda request: planted
+    return rule_of
+
+
+def find_outside(name: str) -> OutsideRule:
+    """The function a user names as module:function."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise RequestError("rule", f"{name!r} cannot be imported ({error}); name it as module:function") from None
+    if not callable(found):
+        raise RequestError("rule", f"{name!r} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _wrap(outside: OutsideRule) -> Rule:
+    def rule(draft: Draft, probs: Any, chance: Chance, /) -> Verdict:
+        verdict = outside(draft, probs, uniforms_of(draft, chance))
+        _check_verdict(verdict, draft, probs.shape[-1])
+        return verdict
+
+    return rule
+
+
+def _check_verdict(verdict: Verdict, draft: Draft, vocab: int) -> None:
+    before = -1
+    for node in verdict.path:
+        if not 0 <= node < len(draft) or draft.parents[node] != before:
+            raise ValueError(f"path {verdict.path} does not follow the draft")
+        before = node
+    if not 0 <= verdict.next_token < vocab:
+        raise ValueError(f"next_token {verdict.next_token} is outside the vocabulary")
+
+
+def _exact_line(result: ExactResult) -> str:
+    word = "passed" if result.passed else "FAILED"
+    return f"   {word}: {result.cases} cases, largest total variation {result.worst:.1e} ({result.worst_case})"
+
+
+def _draw_line(result: DrawResult) -> str:
+    word = "passed" if result.passed else "FAILED"
+    return f"   {word}: {result.setting}: p = {result.p_value:.3g}, {result.accepted:.0%} of guesses accepted"
+
+
+def _text_lines(result: TextResult) -> list[str]:
+    word = "passed" if result.passed else "FAILED"
+    per_step = result.tokens / result.steps if result.steps else 0.0
+    head = f"   {word}: {result.setting}: {result.texts} texts, {result.tokens} tokens, {per_step:.2f} a step"
+    ties = [
+        f"     prompt {each.prompt}, token {each.place}: {each.plain_token} or {each.guessed_token}, margin "
+        f"{each.margin:.2e}, near-tie below {each.bound:.2e}"
+        for each in result.differences
+    ]
+    return [f"{head}, {len(ties)} differences", *ties]

@@ -1,0 +1,117 @@
+"""Part three: the same prompts with speculation on and off, compared token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from foretell.llm import LLM
+from foretell.outputs import RequestOutput
+from foretell.params import SamplingParams
+from foretell.sampling import noise
+from foretell.sampling.sampling import probabilities
+from foretell.types import Draft, Request, Sequence, Share, SpeculationChoice
+
+PROMPTS = (
+    "Why is the sky blue?",
+    "Write a Python function that reverses a string, then explain it line by line.",
+    "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",
+    'Turn this into JSON with the keys name, age and city: "Maria is 31 years old and lives in Lisbon."',
+    "A train leaves at nine and arrives at a quarter to one. How long does it take?",
+    "Write the opening of a story about a lighthouse keeper who finds a letter.",
+    "Translate into German: Good morning, I would like two rolls and a cup of coffee.",
+    "Fix the spelling and give the whole text back: I recieved you're letter yesterday and was verry happy about it.",
+)
+# How far apart two scores may be, as a share of the scores' scale, for rounding to turn them round.
+NEAR_TIE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a text first differs, and how close the two tokens were there."""
+
+    prompt: int
+    place: int
+    plain_token: int
+    guessed_token: int
+    margin: float
+    bound: float
+
+    @property
+    def near_tie(self) -> bool:
+        return self.margin <= self.bound
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """One way of sampling over all prompts."""
+
+    setting: str
+    texts: int
+    tokens: int
+    drafted: int
+    accepted: int
+    steps: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(difference.near_tie for difference in self.differences)
+
+
+def check_texts(llm: LLM, prompts: list[str], params: SamplingParams, rule: str) -> TextResult:
+    """Write every prompt alone without drafts, then all in one batch with them."""
+    tokens = [_encode(llm, prompt) for prompt in prompts]
+    plain = [llm.generate([each], params, speculation=SpeculationChoice(enabled=False))[0] for each in tokens]
+    guessed = llm.generate(tokens, params, speculation=SpeculationChoice(rule=rule))
+    pairs = enumerate(zip(plain, guessed, strict=True))
+    found = [_difference(llm, i, a, b, params) for i, (a, b) in pairs if _tokens(a) != _tokens(b)]
+    return TextResult(
+        "greedy" if params.temperature == 0 else f"temperature {params.temperature:g}, seed {params.seed}",
+        len(prompts),
+        sum(len(_tokens(each)) for each in plain),
+        sum(each.speculation.drafted for each in guessed),
+        sum(each.speculation.accepted for each in guessed),
+        sum(each.speculation.steps for each in guessed),
+        tuple(found),
+    )
+
+
+def _encode(llm: LLM, prompt: str) -> list[int]:
+    if not llm.tokenizer.chat_template:
+        return llm.tokenizer.encode(prompt)
+    return llm.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+
+
+def _tokens(output: RequestOutput) -> tuple[int, ...]:
+    return output.outputs[0].token_ids
+
+
+def _difference(
+    llm: LLM, prompt: int, plain: RequestOutput, guessed: RequestOutput, params: SamplingParams
+) -> Difference:
+    one, other = _tokens(plain), _tokens(guessed)
+    place = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    if place >= min(len(one), len(other)):  # one text is a beginning of the other: never rounding
+        return Difference(prompt, place, -1, -1, float("inf"), 0.0)
+    text = [*plain.prompt_token_ids, *one[:place]]
+    scores, scale = _scores(llm, text, params, plain.outputs[0].seed)
+    margin = abs(float(scores[one[place]] - scores[other[place]]))
+    bound = NEAR_TIE[llm.engine.runner.model.dtype] * scale
+    return Difference(prompt, place, one[place], other[place], margin, bound)
+
+
+def _scores(llm: LLM, text: list[int], params: SamplingParams, seed: int) -> tuple[torch.Tensor, float]:
+    """What tokens compete with after `text`, logits or log-probabilities with their noise, and the logits' scale."""
+    runner = llm.engine.runner
+    seq = Sequence(-1, Request("margin", tuple(text), SamplingParams(), seed, 1), list(text))
+    runner.reserve(seq, len(text))
+    logits = runner.forward([Share.of(seq, len(text))], [Draft()]).logits
+    runner.trim(seq, 0)
+    scale = float(logits.abs().max())
+    if params.temperature == 0:
+        return logits[0], scale
+    lanes = torch.arange(logits.shape[-1])
+    race = noise.exponential(torch.tensor([seed]), torch.tensor([len(text)]), noise.TOKEN_STREAM, lanes)[0]
+    return probabilities(logits, [params])[0].double().log() - race.log(), scale / params.temperature

@@ -1,0 +1,81 @@
+"""foretell certify: is the text really the target's own?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foretell.errors import RequestError
+
+from .command import Command
+from .common import add_engine_arguments, add_output_arguments, give, load_llm
+
+if TYPE_CHECKING:
+    from foretell.certify.certificate import Certificate, Order
+
+NOT_LOSSLESS = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", metavar="FILE", type=Path, help="prompts to compare, one a line (default: eight)")
+    parser.add_argument("--quick", action="store_true", help="fewer draws; says what it would find")
+    parser.add_argument("--plant", metavar="NAME", help="certify with a known bug in; must fail")
+    parser.add_argument("--max-tokens", type=int, default=48, metavar="N", help="tokens a prompt (default: 48)")
+    add_output_arguments(parser)
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from foretell.certify.certificate import certify
+
+    sys.path.insert(0, "")  # a rule from outside is looked for where the user stands, too
+    say = _say_aside if args.json else print  # with --json standard output is the object's
+    found = certify(_order(args), lambda: load_llm(_without_rule(args)), say)
+    say(verdict(found))
+    give(found.as_json(), args)
+    return 0 if found.lossless else NOT_LOSSLESS
+
+
+def _order(args: argparse.Namespace) -> Order:
+    from foretell.certify.certificate import Order
+
+    rule = getattr(args, "rule", "match")
+    if args.prompts is None:
+        return Order(rule, args.plant, args.quick, max_tokens=args.max_tokens)
+    return Order(rule, args.plant, args.quick, read_prompts(args.prompts), args.max_tokens)
+
+
+def read_prompts(path: Path) -> tuple[str, ...]:
+    """The lines of a file that are not empty."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError("prompts", f"cannot be read: {error}") from None
+    prompts = tuple(line.strip() for line in lines if line.strip())
+    if not prompts:
+        raise RequestError("prompts", f"{path} has no prompt; put one on each line")
+    return prompts
+
+
+def _without_rule(args: argparse.Namespace) -> argparse.Namespace:
+    """The rule is set for each request; the engine itself keeps its default."""
+    return argparse.Namespace(**{name: value for name, value in vars(args).items() if name != "rule"})
+
+
+def _say_aside(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def verdict(found: Certificate) -> str:
+    """The last line for people."""
+    if not found.lossless:
+        return "verdict: NOT LOSSLESS"
+    drawn, ties = found.draws[0], found.near_ties
+    what = "the same tokens" if found.order.judged_as == "match" else "the same distribution"
+    near = f", {ties} near-ties counted" if ties else ""
+    return f"verdict: lossless: {what}, to a total variation of {drawn.finds:.3f}{near}"
+
+
+CERTIFY = Command("check that speculation does not change the text", add_arguments, run)
