@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: setup setup-dev demo test test-all check docs-check clean
+.PHONY: setup setup-dev demo test test-all check clean
 
 setup: $(STAMP)
 setup-dev: $(DEV_STAMP)

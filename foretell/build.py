@@ -14,7 +14,7 @@ from .config import EngineConfig, SpeculationConfig
 from .control.controller import FixedController
 from .draft.base import Drafter
 from .engine.engine import Engine
-from .engine.requests import Limits, RequestMaker
+from .engine.requests import Limits, RequestMaker, check_rule
 from .engine.scheduler import Scheduler
 from .errors import RequestError
 from .hub import Checkpoint, open_checkpoint, resolve
@@ -59,7 +59,9 @@ def build_engine(
     """Find the model, count the memory, load it, and make the loop. `drafter` overrides the config's."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    drafter = drafter if drafter is not None else draft.build(speculation)  # a wrong name fails before a long load
+    # Wrong names fail before a long load.
+    check_rule(speculation.rule)
+    drafter = drafter if drafter is not None else draft.build(speculation)
     checkpoint = open_checkpoint(resolve(config.model, say))
     model_config = read_config(checkpoint)
     context = _context(config, model_config)
@@ -93,7 +95,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RequestError("device", f"{name!r} is not known; use auto, cpu or cuda") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise RequestError("device", f"{name!r} is not known; use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RequestError("device", "no CUDA device is here; use cpu")
     return device

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import RequestError
 from .options import nearest, option, strict
 
-DEFAULT_DRAFT = 8
+MOST_THREADS = 1024
+DEFAULT_DRAFT, MOST_DRAFTED = 8, 64
+SHORTEST_MATCH, LONGEST_MATCH, LONGEST_RUN = 2, 4, 64
 
 
 @strict
@@ -36,8 +39,10 @@ class EngineConfig:
                 raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
         for name in ("max_model_len", "kv_memory", "threads"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < math.inf:
                 raise RequestError(name, f"must be above 0, not {value}")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise RequestError("threads", f"must be {MOST_THREADS} or fewer, not {self.threads}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise RequestError(
                 "max_num_batched_tokens", f"must be at least max_num_seqs ({self.max_num_seqs}): a token a text"
@@ -50,28 +55,45 @@ class SpeculationConfig:
     """How to guess ahead."""
 
     drafter: str = option("auto", "how to guess ahead: none, ngram, auto")
-    max_draft: int = option(DEFAULT_DRAFT, "the most tokens guessed for a text in one step")
+    max_draft: int | None = option(None, f"the most tokens guessed for a text in one step (default: {DEFAULT_DRAFT})")
     num_speculative_tokens: int | None = option(None, "guess just this many each step and do not adapt")
     rule: str = option(
         "match", "which guesses stand: match, rejection, block or auto; lossy: confidence, typical, ensemble"
     )
-    prompt_lookup_min: int = option(2, "n-gram: the shortest run of tokens that counts as a match")
-    prompt_lookup_max: int = option(4, "n-gram: the longest run of tokens that is looked up")
+    prompt_lookup_min: int | None = option(
+        None, f"n-gram: the shortest run of tokens that counts as a match (default: {SHORTEST_MATCH})"
+    )
+    prompt_lookup_max: int | None = option(
+        None, f"n-gram: the longest run of tokens that is looked up (default: {LONGEST_MATCH})"
+    )
 
     def __post_init__(self) -> None:
         for name in ("max_draft", "num_speculative_tokens"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= 64:
-                raise RequestError(name, f"must be between 0 and 64, not {value}")
-        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            if value is not None and not 0 <= value <= MOST_DRAFTED:
+                raise RequestError(name, f"must be between 0 and {MOST_DRAFTED}, not {value}")
+        shortest, longest = self.match_lengths
+        if not 1 <= shortest <= longest <= LONGEST_RUN:
             raise RequestError(
-                "prompt_lookup_min", f"must be between 1 and prompt_lookup_max ({self.prompt_lookup_max})"
+                "prompt_lookup_min",
+                f"and _max must be 1 to {LONGEST_RUN}, in order, not {shortest} and {longest}",
             )
 
     @property
     def budget(self) -> int:
         """The most nodes a step may draft for a sequence."""
-        return self.max_draft if self.num_speculative_tokens is None else self.num_speculative_tokens
+        fixed, cap = self.num_speculative_tokens, self.max_draft
+        if fixed is None:
+            return DEFAULT_DRAFT if cap is None else cap
+        return fixed if cap is None else min(fixed, cap)
+
+    @property
+    def match_lengths(self) -> tuple[int, int]:
+        """The shortest and the longest run of tokens looked up; where one is left out it follows the other."""
+        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
+        if shortest is None:
+            shortest = SHORTEST_MATCH if longest is None else min(SHORTEST_MATCH, longest)
+        return shortest, max(LONGEST_MATCH, shortest) if longest is None else longest
 
     @classmethod
     def from_vllm(cls, config: dict[str, Any] | str, **overrides: Any) -> SpeculationConfig:
@@ -80,7 +102,12 @@ class SpeculationConfig:
         method, model = given.pop("method", None), given.pop("model", None)
         settings = dict(overrides)
         if method is not None or model is not None:
-            settings.setdefault("drafter", _drafter_name(method, model))
+            named = _drafter_name(method, model)
+            if settings.get("drafter", named) != named:
+                raise RequestError(
+                    "drafter", f"is {settings['drafter']!r}, but speculative_config says {named!r}; give one"
+                )
+            settings["drafter"] = named
         known = [name for name in cls.__dataclass_fields__ if name != "drafter"]
         for name, value in given.items():
             if name not in known:
@@ -117,9 +144,11 @@ def _parse(config: dict[str, Any] | str) -> dict[str, Any]:
 
 
 def _drafter_name(method: str | None, model: str | None) -> str:
+    if model is not None and not isinstance(model, str):
+        raise RequestError("speculative_config.model", f"must be a text, not {model!r}")
     if method is None:
         return "ngram" if model in ("ngram", "[ngram]") else f"model:{model}"
-    if method not in METHODS:
-        raise RequestError("speculative_config.method", f"{method!r} is not known; {nearest(method, METHODS)}")
+    if not isinstance(method, str) or method not in METHODS:
+        raise RequestError("speculative_config.method", f"{method!r} is not known; {nearest(str(method), METHODS)}")
     name = METHODS[method]
     return f"{name}:{model}" if model and name not in ("ngram", "suffix") else name

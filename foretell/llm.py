@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import operator
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -13,7 +15,7 @@ from .draft.base import Drafter
 from .engine.engine import Track
 from .engine.stats import Speculation
 from .errors import RequestError
-from .options import nearest
+from .options import known_as, nearest
 from .outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
 from .params import SamplingParams
 from .tokenizer import Tokenizer
@@ -28,7 +30,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = EngineConfig.model,
+        model: str | os.PathLike[str] = EngineConfig.model,
         *,
         drafter: str | Drafter | None = None,
         speculative_config: Mapping[str, Any] | str | None = None,
@@ -63,11 +65,12 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculation: SpeculationChoice = SpeculationChoice(),
-        **template: Any,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several as one batch; `template` goes to the chat template."""
-        many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        texts = [self.tokenizer.render_chat(each, **template) for each in many]  # type: ignore[arg-type]
+        """Answer a conversation, or several as one batch."""
+        one = isinstance(messages, Mapping) or (bool(messages) and isinstance(messages[0], Mapping))
+        many: Sequence[Any] = [messages] if one else list(messages)
+        texts = [self.tokenizer.render_chat(each, **(chat_template_kwargs or {})) for each in many]
         tokens = [self.tokenizer.encode(text, add_special=False) for text in texts]
         return self._run(tokens, sampling_params, speculation, texts)
 
@@ -87,8 +90,12 @@ class LLM:
     def _stream(self, requests: list[Request]) -> Iterator[Delta]:
         tracks = [self._add(request) for request in requests]
         try:
-            while any(track.seq.finish is None for track in tracks):
-                yield from (delta for delta in self.engine.step() if delta.request_id == requests[0].id)
+            while any(track.seq.finish is None or track.outbox for track in tracks):
+                while not any(track.outbox for track in tracks):  # another caller's steps may have filled it
+                    self.engine.step()
+                for track in tracks:
+                    while track.outbox:
+                        yield track.outbox.popleft()
         finally:
             self.engine.abort(requests[0].id)
 
@@ -123,21 +130,35 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                return list(prompt["prompt_token_ids"])
-            prompt = prompt.get("prompt", "")
+            return self._encode_mapping(prompt)
         if isinstance(prompt, str):
             if not prompt:
                 raise RequestError("prompt", "is empty; give it some text")
             return self.tokenizer.encode(prompt)
-        return list(prompt)  # type: ignore[arg-type]
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            raise RequestError("prompt", "must be a text or token ids") from None
+
+    def _encode_mapping(self, prompt: Mapping[str, Any]) -> list[int]:
+        known = ("prompt", "prompt_token_ids")
+        for name in prompt:
+            if name not in known:
+                raise RequestError("prompt", f"has no part {name!r}; {nearest(name, known)}")
+        if not prompt:
+            raise RequestError("prompt", "is empty; give it some text")
+        return self._encode(prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"])
 
 
 def _configs(
-    model: str, drafter: str | Drafter | None, speculative: Mapping[str, Any] | str | None, options: dict[str, Any]
+    model: str | os.PathLike[str],
+    drafter: str | Drafter | None,
+    speculative: Mapping[str, Any] | str | None,
+    options: dict[str, Any],
 ) -> tuple[EngineConfig, SpeculationConfig, Drafter | None]:
     engine_names = {f.name for f in fields(EngineConfig)} - {"model"}
     guess_names = {f.name for f in fields(SpeculationConfig)}
+    options = {known_as(name, EngineConfig): value for name, value in options.items()}
     for name in options:
         if name not in engine_names | guess_names:
             known = sorted(engine_names | guess_names | {"model", "speculative_config", "quiet"})
@@ -145,7 +166,11 @@ def _configs(
     guesses = {name: value for name, value in options.items() if name in guess_names}
     if isinstance(drafter, str):
         guesses["drafter"] = drafter
-    engine = EngineConfig(model=model, **{name: value for name, value in options.items() if name in engine_names})
+    elif drafter is not None and not isinstance(drafter, Drafter):
+        raise RequestError("drafter", f"must be a name or a Drafter, not {drafter!r}")
+    engine = EngineConfig(
+        model=os.fspath(model), **{name: value for name, value in options.items() if name in engine_names}
+    )
     speculation = (
         SpeculationConfig(**guesses)
         if speculative is None
@@ -155,9 +180,18 @@ def _configs(
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str | Mapping) or (len(prompts) and _is_token(prompts[0])):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _is_token(value: Any) -> bool:
+    """Whole numbers of any library count."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:

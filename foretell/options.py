@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import MISSING, field, fields
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from .errors import RequestError
+
 T = TypeVar("T")
 
 
@@ -25,19 +27,44 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def strict(cls: type[T]) -> type[T]:
-    """Make a dataclass refuse unknown arguments with the nearest right name."""
+    """Make a dataclass refuse unknown arguments with the nearest right name, and values of the wrong kind by name."""
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     init = cls.__init__
 
     def checked(self: T, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
+        for name, value in kwargs.items():
             if name not in known:
                 raise TypeError(f"{cls.__name__} has no argument {name!r}; {nearest(name, known)}")
+            check_kind(name, value, get_type_hints(cls)[name])
         init(self, *args, **kwargs)
 
     checked.__wrapped__ = init  # type: ignore[attr-defined]
     cls.__init__ = checked  # type: ignore[assignment]
     return cls
+
+
+KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a text"),
+}
+
+
+def check_kind(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that is not of its field's kind; kinds that are not simple check themselves."""
+    kind = plain_type(hint)
+    if kind not in KINDS or (value is None and kind is not hint):
+        return
+    kinds, words = KINDS[kind]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
+        raise RequestError(name, f"must be {words}, not {value!r}")
+
+
+def known_as(name: str, cls: type) -> str:
+    """The field of `cls` that other systems call `name`, or `name` itself."""
+    flag = "--" + name.replace("_", "-")
+    return next((f.name for f in fields(cls) if flag in f.metadata.get("aliases", ())), name)
 
 
 def add_options(parser: argparse._ActionsContainer, cls: type, *, skip: frozenset[str] = frozenset()) -> None:
@@ -75,5 +102,6 @@ def given_options(args: argparse.Namespace, cls: type) -> dict[str, Any]:
 def plain_type(hint: Any) -> Any:
     """`int | None` is an int that may be left out."""
     if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = [a for a in get_args(hint) if a is not type(None)]
+        kinds = [a for a in get_args(hint) if a is not type(None)]
+        return kinds[0] if len(kinds) == 1 else hint
     return hint

@@ -38,7 +38,9 @@ class SamplingParams:
     stop: tuple[str, ...] = option((), "end the text before this string; may be given several times")
     stop_token_ids: tuple[int, ...] = option((), "end the text at this token; may be given several times")
     ignore_eos: bool = option(False, "go on after the model's end tokens")
-    bad_words: tuple[str, ...] = option((), "never write this, as it is usually split into tokens; may be given several times")
+    bad_words: tuple[str, ...] = option(
+        (), "never write this, as it is usually split into tokens; may be given several times"
+    )
     logprobs: int | None = option(None, "give log-probabilities of each token and of this many of the likeliest")
     prompt_logprobs: int | None = option(None, "the same for the tokens of the prompt")
     thinking_budget: int | None = option(None, "close a <think> passage after this many tokens")

@@ -134,6 +134,12 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["generate", "hi", "--max-draft", "-1"], 2, "max_draft"),
     (["generate", "hi", "--temprature", "1"], 2, "did you mean '--temperature'"),
     (["generate", "hi", "there"], 2, "quotes"),
+    (["generate", "hi", "--raw", "--system", "x"], 2, "system"),
+    (["generate", "hi", "--rule", "foo"], 2, "rule"),
+    (["generate", "hi", "--kv-memory", "inf"], 2, "kv_memory"),
+    (["generate", "hi", "--threads", "99999999999"], 2, "threads"),
+    (["generate", "hi", "--device", "meta"], 2, "device"),
+    (["generate", "hi", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": "4"}'], 2, "whole"),
     (["generate", "hi", "--device", "tpu9"], 2, "device"),
     (["generate", "hi", "--out", "/no/such/folder/x.json"], 2, "there is no folder"),
     (["genrate", "hi"], 2, "did you mean 'generate'"),
@@ -207,3 +213,49 @@ def test_the_demo_measures_both_ways(capsys: pytest.CaptureFixture[str], tmp_pat
     assert out.count(" yes") == 2
     code, out, _ = run(capsys, "demo", "--model", str(roomy), "--json")
     assert [each["same_text"] for each in json.loads(out)["prompts"]] == [True, True]
+
+
+def test_out_goes_through_links_and_into_pipes(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, tmp_path: Path
+) -> None:
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    real.write_text("old")
+    link.symlink_to(real)
+    os.mkfifo(pipe)
+    words = ["generate", PROMPT, "--model", str(tiny_folder), "--max-tokens", "2", "--ignore-eos", "--out"]
+    assert run(capsys, *words, str(link))[0] == 0
+    assert link.is_symlink()
+    assert json.loads(real.read_text())["finish_reason"] == "length"
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        assert run(capsys, *words, str(pipe))[0] == 0
+        assert reader.stdout is not None
+        assert json.loads(reader.stdout.read())["finish_reason"] == "length"
+    assert pipe.is_fifo()
+    assert run(capsys, *words, str(tmp_path))[0] == 2
+
+
+def test_logprobs_are_in_the_json_object(capsys: pytest.CaptureFixture[str], tiny_folder: Path) -> None:
+    words = ["generate", PROMPT, "--model", str(tiny_folder), "--max-tokens", "2", "--logprobs", "1"]
+    result = json.loads(run(capsys, *words, "--prompt-logprobs", "0", "--json")[1])
+    assert [row[-1]["token"] for row in result["logprobs"]] == result["token_ids"]
+    assert len(result["prompt_logprobs"]) == result["usage"]["prompt_tokens"]
+    assert run(capsys, *words)[0] == 2
+
+
+def test_models_and_pull_speak_json(capsys: pytest.CaptureFixture[str], tiny_folder: Path) -> None:
+    listed = json.loads(run(capsys, "models", "--json")[1])
+    assert {"smollm2-135m", "gemma3-270m"} <= {each["name"] for each in listed}
+    assert json.loads(run(capsys, "pull", str(tiny_folder), "--json")[1])["path"] == str(tiny_folder)
+
+
+def test_a_fault_of_ours_is_one_line_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
+) -> None:
+    monkeypatch.setattr("foretell.cli.generate.load_llm", lambda args: 1 / 0)
+    code, _, err = run(capsys, "generate", "hi", "--model", str(tiny_folder))
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "FORETELL_DEBUG" in err
+    monkeypatch.setenv("FORETELL_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["generate", "hi", "--model", str(tiny_folder)])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
-from foretell.draft.scripted import OracleDrafter
+from foretell.config import SpeculationConfig
+from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.errors import CapacityError, RequestError
-from foretell.types import TARGET
+from foretell.types import TARGET, Budget, Draft, Outcome, Sequence
 
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 
@@ -196,7 +200,10 @@ def test_unknown_arguments_name_the_nearest_right_one(tiny_folder: Path) -> None
 def test_vllms_speculative_config_is_understood(tiny_folder: Path) -> None:
     config = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
     llm = LLM(str(tiny_folder), speculative_config=config, quiet=True)
-    assert (llm.speculation.drafter, llm.speculation.budget, llm.speculation.prompt_lookup_max) == ("ngram", 3, 3)
+    assert (llm.speculation.drafter, llm.speculation.budget, llm.speculation.match_lengths) == ("ngram", 3, (2, 3))
+    assert SpeculationConfig(prompt_lookup_max=1).match_lengths == (1, 1)
+    assert SpeculationConfig(prompt_lookup_min=5).match_lengths == (5, 5)
+    assert SpeculationConfig(max_draft=2, num_speculative_tokens=8).budget == 2
 
 
 def test_memory_is_counted_before_anything_is_loaded(tiny_folder: Path) -> None:
@@ -220,3 +227,91 @@ def test_the_default_model_says_the_same_with_and_without_drafts() -> None:
         assert guessed.outputs[0].token_ids == plain.outputs[0].token_ids
         assert plain.speculation.steps == len(plain.outputs[0].token_ids)
     assert guessed.cached_tokens > 0, "the second request found the first one's prompt"
+
+
+def test_two_streams_and_a_batch_share_an_engine_without_losing_text(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=25, temperature=1.0, seed=seed, ignore_eos=True) for seed in (1, 2, 3)]
+    wanted = [llm.generate(PROMPT, each)[0].outputs[0].text for each in params]
+    one, two = llm.stream(PROMPT, params[0]), llm.stream(PROMPT, params[1])
+    texts = ["", ""]
+    for turn, (a, b) in enumerate(itertools.zip_longest(one, two)):
+        texts[0] += a.text if a else ""
+        texts[1] += b.text if b else ""
+        if turn == 2:
+            assert llm.generate(PROMPT, params[2])[0].outputs[0].text == wanted[2]
+    assert texts == wanted[:2]
+
+
+def test_a_drafter_that_fails_costs_its_guesses_and_nothing_else(tiny_folder: Path, plain: LLM) -> None:
+    def too_long(seq: Sequence, budget: Budget) -> Draft:
+        return Draft.chain([5] * (budget.nodes + 9), "long")
+
+    def out_of_range(seq: Sequence, budget: Budget) -> Draft:
+        return Draft.chain([10**6], "wild")
+
+    def raises(seq: Sequence, budget: Budget) -> Draft:
+        raise ValueError("no idea")
+
+    class Uncut(ScriptedDrafter):
+        def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+            return [self.script(*pair) for pair in zip(seqs, budgets, strict=True)]
+
+        def observe(self, outcomes: list[Outcome]) -> None:
+            raise RuntimeError("cannot learn")
+
+    (wanted,) = plain.generate(PROMPT, SamplingParams(max_tokens=9))
+    for script in (too_long, out_of_range, raises):
+        llm = LLM(tiny_folder, drafter=Uncut(script), quiet=True)
+        (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=9))
+        assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
+        assert llm.engine.stats.drafter_failures > 0
+        assert llm.engine.step() == [], "an idle engine has nothing to do"
+
+
+def test_prompts_of_numpy_and_torch_numbers_are_token_ids(plain: LLM) -> None:
+    params = SamplingParams(max_tokens=3)
+    wanted = plain.generate([[5, 6, 7]], params)[0].outputs[0].token_ids
+    for prompts in ([np.array([5, 6, 7])], np.array([5, 6, 7]), [torch.tensor([5, 6, 7])]):
+        assert plain.generate(prompts, params)[0].outputs[0].token_ids == wanted  # type: ignore[arg-type]
+    for wrong in ([[1.5]], {"promt": "x"}, {"prompt": "x", "multi_modal_data": 3}, {}):
+        with pytest.raises(RequestError, match="prompt"):
+            plain.generate(wrong, params)  # type: ignore[arg-type]
+
+
+WRONG_OPTIONS: list[tuple[dict[str, object], str]] = [
+    ({"max_num_seqs": "3"}, "max_num_seqs"),
+    ({"prefix_cache": "no"}, "prefix_cache"),
+    ({"kv_memory": float("inf")}, "kv_memory"),
+    ({"threads": 10**9}, "threads"),
+    ({"drafter": 5}, "drafter"),
+    ({"device": "meta"}, "device"),
+    ({"rule": "mach"}, "rule"),
+    ({"speculative_config": {"method": "ngram", "num_speculative_tokens": "4"}}, "num_speculative_tokens"),
+    ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2.5}}, "num_speculative_tokens"),
+    ({"speculative_config": {"method": ["a"]}}, "speculative_config.method"),
+    ({"speculative_config": {"method": "ngram"}, "drafter": "none"}, "drafter"),
+    ({"num_speculative_tokens": 100}, "num_speculative_tokens"),
+]
+
+
+@pytest.mark.parametrize(("options", "field"), WRONG_OPTIONS, ids=str)
+def test_wrong_options_are_refused_by_name(tiny_folder: Path, options: dict[str, object], field: str) -> None:
+    with pytest.raises(RequestError) as error:
+        LLM(tiny_folder, quiet=True, **options)  # type: ignore[arg-type]
+    assert error.value.field == field
+
+
+def test_other_systems_names_for_options_are_known(tiny_folder: Path) -> None:
+    llm = LLM(tiny_folder, block_size=8, enable_prefix_caching=False, quiet=True)
+    assert (llm.config.page_size, llm.config.prefix_cache) == (8, False)
+
+
+def test_many_choices_do_not_wait_for_each_other(llm: LLM) -> None:
+    before = llm.engine.stats.forwards
+    llm.generate(PROMPT, SamplingParams(max_tokens=8, temperature=1.0, seed=1, n=16, ignore_eos=True))
+    assert llm.engine.stats.forwards - before <= 10
+
+
+def test_chat_refuses_what_it_does_not_know(plain: LLM) -> None:
+    with pytest.raises(TypeError):
+        plain.chat([{"role": "user", "content": "x"}], temperature=0.5)  # type: ignore[call-arg]

@@ -149,7 +149,7 @@ def both(llm: LLM, **params: object) -> str:
 
 def test_bad_words_are_never_written(llm: LLM) -> None:
     """A bad word is the run of tokens it is usually split into, as in vLLM; a run may be one token or several."""
-    bias = {token: 4.0 for token in llm.tokenizer.encode(" shells fox", add_special=False)}
+    bias = dict.fromkeys(llm.tokenizer.encode(" shells fox", add_special=False), 4.0)
     assert "shells" in both(llm, logit_bias=bias, ignore_eos=True)
     assert "shells" not in both(llm, logit_bias=bias, ignore_eos=True, bad_words=["shells"])
 
@@ -170,6 +170,15 @@ def test_a_thought_is_closed_when_its_budget_is_spent(llm: LLM) -> None:
     assert list(texts[0].token_ids[6 : 6 + len(marks[1])]) == marks[1]
     assert "</think>" in texts[0].text
     assert texts[0].text.count("</think>") == 1
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3])
+def test_a_thought_over_its_budget_is_closed_whatever_is_guessed(llm: LLM, budget: int) -> None:
+    prompt = llm.tokenizer.encode(PROMPT + "<think>" + "the sea " * 5)
+    params = SamplingParams(max_tokens=30, thinking_budget=budget, temperature=1.0, seed=2, ignore_eos=True)
+    texts = [llm.generate([prompt], params, speculation=choice)[0].outputs[0] for choice in (SpeculationChoice(), OFF)]
+    assert texts[0].token_ids == texts[1].token_ids
+    assert texts[0].text.startswith("</think>")
 
 
 GRAMMARS = {

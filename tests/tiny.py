@@ -74,6 +74,7 @@ def add(
 def run(engine: Engine, after_step: Callable[[Engine], None] = lambda engine: None) -> None:
     for _ in range(10_000):
         if not engine.busy:
+            assert engine.stats.drafter_failures == 0, "no drafter failed on the way"
             return
         engine.step()
         check_pages(engine)

@@ -137,6 +137,8 @@ def _check_draws(found: Certificate, say: Say) -> None:
             say(f"   the rule failed: {found.broken}")
             return
         say(_draw_line(found.draws[-1]))
+        if order.plant is not None and not found.draws[-1].passed:
+            return  # found out: more draws would only cost time
 
 
 def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:

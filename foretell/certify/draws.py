@@ -109,16 +109,20 @@ def tiny_engine(drafter: Drafter, rules: Callable[[Request], Rule] = rule_of) ->
 
 def draws_for(distance: float, settings: int) -> int:
     """Texts needed to find a total variation of `distance` with the stated power in one of `settings` tests."""
-    freedom = VOCAB**LENGTH - 1
-    normal = NormalDist()
-    reach = normal.inv_cdf(1 - FALSE_ALARM / settings) + normal.inv_cdf(POWER)
-    # G is about chi-squared, shifted by 4 n d^2 at least; see docs/lossless.md.
-    return math.ceil(reach * math.sqrt(2 * freedom) / (4 * distance**2))
+    return math.ceil(_reach(settings) / distance**2)
 
 
 def found_by(draws: int, settings: int) -> float:
     """The total variation that many draws find with the stated power."""
-    return math.sqrt(draws_for(1.0, settings) / draws) if draws else 1.0
+    return math.sqrt(_reach(settings) / draws)
+
+
+def _reach(settings: int) -> float:
+    """Draws times distance squared: G is about chi-squared, shifted by at least 4 n d^2."""
+    freedom = VOCAB**LENGTH - 1
+    normal = NormalDist()
+    apart = normal.inv_cdf(1 - FALSE_ALARM / settings) + normal.inv_cdf(POWER)
+    return apart * math.sqrt(2 * freedom) / 4
 
 
 def check_draws(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from foretell.errors import RequestError
 
 from .command import Command
-from .common import add_engine_arguments, add_output_arguments, give, load_llm
+from .common import add_engine_arguments, add_output_arguments, check_out, give, load_llm
 
 if TYPE_CHECKING:
     from foretell.certify.certificate import Certificate, Order
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_out(args)
     from foretell.certify.certificate import certify
 
     sys.path.insert(0, "")  # a rule from outside is looked for where the user stands, too

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
-from foretell.errors import RequestError
+from foretell.errors import CapacityError, RequestError
 
 from .command import Command
 from .common import add_engine_arguments, add_sampling_arguments, check_sampling, load_llm, sampling_params
@@ -16,6 +17,7 @@ from .tint import Tint, wants_colour
 if TYPE_CHECKING:
     from foretell.llm import LLM
     from foretell.params import SamplingParams
+    from foretell.types import Delta
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,24 +63,27 @@ def _turn(
     asked = [*messages, {"role": "user", "content": line}]
     try:
         answer = _answer(llm, params, asked, colour)
-    except RequestError as error:
-        print(f"foretell: {error}", file=sys.stderr)
+    except (RequestError, CapacityError) as error:
+        hint = " (/reset starts anew)" if messages else ""
+        print(f"foretell: {error}{hint}", file=sys.stderr)
         return messages
-    return [*asked, {"role": "assistant", "content": answer}]
+    return [*asked, {"role": "assistant", "content": answer}] if answer else messages
 
 
 def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]], colour: bool) -> str:
     """Stream an answer; Ctrl-C keeps what there is of it."""
     tally, tint = Tally(), Tint(llm.tokenizer, colour)
-    stream = llm.stream(messages, params)
+    stream: Iterator[Delta] = iter(())
     try:
+        stream = llm.stream(messages, params)
         for delta in stream:
             tally.add(delta)
             print(tint.render(delta), end="", flush=True)
     except KeyboardInterrupt:
         print(" [stopped]", end="")
     finally:
-        stream.close()  # type: ignore[attr-defined]
+        if isinstance(stream, Generator):
+            stream.close()
     print()
     print(tally.summary(), file=sys.stderr)
     return tally.text

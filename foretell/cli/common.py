@@ -63,13 +63,27 @@ def check_sampling(args: argparse.Namespace) -> None:
 
 def read_text(argument: str) -> str:
     """The text itself, or standard input for "-"."""
-    text = sys.stdin.read() if argument == "-" else argument
+    try:
+        text = sys.stdin.read() if argument == "-" else argument
+    except UnicodeDecodeError as error:
+        raise RequestError("prompt", f"standard input is not text in {error.encoding}") from None
     if not text.strip():
         raise RequestError("prompt", "is empty; give it some text, or - to read standard input")
     return text
 
 
-def give(result: dict[str, Any], args: argparse.Namespace) -> None:
+def check_out(args: argparse.Namespace) -> None:
+    """Refuse a place that cannot be written to before any work is done."""
+    path: Path | None = args.out
+    if path is None:
+        return
+    if path.is_dir():
+        raise RequestError("out", f"{path} is a folder; name a file")
+    if not path.resolve().parent.is_dir():
+        raise RequestError("out", f"there is no folder {path.parent}")
+
+
+def give(result: Any, args: argparse.Namespace) -> None:
     """Print or write a result, as the flags say; a file is written whole or not at all."""
     if args.json:
         print(json.dumps(result, ensure_ascii=False))
@@ -78,14 +92,16 @@ def give(result: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace `path` by `text`, leaving no half-written file whatever happens."""
-    if not path.parent.is_dir():
-        raise RequestError("out", f"there is no folder {path.parent}")
+    """Replace the file at `path` by `text`, leaving nothing half-written; a pipe or a device is written to as it is."""
+    path = path.resolve()  # through a link, not in its place
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(name, 0o666 & ~_umask())
+        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
         os.replace(name, path)
     except BaseException:
         os.unlink(name)

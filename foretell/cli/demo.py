@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .command import Command
-from .common import add_engine_arguments, add_output_arguments, give, load_llm
+from .common import add_engine_arguments, add_output_arguments, check_out, give, load_llm
 from .tally import Tally
 from .tint import LEGEND, Tint, wants_colour
 
@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_out(args)
     llm = load_llm(args)
     colour = wants_colour()
     quiet = args.json

@@ -6,11 +6,14 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from foretell.errors import RequestError
+
 from .command import Command
 from .common import (
     add_engine_arguments,
     add_output_arguments,
     add_sampling_arguments,
+    check_out,
     check_sampling,
     give,
     load_llm,
@@ -22,7 +25,7 @@ from .tint import Tint, wants_colour
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
-    from foretell.outputs import CompletionOutput, RequestOutput
+    from foretell.outputs import CompletionOutput, Logprob, RequestOutput
     from foretell.params import SamplingParams
 
 
@@ -38,11 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_sampling(args)
+    check_out(args)
     text = read_text(args.prompt)
+    if args.raw and args.system:
+        raise RequestError("system", "goes through the chat template; leave out --raw, or put it into the text")
     llm = load_llm(args)
     params = sampling_params(args, llm)
     prompt = _prompt_text(args, llm, text)
     tokens = llm.tokenizer.encode(prompt, add_special=args.raw or not llm.tokenizer.chat_template)
+    wants_rows = params.logprobs is not None or params.prompt_logprobs is not None
+    if wants_rows and not args.json and args.out is None:
+        raise RequestError("logprobs", "are given in the JSON object; add --json or --out FILE")
     if args.json or args.out is not None or params.n > 1:
         (output,) = llm.generate([tokens], params)
         give(as_json(llm, output), args)
@@ -55,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _prompt_text(args: argparse.Namespace, llm: LLM, text: str) -> str:
     """Base models have no chat template; they continue the text."""
+    if not args.raw and args.system and not llm.tokenizer.chat_template:
+        raise RequestError("system", "needs a chat template, and this model has none; put it into the text")
     if args.raw or not llm.tokenizer.chat_template:
         return text
     messages = [{"role": "system", "content": args.system}] if args.system else []
@@ -81,6 +92,7 @@ def as_json(llm: LLM, output: RequestOutput) -> dict[str, Any]:
         "model": llm.config.model,
         **_choice(first),
         "outputs": [_choice(choice) for choice in output.outputs],
+        **_prompt_rows(output),
         "usage": {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -97,6 +109,17 @@ def as_json(llm: LLM, output: RequestOutput) -> dict[str, Any]:
     }
 
 
+def _prompt_rows(output: RequestOutput) -> dict[str, Any]:
+    if output.prompt_logprobs is None:
+        return {}
+    return {"prompt_logprobs": [row and _row(row) for row in output.prompt_logprobs]}
+
+
+def _row(row: dict[int, Logprob]) -> list[dict[str, Any]]:
+    """The token itself comes last; before it the likeliest."""
+    return [{"token": token, "text": e.decoded_token, "logprob": e.logprob, "rank": e.rank} for token, e in row.items()]
+
+
 def _choice(choice: CompletionOutput) -> dict[str, Any]:
     record = choice.speculation
     return {
@@ -104,6 +127,7 @@ def _choice(choice: CompletionOutput) -> dict[str, Any]:
         "token_ids": list(choice.token_ids),
         "finish_reason": choice.finish_reason,
         "seed": choice.seed,
+        **({} if choice.logprobs is None else {"logprobs": [_row(row) for row in choice.logprobs]}),
         "speculation": {
             "rule": record.rule,
             "lossless": record.lossless,

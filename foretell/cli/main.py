@@ -21,6 +21,7 @@ from .models import LIST, PULL
 COMMANDS = {"demo": DEMO, "generate": GENERATE, "chat": CHAT, "certify": CERTIFY, "pull": PULL, "models": LIST}
 CALLERS_FAULT = 2
 INTERRUPTED = 130
+DEBUG = "FORETELL_DEBUG"
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,6 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         print(f"foretell: {_one_line(error)}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        kind = type(error).__name__
+        print(f"foretell: a fault of ours, {kind}: {_one_line(error)}; {DEBUG}=1 shows where", file=sys.stderr)
         return 1
 
 

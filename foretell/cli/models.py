@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 
 from .command import Command
+from .common import add_output_arguments, check_out, give
 
 
 def _say(line: str) -> None:
@@ -14,19 +16,27 @@ def _say(line: str) -> None:
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="a built-in name or a Hugging Face id")
+    add_output_arguments(parser)
 
 
 def _pull(args: argparse.Namespace) -> int:
     from foretell.hub import pull
 
-    print(pull(args.name, _say))
+    check_out(args)
+    path = pull(args.name, _say)
+    give({"name": args.name, "path": str(path)}, args)
+    if not args.json:
+        print(path)
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
     from foretell.hub import DEFAULT_MODEL, local_models
 
-    for model in local_models():
+    check_out(args)
+    models = local_models()
+    give([asdict(model) | {"path": str(model.path), "default": model.name == DEFAULT_MODEL} for model in models], args)
+    for model in () if args.json else models:
         state = "here" if model.present else f"foretell pull {model.name}"
         mark = " (default)" if model.name == DEFAULT_MODEL else ""
         print(f"{model.name:32} {model.size / 1e6:10.1f} MB   {state}{mark}")
@@ -34,4 +44,4 @@ def _list(args: argparse.Namespace) -> int:
 
 
 PULL = Command("bring a model to this machine", _add_name, _pull)
-LIST = Command("list the built-in models and those in the cache", lambda parser: None, _list)
+LIST = Command("list the built-in models and those in the cache", add_output_arguments, _list)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 from foretell.types import TARGET, Delta
 
@@ -58,6 +56,3 @@ class Tally:
             f"{self.accepted} of {self.drafted} guesses accepted), {self.tokens_per_second:.1f} tokens/s, "
             f"first after {(self.first or self.began) - self.began:.2f} s"
         )
-
-    def by_origin(self) -> dict[str, Any]:
-        return dict(Counter(self.origins))

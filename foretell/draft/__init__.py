@@ -17,5 +17,5 @@ def build(config: SpeculationConfig) -> Drafter:
     if config.drafter == "none" or config.budget == 0:
         return NoDrafter()
     if config.drafter in ("ngram", "auto"):
-        return NGramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+        return NGramDrafter(*config.match_lengths)
     raise RequestError("drafter", f"{config.drafter!r} is not known; {nearest(config.drafter, NAMES)}")

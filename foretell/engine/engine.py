@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import logging
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -24,6 +26,8 @@ from .judge import Case, Judge, Judgement, prompt_logprobs
 from .scheduler import Scheduler
 from .stats import Speculation, Stats, origins
 from .writer import Writer
+
+LOG = logging.getLogger("foretell")
 
 
 @dataclass
@@ -49,6 +53,7 @@ class Track:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the prompt
     error: str | None = None  # why the text could not go on
+    outbox: deque[Delta] = field(default_factory=deque)  # what its caller has not taken yet
 
 
 class Engine:
@@ -103,18 +108,46 @@ class Engine:
     def step(self) -> list[Delta]:
         """Run every planned sequence once; each that reached its end grows by at least one token."""
         plan = self.scheduler.plan(self.controller.budgets(self.scheduler.running))
+        if not plan:
+            return []
         self._note_starts(plan)
-        proposed = self.drafter.propose([share.seq for share in plan], [share.budget for share in plan])
-        drafts = self._constrain(plan, self.controller.trim(plan, proposed))
+        drafts = self._constrain(plan, self.controller.trim(plan, self._propose(plan)))
         output = self.runner.forward(plan, drafts)
         judged = [self.commit(outcome) for outcome in self._judge(plan, drafts, output)]
-        outcomes = [outcome for outcome, _ in judged]
-        for learner in (self.drafter, self.controller, self.stats):
-            learner.observe(outcomes)
-        # Only now: what drafters learn from may lie in these pages.
-        for share in plan:
-            self._settle(share.seq)
+        try:
+            self._learn([outcome for outcome, _ in judged])
+        finally:  # only now: what drafters learn from may lie in these pages
+            for share in plan:
+                self._settle(share.seq)
         return [delta for _, delta in judged if delta is not None]
+
+    def _propose(self, plan: list[Share]) -> list[Draft]:
+        """Ask the drafter, and let in what can be checked; one that fails costs its guesses, not the texts."""
+        try:
+            drafts = self.drafter.propose([share.seq for share in plan], [share.budget for share in plan])
+            return [self._checked(draft.cut(share.budget.nodes)) for share, draft in zip(plan, drafts, strict=True)]
+        except Exception:
+            self._drafter_failed("propose")
+            return [Draft()] * len(plan)
+
+    def _checked(self, draft: Draft) -> Draft:
+        vocab = self.runner.model.config.vocab
+        if all(0 <= token < vocab for token in draft.tokens):
+            return draft
+        raise ValueError(f"{self.drafter.name} guessed a token outside 0..{vocab - 1}")
+
+    def _learn(self, outcomes: list[Outcome]) -> None:
+        """The same outcomes for drafter, controller and statistics."""
+        try:
+            self.drafter.observe(outcomes)
+        except Exception:
+            self._drafter_failed("observe")
+        self.controller.observe(outcomes)
+        self.stats.observe(outcomes)
+
+    def _drafter_failed(self, where: str) -> None:
+        self.stats.drafter_failures += 1
+        LOG.exception("the drafter %s failed in %s; its guesses are left out", self.drafter.name, where)
 
     def _constrain(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
         """What a grammar forces is guessed for free; what it forbids takes along only what hangs below it."""
@@ -170,7 +203,8 @@ class Engine:
         track.logprobs += logprobs or ()
         track.speculation.observe(outcome)
         self._note_tokens(track)
-        return outcome, self._delta(seq, outcome, text)
+        track.outbox.append(delta := self._delta(seq, outcome, text))
+        return outcome, delta
 
     def _write(self, track: Track, tokens: list[int]) -> tuple[tuple[int, ...], str]:
         """Let tokens into the text up to its end: an end token, a stop string, the limit or the grammar's end."""

@@ -38,7 +38,7 @@ class Case:
     def rows(self) -> list[Row]:
         """What decides the token after the sequence's last one and after each node of its draft."""
         request, vocab = self.request, self.logits.shape[-1]
-        history = History(request, self.share.seq.tokens, vocab) if looks_back(request) else None
+        history = History(request, self.share.seq.tokens, vocab, self.logits.device) if looks_back(request) else None
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(self.draft.tokens, self.draft.parents, strict=True):
             paths.append((*paths[parent + 1], token))

@@ -21,6 +21,12 @@ AUTO = "auto"
 RULES = (*LOSSLESS, *LOSSY, AUTO)
 
 
+def check_rule(name: str) -> None:
+    """Refuse a rule that does not exist."""
+    if name not in RULES:
+        raise RequestError("rule", f"{name!r} is not known; {nearest(name, RULES)}")
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the model sets for every request."""
@@ -77,8 +83,7 @@ class RequestMaker:
 
     def _settle_rule(self, params: SamplingParams, speculation: SpeculationChoice) -> str:
         rule = speculation.rule or self.rule
-        if rule not in RULES:
-            raise RequestError("rule", f"{rule!r} is not known; {nearest(rule, RULES)}")
+        check_rule(rule)
         if rule == "confidence" and speculation.enabled and not self.drafter.gives_probability:
             raise RequestError("rule", f"confidence needs a drafter with probabilities; {self.drafter.name} has none")
         if rule != AUTO:

@@ -89,9 +89,8 @@ class Scheduler:
 
     def _admit(self, left: int, alone: bool) -> list[Share]:
         shares: list[Share] = []
-        while self.waiting and left > 0 and len(self.running) < self.max_num_seqs:
-            seq = self.waiting[0]
-            if self._leader_reads(seq) or not self._enter(seq, force=alone and not shares):
+        for seq in [seq for seq in self.waiting if not self._leader_reads(seq)]:
+            if left <= 0 or len(self.running) >= self.max_num_seqs or not self._enter(seq, alone and not shares):
                 break
             take = self._chunk(seq, left)
             assert take > 0, "a sequence enters only where it can go on"
@@ -105,7 +104,7 @@ class Scheduler:
             self.prefix is not None
             and seq.request.choice > 0
             and seq.written == 0
-            and any(s.request.id == seq.request.id and s.written == 0 for s in self.running)
+            and any(s.request.id == seq.request.id and s.request.choice == 0 and not s.written for s in self.running)
         )
 
     def _enter(self, seq: Sequence, force: bool) -> bool:
@@ -117,7 +116,7 @@ class Scheduler:
         if need > self.runner.pool.available:
             self._give_back(seq)
             return False
-        self.waiting.popleft()
+        self.waiting.remove(seq)
         self.running.append(seq)
         return True
 

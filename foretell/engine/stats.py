@@ -83,6 +83,7 @@ class Stats:
     forwards: int = 0
     rows: int = 0
     cached_prompt_tokens: int = 0
+    drafter_failures: int = 0  # steps whose guesses were left out because the drafter failed
     speculation: Speculation = field(default_factory=Speculation)
 
     def observe(self, outcomes: list[Outcome]) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from foretell.tokenizer import StreamDecoder, Tokenizer
 from foretell.types import FinishReason, Request
 
+CONTEXT = 8  # tokens of the prompt that can bear on how the first new one reads
+
 
 @dataclass(frozen=True)
 class Written:
@@ -23,7 +25,9 @@ class Writer:
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         self.request = request
-        self.decoder = StreamDecoder(tokenizer) if tokenizer is not None else None
+        # The prompt's tail decides how the first token reads: a space in front of it, half a character before it.
+        tail = request.prompt[-CONTEXT:]
+        self.decoder = StreamDecoder(tokenizer, context=tail) if tokenizer is not None else None
         self.stops = request.params.stop
         self.ends = frozenset(request.params.stop_token_ids)
         if not request.params.ignore_eos:
@@ -48,15 +52,21 @@ class Writer:
     def _write_one(self, token: int) -> tuple[str, FinishReason | None]:
         """The text held back so far with this token's, and whether it ends here."""
         if token in self.ends:
-            return self._held + self._flush(), "stop"
-        held = self._held + self._decode((token,))
-        early = self.count < self.request.params.min_tokens
-        found = [] if early else [place for stop in self.stops if (place := held.find(stop)) >= 0]
+            return self._cut(self._held + self._flush())[0], "stop"
+        held, found = self._cut(self._held + self._decode((token,)))
         if found:
-            return held[: min(found)], "stop"
+            return held, "stop"
         if self.count >= self.request.max_tokens:
-            return held + self._flush(), "length"
+            held, found = self._cut(held + self._flush())
+            return held, "stop" if found else "length"
         return held, None
+
+    def _cut(self, text: str) -> tuple[str, bool]:
+        """The text up to the first stop string, and whether there is one that counts."""
+        if self.count < self.request.params.min_tokens:
+            return text, False
+        found = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        return (text[: min(found)], True) if found else (text, False)
 
     def close(self) -> str:
         """The text ends here: give out what was held back."""

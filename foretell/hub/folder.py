@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell.errors import ModelError
+from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub.tensor import LazyTensor
 
 if TYPE_CHECKING:
     import torch
 
 CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
 GENERATION = "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -29,6 +30,8 @@ TOKENIZER_FILES = (
 
 def check_folder(folder: Path) -> None:
     """Refuse a folder that is no model, in words that name what it lacks."""
+    if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
+        raise UnsupportedModelError(f"{folder}: an adapter, no whole model; merge it into its base model first")
     if not any(folder.glob("*.safetensors")) and not (folder / INDEX).is_file():
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
             raise ModelError(f"{folder}: holds pickled weights, which can run code; convert them to safetensors")

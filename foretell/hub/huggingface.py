@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretell.errors import CapacityError, ForetellError, ModelError
+from foretell.errors import CapacityError, ForetellError, ModelError, UnknownModelError
 
 WANTED = (
     "config.json",
+    "adapter_config.json",
     "generation_config.json",
     "tokenizer*.json",
     "special_tokens_map.json",
@@ -22,18 +23,24 @@ WANTED = (
 )
 # Copies of the same weights for other programs.
 UNWANTED = ("*/*", "consolidated*")
+# A name is looked up here once no folder or file had it, and it may have been meant for one.
+NOT_HERE = "no such folder or file here"
 # The first that fits: a gated repository also counts as one not found, an offline cache as an entry not found.
 REMEDIES = {
     "ModuleNotFoundError": "fetching from Hugging Face needs its library: `pip install huggingface_hub`",
     "GatedRepoError": "access is gated; accept the terms on its page, then log in with `hf auth login`",
-    "RepositoryNotFoundError": "no such repository on Hugging Face, or a private one: `hf auth login` opens those",
+    "RepositoryNotFoundError": f"{NOT_HERE}, and no such repository on Hugging Face, or a private one: "
+    "`hf auth login` opens those",
     "RevisionNotFoundError": "the repository has no main revision; download it yourself and name the folder",
-    "OfflineModeIsEnabled": "not in the cache, and HF_HUB_OFFLINE forbids fetching; unset it, or name a local folder",
+    "OfflineModeIsEnabled": f"{NOT_HERE}, nor in the cache, and HF_HUB_OFFLINE forbids fetching; unset it, or name a folder",
     "RemoteEntryNotFoundError": "no such file in the repository; look at its page for the right name",
-    "LocalEntryNotFoundError": "not in the cache, and Hugging Face is out of reach; check the network or name a folder",
+    "LocalEntryNotFoundError": f"{NOT_HERE}, nor in the cache, and Hugging Face is out of reach; "
+    "check the network or name a folder",
     "HTTPError": "Hugging Face did not answer as it should; check the network and try again",
     "HFValidationError": "not a Hugging Face id; one looks like owner/repo",
 }
+# Those where the name is at fault.
+UNKNOWN = ("RepositoryNotFoundError", "RemoteEntryNotFoundError", "HFValidationError")
 
 
 def snapshot(repo: str) -> Path:
@@ -106,5 +113,5 @@ def explain(what: str, error: Exception) -> ForetellError:
         return CapacityError(f"the disk filled up while fetching {what}; make room, or point HF_HOME at another disk")
     for name, remedy in REMEDIES.items():
         if name in names:
-            return ModelError(f"{what}: {remedy}")
+            return (UnknownModelError if name in UNKNOWN else ModelError)(f"{what}: {remedy}")
     return ModelError(f"{what}: Hugging Face says: {' '.join(str(error).split())[:300]}")

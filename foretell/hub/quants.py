@@ -48,7 +48,7 @@ def decode(data: Bytes, kind: str, shape: tuple[int, ...]) -> torch.Tensor:
     if kind in STORED:
         return torch.from_numpy(data.copy()).view(getattr(torch, STORED[kind])).view(shape)
     fast = {"Q8_0": decode_q8_0, "Q4_1": decode_q4_1}.get(kind)
-    # Damaged scales are infinite or not numbers: the model will show it, numpy need not warn.
+    # Damaged scales are infinite or not numbers: filling the weights finds them, numpy need not warn.
     with np.errstate(all="ignore"):
         values = fast(data) if fast else decode_any(data.reshape(*shape[:-1], -1), kind)
     return torch.from_numpy(values).view(shape)

@@ -85,4 +85,4 @@ def better_words(repo: str, error: ModelError) -> ForetellError:
         names = []
     if names:
         return ModelError(f"{repo}: holds GGUF files; name one, as {repo}/FILE: {', '.join(names)}")
-    return ModelError(f"{repo}: {str(error).partition(': ')[2]}")
+    return type(error)(f"{repo}: {str(error).partition(': ')[2]}")

@@ -34,6 +34,7 @@ class Layout:
     share: int  # query heads to a key head
     windows: frozenset[int | None]
     dtype: torch.dtype
+    device: torch.device = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -67,22 +68,22 @@ def _make_group(batch: list[Span], layout: Layout) -> Group:
     rows, most = batch[0].rows, max(len(span.pages) for span in batch)
     length = batch[0].stop if len(batch) == 1 else most * layout.page_size
     masks = {window: _mask(batch, length, window, layout) for window in layout.windows}
-    return Group(_rows(batch), len(batch), rows, _pages(batch, most), length, masks)
+    return Group(_rows(batch, layout), len(batch), rows, _pages(batch, most, layout), length, masks)
 
 
-def _rows(batch: list[Span]) -> Tensor | slice:
+def _rows(batch: list[Span], layout: Layout) -> Tensor | slice:
     first, rows = batch[0].first, batch[0].rows
     if all(b.first == a.first + rows for a, b in zip(batch, batch[1:], strict=False)):
         return slice(first, first + rows * len(batch))
-    return torch.tensor([span.first + row for span in batch for row in range(rows)])
+    return torch.tensor([span.first + row for span in batch for row in range(rows)], device=layout.device)
 
 
-def _pages(batch: list[Span], most: int) -> Tensor | slice:
+def _pages(batch: list[Span], most: int, layout: Layout) -> Tensor | slice:
     pages = batch[0].pages
     if len(batch) == 1 and pages[-1] - pages[0] == most - 1 and list(pages) == list(range(pages[0], pages[-1] + 1)):
         return slice(pages[0], pages[-1] + 1)
     padded = [page for span in batch for page in (*span.pages, *span.pages[:1] * (most - len(span.pages)))]
-    return torch.tensor(padded)
+    return torch.tensor(padded, device=layout.device)
 
 
 def _mask(batch: list[Span], length: int, window: int | None, layout: Layout) -> Tensor | None:
@@ -99,7 +100,8 @@ def _mask(batch: list[Span], length: int, window: int | None, layout: Layout) ->
     if window is not None:
         seen &= key_position > position - window
     mask = torch.zeros(seen.shape, dtype=layout.dtype).masked_fill_(~seen, float("-inf"))[:, None]
-    return mask.repeat_interleave(layout.share, dim=2) if rows <= FEW_ROWS else mask
+    mask = mask.repeat_interleave(layout.share, dim=2) if rows <= FEW_ROWS else mask
+    return mask.to(layout.device)
 
 
 def _hang_tree(seen: Tensor, position: Tensor, key_position: Tensor, span: Span) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -107,10 +108,31 @@ def fill_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
     slots = make_slots(decoder, checkpoint.kind == "gguf")
     for name, tensor in checkpoint.tensors():
         if (slot := slots.get(_plain(name))) is not None:
-            slot.fill(tensor.load())
+            _fill(slot, tensor, checkpoint)
     for name, tensor in checkpoint.tensors():
         if _is_tied_head(_plain(name), decoder.config):
-            _check_tied(tensor, decoder.embed)
+            _check_tied(tensor, decoder.embed, checkpoint)
+
+
+def _fill(slot: Slot, tensor: LazyTensor, checkpoint: Checkpoint) -> None:
+    """Fill a slot with numbers, and nothing else: others would become an empty answer, and no error."""
+    values = tensor.load()
+    slot.fill(values)
+    if not _is_finite(slot.rows):
+        raise _not_finite(tensor, values, slot.rows.dtype, checkpoint)
+
+
+def _is_finite(values: Tensor) -> bool:
+    # Both ends are NaN where any value is. Unlike a sum they cannot overflow, and they take no memory.
+    least, most = torch.aminmax(values)
+    return math.isfinite(least.item()) and math.isfinite(most.item())
+
+
+def _not_finite(tensor: LazyTensor, values: Tensor, dtype: torch.dtype, checkpoint: Checkpoint) -> ModelError:
+    where = f"{checkpoint.path}: tensor {tensor.name!r} has values"
+    if _is_finite(values.float()):
+        return ModelError(f"{where} too large for {str(dtype).removeprefix('torch.')}; set dtype to float32")
+    return ModelError(f"{where} that are not finite numbers: the file is damaged; fetch it again")
 
 
 def _plain(name: str) -> str:
@@ -124,8 +146,11 @@ def _check_shape(tensor: LazyTensor, rows: Tensor) -> None:
         raise ModelError(f"tensor {tensor.name!r} has shape {found}, but the config asks for {wanted}")
 
 
-def _check_tied(head: LazyTensor, embed: Tensor) -> None:
-    if not torch.equal(head.load().to(embed), embed):
+def _check_tied(head: LazyTensor, embed: Tensor, checkpoint: Checkpoint) -> None:
+    values = head.load()
+    if not torch.equal(values.to(embed), embed):
+        if not _is_finite(values.float()):
+            raise _not_finite(head, values, embed.dtype, checkpoint)
         raise ModelError(f"tensor {head.name!r} differs from the embedding; set tie_word_embeddings to false to use it")
 
 

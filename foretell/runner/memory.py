@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from foretell.errors import CapacityError
 
 GIB = 1 << 30
 DEFAULT_TEXTS = 4  # full-length texts the cache holds by default
+GROUP = Path("/sys/fs/cgroup")
 CACHE_SHARE = 0.5  # of the memory left beside the weights, the most the cache takes by default
 
 
@@ -72,6 +76,11 @@ def _check(plan: MemoryPlan, needs: Needs, available: int, one_text: int) -> Non
         raise CapacityError(
             f"{plan} is {_gib(plan.total)} in all and {_gib(available)} is free; lower kv_memory or max_model_len"
         )
+    if plan.pages == 0:
+        raise CapacityError(
+            f"kv_memory has no room for even one page of {needs.page_size} tokens; raise it to "
+            f"{_least_setting(one_text * needs.page_bytes)}, which holds one text of {needs.context} tokens"
+        )
     if plan.pages < one_text:
         raise CapacityError(
             f"a text of {needs.context} tokens needs {_gib(one_text * needs.page_bytes)} of cache and there is "
@@ -83,12 +92,33 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
-def available_memory() -> int:
+def _least_setting(size: int) -> str:
+    """The least value of kv_memory, in GiB to two places, that gives so many bytes."""
+    return f"{math.ceil(size / GIB * 100) / 100:g}"
+
+
+def device_memory(device: torch.device | str) -> int:
+    """Bytes that can still be taken on the device."""
+    device = torch.device(device)
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+
+
+def available_memory(group: Path = GROUP) -> int:
     """Bytes this process may still take: what the machine has free, or what its control group leaves."""
     free = _meminfo().get("MemAvailable", 1 << 62)
-    group = Path("/sys/fs/cgroup")
+    left = group_memory(group)
+    return free if left is None else min(free, left)
+
+
+def group_memory(group: Path) -> int | None:
+    """What a control group leaves of its limit, if it has one."""
     limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-    return free if limit is None or used is None else max(0, min(free, limit - used))
+    if limit is None or used is None:
+        return None
+    # Cached files count as used, but they make way: a model just fetched would shut itself out.
+    stat = _counts(group / "memory.stat")
+    cached = stat.get("inactive_file", 0) + stat.get("active_file", 0)
+    return max(0, limit - max(0, used - cached))
 
 
 def _meminfo() -> dict[str, int]:
@@ -97,6 +127,15 @@ def _meminfo() -> dict[str, int]:
     except OSError:
         return {}
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """The lines `name number` of a file."""
+    try:
+        pairs = [line.split() for line in path.read_text().splitlines()]
+        return {name: int(number) for name, number in pairs}
+    except (OSError, ValueError):
+        return {}
 
 
 def _number(path: Path) -> int | None:

@@ -32,7 +32,8 @@ class ModelRunner:
         self.device = model.embed.device
         model.prepare(context)
         config = model.config
-        self.layout = Layout(page_size, config.heads // config.kv_heads, frozenset(config.windows), model.dtype)
+        share, windows = config.heads // config.kv_heads, frozenset(config.windows)
+        self.layout = Layout(page_size, share, windows, model.dtype, self.device)
         self.pool = PagePool(pages, page_size)
         self.cache = KVCache(model.layer_shapes, pages, page_size, model.dtype, self.device)
 

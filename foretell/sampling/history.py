@@ -13,8 +13,8 @@ from foretell.types import Request
 class History:
     """The tokens of one text before a step. A row adds the path of guesses that leads to it, for itself alone."""
 
-    def __init__(self, request: Request, tokens: list[int], vocab: int) -> None:
-        self.request, self.vocab = request, vocab
+    def __init__(self, request: Request, tokens: list[int], vocab: int, device: torch.device | None = None) -> None:
+        self.request, self.vocab, self.device = request, vocab, device
         self.prompt, self._tokens = len(request.prompt), tokens
 
     @cached_property
@@ -27,17 +27,20 @@ class History:
 
     @cached_property
     def _counts(self) -> Tensor:
-        return torch.bincount(torch.tensor(self.written, dtype=torch.long), minlength=self.vocab)
+        return self._bins(self.written)
 
     @cached_property
     def _seen(self) -> Tensor:
-        return torch.bincount(torch.tensor(self._tokens), minlength=self.vocab) > 0
+        return self._bins(self._tokens) > 0
+
+    def _bins(self, tokens: list[int] | tuple[int, ...]) -> Tensor:
+        return torch.bincount(torch.tensor(tokens, dtype=torch.long, device=self.device), minlength=self.vocab)
 
     def counts(self, path: tuple[int, ...]) -> Tensor:
         """How often each token was written, [vocab]."""
         if not path:
             return self._counts
-        return self._counts + torch.bincount(torch.tensor(path), minlength=self.vocab)
+        return self._counts + self._bins(path)
 
     def seen(self, path: tuple[int, ...]) -> Tensor:
         """Which tokens stand in prompt or text, [vocab]."""
@@ -74,7 +77,7 @@ def adjust(scores: Tensor, history: History, path: tuple[int, ...], allowed: Ten
     # What is forbidden is forbidden last: nothing may lift it again.
     forbidden = _forbidden(history, path)
     if allowed is not None:
-        forbidden |= ~allowed
+        forbidden |= ~allowed.to(forbidden.device)
     if forbidden.all():
         forbidden = _only(history, sorted(history.request.end_ids) or [0])  # nothing may follow: the text ends
     return scores.masked_fill_(forbidden, float("-inf"))
@@ -100,7 +103,7 @@ def _penalise(scores: Tensor, history: History, path: tuple[int, ...]) -> Tensor
 def _forbidden(history: History, path: tuple[int, ...]) -> Tensor:
     """Tokens that may not come next, [vocab]."""
     p = history.request.params
-    forbidden = torch.zeros(history.vocab, dtype=torch.bool)
+    forbidden = torch.zeros(history.vocab, dtype=torch.bool, device=history.device)
     if p.allowed_token_ids is not None:
         forbidden |= _only(history, p.allowed_token_ids)
     for words in history.request.banned:
@@ -113,7 +116,7 @@ def _forbidden(history: History, path: tuple[int, ...]) -> Tensor:
 
 
 def _only(history: History, tokens: tuple[int, ...] | list[int]) -> Tensor:
-    forbidden = torch.ones(history.vocab, dtype=torch.bool)
+    forbidden = torch.ones(history.vocab, dtype=torch.bool, device=history.device)
     forbidden[list(tokens)] = False
     return forbidden
 
@@ -132,8 +135,11 @@ def _closing_thought(history: History, path: tuple[int, ...]) -> int | None:
 
 
 def _due(spent: list[int], budget: int, closes: tuple[int, ...]) -> int | None:
-    """Which token of `closes` is due after `spent`; behind the budget only they are written, so their number tells."""
-    return closes[len(spent) - budget] if len(spent) >= budget else None
+    """Which token of `closes` is due after `spent`: as many of them as the text already ends in are written."""
+    if len(spent) < budget:
+        return None
+    begun = next(n for n in range(len(closes) - 1, -1, -1) if tuple(spent[len(spent) - n :]) == closes[:n])
+    return closes[begun]
 
 
 def _last(text: list[int], words: tuple[int, ...]) -> int:

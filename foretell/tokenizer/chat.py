@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from foretell.errors import RequestError
+from foretell.tokenizer.messages import plain, read_messages
 
 if TYPE_CHECKING:
     import jinja2
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 # More turns of loops and macros than any chat needs; a template that takes more does not end in useful time.
 MAX_STEPS = 1_000_000
 STEP = "_foretell_step"
-REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplates:
@@ -41,7 +41,7 @@ class ChatTemplates:
         """The chat as text; whatever a template refuses is a RequestError about the messages."""
         template = self.template("tool_use" if tools and "tool_use" in self.sources else "default")
         context = {"documents": None, **self.named, **plain(values)}
-        context |= {"messages": checked(messages), "tools": plain(tools), STEP: step_counter()}
+        context |= {"messages": read_messages(messages), "tools": plain(tools), STEP: step_counter()}
         # A template is foreign code: what it raises, of whatever type, says that it cannot write these messages.
         try:
             return template.render(context)
@@ -109,33 +109,6 @@ def step_counter() -> Callable[[], None]:
             raise OverflowError(f"it takes more than {MAX_STEPS} steps")
 
     return step
-
-
-def checked(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The messages as plain data, each an object; reasoning stands under every name templates look for."""
-    if isinstance(messages, str | Mapping) or not messages:
-        raise RequestError("messages", "must be a list of one or more messages")
-    for place, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise RequestError("messages", f"message {place} must be an object with a role and a content")
-    return [with_reasoning(plain(message)) for message in messages]
-
-
-def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates differ in what they call a message's reasoning; the first name given serves for the others."""
-    given = next((message[name] for name in REASONING if message.get(name) is not None), None)
-    return message if given is None else {"thinking": given, **message, "reasoning_content": given}
-
-
-def plain(value: Any) -> Any:
-    """Nothing but what JSON has: a template has no business with the methods of our objects."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence):
-        return [plain(item) for item in value]
-    return f"<{type(value).__name__}>"
 
 
 def said(problem: Exception) -> str:

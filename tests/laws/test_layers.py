@@ -14,7 +14,7 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"llm", "outputs", "params", "types", "version"},
     "__main__": {"cli"},
     "errors": set(),
-    "options": set(),
+    "options": {"errors"},
     "grammar": {"errors"},
     "params": {"errors", "options", "grammar"},
     "types": {"params"},

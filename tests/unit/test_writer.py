@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from foretell.engine import writer as writer_module
-from foretell.engine.writer import Writer
+from foretell.engine.writer import Writer, Written
 from foretell.params import SamplingParams
 from foretell.types import Request
 
@@ -17,14 +17,14 @@ WORDS = dict(enumerate(["<end>", "a", "b", "ab", "c", "<stop>", "ba", "x"]))
 class Decoder:
     """Each token is a word."""
 
-    def __init__(self, tokenizer: object) -> None:
-        pass
+    def __init__(self, tokenizer: object, context: tuple[int, ...]) -> None:
+        self.left = "~" if tokenizer == "holds back" else ""
 
     def push(self, tokens: list[int]) -> str:
         return "".join(WORDS[token] for token in tokens)
 
     def flush(self) -> str:
-        return ""
+        return self.left
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +91,11 @@ def test_a_text_ends_at_the_same_place_however_it_comes(
 def test_text_is_given_out_as_soon_as_no_stop_string_can_begin_with_it() -> None:
     writer = make(stop="abx")
     assert [writer.write([token]).text for token in (4, 1, 2, 4, 1)] == ["c", "", "", "abc", ""]
+
+
+def test_a_stop_string_is_found_in_what_the_decoder_held_back() -> None:
+    request = Request("r", (1,), SamplingParams(stop="b~"), 0, 2, frozenset({0}))
+    writer = Writer(request, "holds back")  # type: ignore[arg-type]
+    assert writer.write([4, 2]) == Written(2, "c", "stop")
+    writer = Writer(request, "holds back")  # type: ignore[arg-type]
+    assert writer.write([2, 0]) == Written(2, "", "stop")

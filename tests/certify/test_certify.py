@@ -1,0 +1,129 @@
+"""The certificate passes what is lossless and fails what is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foretell.certify.certificate import Order, _rules
+from foretell.certify.draws import (
+    FULL_DISTANCE,
+    SETTINGS,
+    check_draws,
+    chi_squared_tail,
+    draws_for,
+    found_by,
+    sampling_drafter,
+    tiny_engine,
+)
+from foretell.certify.exact import check_exactly
+from foretell.certify.plants import PLANTS, Plant
+from foretell.cli.main import main
+from foretell.draft.ngram import NGramDrafter
+from foretell.errors import RequestError
+
+RULES = ("match", "rejection", "block")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_built_in_rules_are_exact(rule: str) -> None:
+    result = check_exactly(rule)
+    assert result.passed
+    assert result.worst < 1e-12
+    assert result.cases >= 30
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_draws_through_the_engine_follow_the_target(rule: str, setting: object) -> None:
+    result = check_draws(tiny_engine(sampling_drafter()), rule, setting, 1000)  # type: ignore[arg-type]
+    assert result.passed, result
+    assert 0.2 < result.accepted < 0.8, "some guesses stand and some fall"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_drafts_that_are_not_drawn_follow_the_target_too(rule: str) -> None:
+    assert check_draws(tiny_engine(NGramDrafter(1, 2)), rule, SETTINGS[0], 1500).passed
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    plant = PLANTS[name]
+    rules = _rules(Order(rule="rejection", plant=name), plant)
+    engine = tiny_engine(plant.drafter(sampling_drafter()), rules)
+    setting = SETTINGS[1 if name == "draft-temperature-ignored" else 2]
+    assert not check_draws(engine, "rejection", setting, 2500).passed
+
+
+@pytest.mark.parametrize(("name", "lossless"), [("right", True), ("gullible", False)])
+def test_a_rule_from_outside_is_judged(name: str, lossless: bool) -> None:
+    order = Order(rule=f"tests.certify.rules:{name}")
+    engine = tiny_engine(sampling_drafter(), _rules(order, Plant()))
+    assert check_draws(engine, order.judged_as, SETTINGS[0], 2000).passed == lossless
+
+
+@pytest.mark.slow
+def test_the_full_number_of_draws_finds_an_acceptance_off_by_three_percent() -> None:
+    draws = draws_for(FULL_DISTANCE, len(SETTINGS))
+    results = []
+    for setting in SETTINGS:
+        order = Order(rule="tests.certify.rules:off_by_three_percent")
+        engine = tiny_engine(sampling_drafter(), _rules(order, Plant()))
+        results.append(check_draws(engine, order.judged_as, setting, draws))
+        if not results[-1].passed:
+            return
+    pytest.fail(f"not found: {results}")
+
+
+def test_the_power_is_what_it_says() -> None:
+    draws = draws_for(0.01, 3)
+    assert 100_000 < draws < 300_000
+    assert found_by(draws, 3) == pytest.approx(0.01, rel=1e-3)
+    assert chi_squared_tail(63, 63) == pytest.approx(0.476, abs=0.005)
+    assert chi_squared_tail(103.4, 63) == pytest.approx(0.001, abs=0.0005)
+
+
+@pytest.mark.parametrize("rule", ["confidence", "mach", "typical"])
+def test_a_lossy_or_unknown_rule_is_not_certified(rule: str) -> None:
+    with pytest.raises(RequestError, match="cannot be certified"):
+        Order(rule=rule)
+
+
+def test_the_command_fails_with_exit_code_3_and_says_so(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretell.certify.certificate.QUICK_DRAWS", 6000)
+    words = ["certify", "--model", str(tiny_folder), "--quick", "--json"]
+    assert main([*words, "--plant", "residual-not-subtracted"]) == 3
+    out, err = capsys.readouterr()
+    assert json.loads(out)["lossless"] is False
+    assert "NOT LOSSLESS" in err
+    assert main([*words, "--rule", "tests.certify.rules:broken"]) == 3
+    assert "does not follow the draft" in json.loads(capsys.readouterr().out)["broken"]
+    assert main([*words, "--rule", "no.such.module:rule"]) == 2
+    assert main([*words, "--plant", "nothing"]) == 2
+    assert "plant" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rule", ["match", *(pytest.param(r, marks=pytest.mark.slow) for r in ("rejection", "block"))])
+def test_the_command_passes_a_lossless_rule(
+    capsys: pytest.CaptureFixture[str],
+    tiny_folder: Path,
+    tmp_path: Path,
+    rule: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("foretell.certify.certificate.QUICK_DRAWS", 1500)
+    monkeypatch.setattr("foretell.certify.certificate.PLANT_DRAWS", 1500)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("The quick brown fox\n\nShe sells sea shells by the\n")
+    words = ["certify", "--model", str(tiny_folder), "--drafter", "ngram", "--rule", rule, "--quick"]
+    words += ["--prompts", str(prompts), "--max-tokens", "20", "--out", str(tmp_path / "report.json")]
+    assert main(words) == 0
+    assert "verdict: lossless" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["lossless"]
+    assert set(report["planted_bugs_caught"]) == set(PLANTS)
+    assert [each["texts"] for each in report["texts"]] == [2] * (2 if rule == "match" else 1)
