@@ -23,7 +23,7 @@ from .kv.prefix import PrefixIndex
 from .models.config import ModelConfig
 from .models.load import choose_dtype, load_model, weight_bytes
 from .models.read_config import end_ids, read_config, sampling_defaults
-from .runner.memory import MemoryPlan, Needs, available_memory, plan_memory
+from .runner.memory import MemoryPlan, Needs, device_memory, plan_memory
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
 from .tokenizer import Tokenizer
@@ -76,7 +76,7 @@ def build_engine(
         context,
         config.max_num_seqs,
     )
-    memory = plan_memory(needs, available_memory(), config.kv_memory)
+    memory = plan_memory(needs, device_memory(device), config.kv_memory)
     model = load_model(checkpoint, dtype, device)
     runner = ModelRunner(model, memory.pages, config.page_size, context, drafter.taps)
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None

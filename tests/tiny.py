@@ -49,17 +49,19 @@ class World:
     prefix_cache: bool = True
     budget: int = 6
     config: ModelConfig = field(default=CONFIG)
+    device: str = "cpu"
 
     def engine(self, drafter: Drafter | None = None) -> Engine:
-        runner = ModelRunner(tiny_decoder(config=self.config), self.pages, self.page_size, CONTEXT)
+        model = tiny_decoder(config=self.config).to(self.device)
+        runner = ModelRunner(model, self.pages, self.page_size, CONTEXT)
         prefix = PrefixIndex(runner.pool) if self.prefix_cache else None
         scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
         return Engine(runner, drafter or NoDrafter(), FixedController(self.budget), scheduler)
 
 
-def model_drafter(seed: int = 0, pages: int = 256, **settings: object) -> ModelDrafter:
+def model_drafter(seed: int = 0, pages: int = 256, device: str = "cpu", **settings: object) -> ModelDrafter:
     """A drafter that asks a tiny model; with seed 0 it is the target's twin."""
-    runner = ModelRunner(tiny_decoder(seed), pages, 4, CONTEXT)
+    runner = ModelRunner(tiny_decoder(seed).to(device), pages, 4, CONTEXT)
     return ModelDrafter(runner, VOCAB, **settings)  # type: ignore[arg-type]
 
 

@@ -89,8 +89,12 @@ class Scheduler:
 
     def _admit(self, left: int, alone: bool) -> list[Share]:
         shares: list[Share] = []
-        for seq in [seq for seq in self.waiting if not self._leader_reads(seq)]:
-            if left <= 0 or len(self.running) >= self.max_num_seqs or not self._enter(seq, alone and not shares):
+        for seq in list(self.waiting):
+            if left <= 0 or len(self.running) >= self.max_num_seqs:
+                break
+            if self._leader_reads(seq):
+                continue  # it comes a step later, to its leader's pages
+            if not self._enter(seq, force=alone and not shares):
                 break
             take = self._chunk(seq, left)
             assert take > 0, "a sequence enters only where it can go on"

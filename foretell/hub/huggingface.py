@@ -32,7 +32,8 @@ REMEDIES = {
     "RepositoryNotFoundError": f"{NOT_HERE}, and no such repository on Hugging Face, or a private one: "
     "`hf auth login` opens those",
     "RevisionNotFoundError": "the repository has no main revision; download it yourself and name the folder",
-    "OfflineModeIsEnabled": f"{NOT_HERE}, nor in the cache, and HF_HUB_OFFLINE forbids fetching; unset it, or name a folder",
+    "OfflineModeIsEnabled": f"{NOT_HERE}, nor in the cache, and HF_HUB_OFFLINE forbids fetching; "
+    "unset it, or name a folder",
     "RemoteEntryNotFoundError": "no such file in the repository; look at its page for the right name",
     "LocalEntryNotFoundError": f"{NOT_HERE}, nor in the cache, and Hugging Face is out of reach; "
     "check the network or name a folder",

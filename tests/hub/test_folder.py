@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretell.errors import ForetellError, ModelError
+from foretell.errors import ForetellError, ModelError, UnsupportedModelError
 from foretell.hub import open_checkpoint
 from tests.hub.files import some_tensors, write_folder
 
@@ -53,14 +53,14 @@ def test_shards_give_what_was_saved(tmp_path: Path) -> None:
 
 def test_files_without_an_index_are_taken_together(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, {"x.safetensors": some_tensors("a"), "y.safetensors": some_tensors("b")})
-    assert sorted(open_checkpoint(folder).tensor_names()) == ["a", "b"]
+    assert sorted(open_checkpoint(folder).lazy_tensors) == ["a", "b"]
     write_folder(folder, {"z.safetensors": some_tensors("a")})
     assert "'a'" in refusal(folder)
 
 
 def test_a_single_file_goes_before_others(tmp_path: Path) -> None:
     both = {"consolidated.safetensors": some_tensors("x"), "model.safetensors": some_tensors("a")}
-    assert open_checkpoint(write_folder(tmp_path, both)).tensor_names() == ["a"]
+    assert list(open_checkpoint(write_folder(tmp_path, both)).lazy_tensors) == ["a"]
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
@@ -108,6 +108,21 @@ def test_pickles_are_refused_unread(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, {})
     (folder / "pytorch_model.bin").write_bytes(b"cos\nabort\n(tR.")
     assert "convert them to safetensors" in refusal(folder)
+
+
+@pytest.mark.parametrize("shards", [{}, {"adapter_model.safetensors": some_tensors("a")}])
+def test_an_adapter_is_refused_as_one(tmp_path: Path, shards: dict[str, dict[str, torch.Tensor]]) -> None:
+    folder = write_folder(tmp_path, shards)
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    assert "an adapter, no whole model; merge it into its base model" in refusal(folder)
+    with pytest.raises(UnsupportedModelError):
+        open_checkpoint(folder)
+
+
+def test_a_merged_model_may_still_have_its_adapters_config(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, {"model.safetensors": some_tensors("a")})
+    (folder / "adapter_config.json").write_text("{}")
+    assert list(open_checkpoint(folder).lazy_tensors) == ["a"]
 
 
 def test_gguf_files_in_a_folder_are_pointed_at(tmp_path: Path) -> None:

@@ -16,10 +16,19 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from foretell.errors import CapacityError, ForetellError, ModelError, RequestError, UnknownModelError
+from foretell.errors import (
+    CapacityError,
+    ForetellError,
+    ModelError,
+    RequestError,
+    UnknownModelError,
+    UnsupportedModelError,
+)
 from foretell.hub import DEFAULT_MODEL, local_models, open_checkpoint, pull, resolve
 from foretell.hub.catalog import BUILTINS
+from foretell.hub.fetch import finding, marker
 from foretell.hub.home import model_file
+from foretell.hub.huggingface import explain
 from tests.hub.files import small_gguf, some_tensors, write_folder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -77,7 +86,7 @@ def test_a_builtin_name_goes_before_a_path(tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     with file.open("wb") as content:
         content.truncate(entry.size)
-    file.with_name(file.name + ".ok").write_text(entry.sha256)
+    marker(file).write_text(finding(file.stat(), entry))
     assert resolve(DEFAULT_MODEL) == file
 
 
@@ -101,7 +110,7 @@ def test_the_nearest_builtin_is_offered() -> None:
 def test_a_cached_repository_needs_no_network(tmp_path: Path) -> None:
     folder = cache_repo(tmp_path)
     assert resolve("own/tiny") == folder
-    assert open_checkpoint(folder).tensor_names() == ["a"]
+    assert list(open_checkpoint(folder).lazy_tensors) == ["a"]
 
 
 def test_an_incomplete_cached_repository_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -111,7 +120,13 @@ def test_an_incomplete_cached_repository_is_refused_by_its_name(tmp_path: Path) 
 
 def test_only_what_is_needed_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "f", {"model.safetensors": some_tensors("a")})
-    names = ["config.json", "model-1.safetensors", "pytorch_model.bin", "original/consolidated.safetensors"]
+    names = [
+        "config.json",
+        "adapter_config.json",
+        "model-1.safetensors",
+        "pytorch_model.bin",
+        "original/consolidated.safetensors",
+    ]
     fetched: list[str] = []
 
     def snapshot(repo: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
@@ -121,7 +136,7 @@ def test_only_what_is_needed_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert resolve("own/repo") == folder
-    assert fetched == ["config.json", "model-1.safetensors"]
+    assert fetched == ["config.json", "adapter_config.json", "model-1.safetensors"]
 
 
 @pytest.mark.parametrize("name", ["own/Repo-GGUF/sub/x-Q4_K_M.gguf", "own/Repo-GGUF:sub/x-Q4_K_M.gguf"])
@@ -146,20 +161,21 @@ def answered(kind: Callable[..., Exception], status: int) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "words", "code"),
     [
-        (answered(errors.GatedRepoError, 403), "accept the terms"),
-        (answered(errors.RepositoryNotFoundError, 404), "no such repository"),
-        (answered(errors.RemoteEntryNotFoundError, 404), "no such file in the repository"),
-        (answered(errors.HfHubHTTPError, 500), "did not answer"),
-        (HTTPError("slow"), "check the network"),
-        (errors.LocalEntryNotFoundError("gone"), "out of reach"),
-        (errors.OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE"),
-        (RuntimeError("two\nlines"), "two lines"),
+        (answered(errors.GatedRepoError, 403), "accept the terms", 1),
+        (answered(errors.RepositoryNotFoundError, 404), "no such repository", 2),
+        (answered(errors.RemoteEntryNotFoundError, 404), "no such file in the repository", 2),
+        (errors.HFValidationError("odd"), "one looks like owner/repo", 2),
+        (answered(errors.HfHubHTTPError, 500), "did not answer", 1),
+        (HTTPError("slow"), "check the network", 1),
+        (errors.LocalEntryNotFoundError("gone"), "out of reach", 1),
+        (errors.OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE", 1),
+        (RuntimeError("two\nlines"), "two lines", 1),
     ],
 )
 def test_troubles_at_hugging_face_are_said_plainly(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+    monkeypatch: pytest.MonkeyPatch, error: Exception, words: str, code: int
 ) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise error
@@ -168,6 +184,33 @@ def test_troubles_at_hugging_face_are_said_plainly(
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     for name in ("own/repo", "own/repo/x.gguf"):
         assert words in refusal(name) and refusal(name).startswith(name)
+        assert explain(name, error).exit_code == code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        answered(errors.RepositoryNotFoundError, 404),
+        errors.LocalEntryNotFoundError("gone"),
+        errors.OfflineModeIsEnabled("off"),
+    ],
+)
+def test_what_may_have_been_meant_for_a_path_is_told_that_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    assert refusal("models/nope").startswith("models/nope: no such folder or file here, ")
+
+
+def test_a_repository_of_an_adapter_is_refused_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f", {"adapter_model.safetensors": some_tensors("a")})
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(folder))
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo: ["adapter_config.json"])
+    assert refusal("own/lora", UnsupportedModelError).startswith("own/lora: an adapter")
 
 
 def test_a_full_disk_is_a_want_of_capacity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.hub import Checkpoint, LazyTensor
+from foretell.hub import Checkpoint, LazyTensor, open_checkpoint
 from foretell.models.decoder import Decoder
 from foretell.models.load import load_model, sketch, take_memory
 from foretell.models.read_config import from_hf
 from foretell.models.weights import make_slots
+from tests.hub.files import encoded, write_gguf
 
 from . import families
-from .checkpoints import GEMMA, GGUF, LLAMA, folder, gguf
+from .checkpoints import GEMMA, GGUF, LLAMA, folder, gguf, lazies
 from .families import MODELS
 
 Q = "model.layers.1.self_attn.q_proj.weight"
@@ -113,6 +116,69 @@ def test_gguf_turns_without_a_reader() -> None:
 def test_gguf_without_embedding() -> None:
     with pytest.raises(ModelError, match="token_embd.weight"):
         load_model(gguf(GGUF, {"output.weight": torch.zeros(48, 16)}))
+
+
+BAD = (float("nan"), float("inf"), -float("inf"))
+
+
+def spoiled(values: torch.Tensor, place: int, value: float) -> torch.Tensor:
+    values.view(-1)[place] = value
+    return values
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("place", [0, 77, -1])
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_damaged_values(bad: float, place: int, stored: torch.dtype, dtype: str) -> None:
+    tensors = tensors_for(LLAMA)
+    tensors[Q] = spoiled(tensors[Q].to(stored), place, bad)
+    with pytest.raises(ModelError) as caught:
+        load_model(folder(LLAMA, tensors), dtype)
+    damage = "has values that are not finite numbers: the file is damaged; fetch it again"
+    assert str(caught.value) == f"folder: tensor {Q!r} {damage}"
+
+
+@pytest.mark.parametrize("name", list(tensors_for(GEMMA))[:12])
+def test_damage_anywhere(name: str) -> None:
+    tensors = tensors_for(GEMMA)
+    spoiled(tensors[name], -1, BAD[0])
+    fails(GEMMA, tensors, name, "damaged")
+
+
+def test_damaged_head_beside_its_embedding() -> None:
+    tied = LLAMA | {"tie_word_embeddings": True}
+    tensors = tensors_for(tied)
+    head = spoiled(tensors["model.embed_tokens.weight"].clone(), 5, BAD[0])
+    fails(tied, tensors | {"lm_head.weight": head}, "lm_head.weight", "damaged")
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q4_1, Kind.Q8_0], ids=lambda kind: kind.name)
+def test_bytes_lost_from_a_gguf_file(tmp_path: Path, kind: Kind) -> None:
+    """A stretch of ones, as a failing disk leaves them."""
+    path = write_gguf(tmp_path / "m.gguf", {"blk.0.ffn_up.weight": (encoded(kind, rows=24, columns=32), kind)})
+    path.write_bytes(path.read_bytes()[:-400] + b"\xff" * 400)
+    config = GGUF | {"llama.embedding_length": 32}
+    tensors = lazies(tensors_for(LLAMA | {"hidden_size": 32}, is_gguf=True))
+    whole = Checkpoint(path, "gguf", config, {}, {}, tensors)
+    load_model(whole)
+    with pytest.raises(ModelError, match=f"{path}: tensor 'blk.0.ffn_up.weight' .* damaged"):
+        load_model(replace(whole, lazy_tensors=tensors | open_checkpoint(path).lazy_tensors))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_large_values_are_no_damage(dtype: str) -> None:
+    """Their sum would be too large for the type, they are not."""
+    tensors = tensors_for(LLAMA)
+    tensors[Q].fill_(torch.finfo(getattr(torch, dtype)).max)
+    assert load_model(folder(LLAMA, tensors), dtype).blocks[1].attention.qkv.weight[:16].equal(tensors[Q])
+
+
+def test_values_too_large_for_the_type() -> None:
+    tensors = tensors_for(LLAMA)
+    spoiled(tensors[Q], 3, 1e5)
+    with pytest.raises(ModelError, match="too large for float16; set dtype to float32"):
+        load_model(folder(LLAMA, tensors), "float16")
 
 
 def test_errors_come_before_the_reading() -> None:

@@ -140,7 +140,55 @@ def test_a_template_that_fails_is_about_the_messages(template: str, message: str
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("messages", [[], "hello", {"role": "user"}, ["hello"], [None]])
-def test_messages_must_be_a_list_of_objects(messages: Any) -> None:
-    with pytest.raises(RequestError, match="messages: "):
+HI = {"role": "user", "content": "hi"}
+CALL = {"type": "function", "id": "1", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "must be a list of one or more"),
+        ("hello", "must be a list of one or more"),
+        (b"hello", "must be a list of one or more"),
+        (7, "must be a list of one or more"),
+        (HI, "put this one into a list"),
+        ([HI, "hello"], "message 1 must be an object"),
+        ([None], "message 0 must be an object"),
+        ([HI, {"content": "hi"}], "message 1 needs a role"),
+        ([{"role": None, "content": "hi"}], "message 0 needs a role"),
+        ([{"role": 3, "content": "hi"}], "message 0 needs a role"),
+        ([HI, {"role": "user"}], "message 1 needs a content .* not none"),
+        ([{"role": "user", "content": None}], "message 0 needs a content .* not none"),
+        ([{"role": "assistant", "content": None, "tool_calls": []}], "message 0 needs a content"),
+        ([{"role": "user", "content": 7}], "message 0 needs a content .* not int"),
+        ([{"role": "user", "content": {"type": "text", "text": "hi"}}], "message 0 needs a content .* not dict"),
+        ([{"role": "assistant", "content": 7, "tool_calls": [CALL]}], "message 0 needs a content"),
+        (
+            [HI, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "message 1 has a part of type 'image_url'; this model reads text only",
+        ),
+        ([{"role": "user", "content": ["hi"]}], "message 0 has a part that is not"),
+        ([{"role": "user", "content": [{"text": "hi"}]}], "message 0 has a part that is not"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "message 0 has a part that is not"),
+        ([{"role": "user", "content": [{"type": ["text"], "text": "hi"}]}], "message 0 has a part that is not"),
+    ],
+)
+def test_odd_messages_are_named(messages: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
         with_template(CHATML).render_chat(messages)
+    assert caught.value.field == "messages" and "\n" not in str(caught.value)
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "Hello, "}, {"type": "text", "text": "you"}]
+    tokenizer = with_template("{% for m in messages %}{{ m | tojson }}{% endfor %}")
+    for content in (parts, tuple(parts)):
+        assert json.loads(tokenizer.render_chat([HI | {"content": content}])) == HI | {"content": "Hello, you"}
+    assert json.loads(tokenizer.render_chat([HI | {"content": []}]))["content"] == ""
+
+
+def test_a_message_that_calls_tools_needs_no_content() -> None:
+    tokenizer = with_template("{% for m in messages %}{{ m | tojson }}{% endfor %}")
+    for message in ({"role": "assistant", "tool_calls": [CALL]}, {"role": "assistant", "content": None}):
+        whole = message | {"tool_calls": [CALL]}
+        assert json.loads(tokenizer.render_chat([whole])) == whole

@@ -1,0 +1,51 @@
+"""The law of the house on a CUDA device, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from foretell.draft.base import Drafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.draft.scripted import ScriptedDrafter
+from tests.tiny import World, generate, model_drafter, random_tree, tree_around
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+DRAFTERS: dict[str, Callable[[list[list[int]]], Drafter]] = {
+    "ngram": lambda truth: NGramDrafter(1, 3),
+    "model": lambda truth: model_drafter(seed=5, device="cuda"),
+    "random tree": lambda truth: ScriptedDrafter(random_tree),
+    "tree around the text": tree_around,
+}
+SAMPLING: dict[str, dict[str, object]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0},
+    "restricted": {"temperature": 1.2, "top_p": 0.9, "top_k": 9},
+    "penalties": {"temperature": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.2, "logprobs": 2},
+}
+WORLDS = {"roomy": World(device="cuda"), "few pages": World(device="cuda", page_size=4, pages=12, max_num_seqs=5)}
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
+def test_a_draft_never_changes_the_text(
+    make: Callable[[list[list[int]]], Drafter], sampling: str, world: World
+) -> None:
+    truth = generate(None, World(device="cuda"), **SAMPLING[sampling])
+    assert generate(make(truth), world, **SAMPLING[sampling]) == truth
+    assert generate(None, World(), **SAMPLING[sampling]) == truth, "the noise is the same on every device"
+
+
+def test_rules_that_judge_by_distributions_run() -> None:
+    from foretell.types import SpeculationChoice
+    from tests.tiny import PROMPTS, add, run
+
+    for rule in ("rejection", "block", "ensemble"):
+        engine = World(device="cuda").engine(model_drafter(seed=5, device="cuda"))
+        tracks = add(engine, "1", PROMPTS[1], SpeculationChoice(rule=rule), temperature=1.0)
+        run(engine)
+        assert tracks[0].speculation.drafted > 0
