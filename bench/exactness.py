@@ -1,0 +1,143 @@
+"""What exactness costs: python bench/exactness.py. Sampling and grammars beside a step, and acceptance by rule."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+from foretell import LLM, SamplingParams, SpeculationChoice
+from foretell.draft.model import ModelDrafter
+from foretell.grammar import GrammarSpec
+from foretell.hub import open_checkpoint, resolve
+from foretell.models.decoder import Decoder
+from foretell.models.layers import Linear
+from foretell.models.load import load_model
+from foretell.runner.runner import ModelRunner
+from foretell.sampling.history import History
+from foretell.sampling.sampling import Row, choose
+from foretell.types import Draft, Request, Share
+
+PROMPTS = (
+    "Why is the sky blue?",
+    "Write the opening of a story about a lighthouse keeper.",
+    "Explain how to make bread.",
+    "What should I see in Lisbon?",
+)
+SETTINGS = {
+    "greedy": SamplingParams(),
+    "temperature": SamplingParams(temperature=1.0),
+    "top_p": SamplingParams(temperature=0.8, top_p=0.95),
+    "top_k": SamplingParams(temperature=0.8, top_k=50),
+    "penalties": SamplingParams(temperature=0.8, frequency_penalty=0.5, repetition_penalty=1.1),
+}
+
+
+def timed(call: Callable[[], Any], rounds: int = 40) -> float:
+    call()
+    seen = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        call()
+        seen.append(time.perf_counter() - began)
+    return median(seen) * 1e3
+
+
+def sampling_cost(llm: LLM, step: float) -> dict[str, float]:
+    """Choosing one token, as a share of a step of one row."""
+    vocab = llm.engine.runner.model.config.vocab
+    logits = torch.randn(1, vocab) * 3
+    costs = {}
+    for name, params in SETTINGS.items():
+        request = Request("bench", tuple(range(200)), params, 1, 100)
+
+        def once(params: SamplingParams = params, request: Request = request, name: str = name) -> None:
+            history = History(request, list(range(300)), vocab) if name == "penalties" else None
+            choose(logits, [Row(params, 1, 300, history)])
+
+        costs[f"sampling_{name}"] = timed(once) / step
+    return costs
+
+
+def grammar_cost(llm: LLM, step: float) -> dict[str, float]:
+    """Masks of one row and of a draft of four, as a share of a step."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "age": {"type": "integer"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["name", "age", "tags"],
+    }
+    matcher = llm.assembly.grammars.compile(GrammarSpec.json_schema(schema)).matcher(
+        llm.assembly.requests.limits.end_ids
+    )
+    text = llm.tokenizer.encode('{"name": "Maria", "age": 31, "tags": ["a", "b"]}', add_special=False)
+    ones, fours = [], []
+    for i, token in enumerate(text[:-5]):
+        ones.append(timed(lambda: matcher.masks(), 5))
+        fours.append(timed(lambda i=i: matcher.masks(Draft.chain(text[i : i + 4])), 5))
+        matcher.advance([token])
+    return {"grammar_one_row": median(ones) / step, "grammar_five_rows": median(fours) / step}
+
+
+def step_time(llm: LLM) -> float:
+    """Milliseconds of one forward with one row."""
+    engine = llm.engine
+    (request,) = llm._requests(llm.tokenizer.encode("x " * 100), SamplingParams(max_tokens=64), SpeculationChoice())
+    track = engine.add(request)
+    engine.step()
+    taken = timed(lambda: engine.runner.forward([Share.of(track.seq, 1)], [Draft()]))
+    engine.abort(request.id)
+    return taken
+
+
+def coarse_copy(bits: int) -> Decoder:
+    """The default model with its matrices on a symmetric grid of a few bits: a draft with realistic disagreement."""
+    model = load_model(open_checkpoint(resolve("smollm2-135m")))
+    top = 2 ** (bits - 1) - 1
+    for block in model.blocks:
+        for module in block.modules():
+            if isinstance(module, Linear) and module.weight is not None:
+                groups = module.weight.data.view(module.outputs, -1, 32)
+                scale = groups.abs().amax(-1, keepdim=True) / top
+                groups.copy_((groups / scale).round_() * scale)
+    return model
+
+
+def acceptance(bits: int, nodes: int, tokens: int) -> dict[str, float]:
+    """Tokens a step by rule and temperature, with the coarse copy as the draft."""
+    copy = coarse_copy(bits)
+    drafter = ModelDrafter(ModelRunner(copy, 512, 16, 1024), copy.config.vocab, "coarse")
+    llm = LLM(drafter=drafter, num_speculative_tokens=nodes, max_model_len=1024, quiet=True)
+    found = {}
+    prompts = [llm.tokenizer.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
+    for temperature in (0.7, 1.0):
+        for rule in ("match", "rejection", "block"):
+            params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=5, ignore_eos=True)
+            outputs = llm.generate(prompts, params, speculation=SpeculationChoice(rule=rule))
+            steps = sum(out.speculation.steps for out in outputs)
+            found[f"{rule}_T{temperature}"] = sum(out.speculation.tokens for out in outputs) / steps
+    return found
+
+
+def main() -> None:
+    llm = LLM(quiet=True)
+    step = step_time(llm)
+    result: dict[str, Any] = {"step_ms": step, "threads": torch.get_num_threads()}
+    result |= sampling_cost(llm, step) | grammar_cost(llm, step)
+    del llm
+    result["accepted_per_step_4_bits_4_nodes"] = acceptance(4, 4, 128)
+    result["accepted_per_step_3_bits_4_nodes"] = acceptance(3, 4, 128)
+    for name, value in result.items():
+        print(f"{name:40} {value:.3f}" if isinstance(value, float) else f"{name:40} {value}")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
