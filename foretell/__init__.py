@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .threads import let_idle_threads_sleep
 from .version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from .types import SpeculationChoice
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculationChoice", "__version__"]
+
+let_idle_threads_sleep()  # the one thing that happens at import: it must come before torch
 
 _HOMES = {
     "LLM": "llm",

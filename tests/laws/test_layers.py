@@ -11,7 +11,8 @@ PACKAGE = Path(__file__).parents[2] / "foretell"
 BASE = {"types", "params", "grammar", "config", "errors", "options", "outputs", "tokenizer"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
-    "__init__": {"llm", "outputs", "params", "types", "version"},
+    "threads": set(),
+    "__init__": {"llm", "outputs", "params", "threads", "types", "version"},
     "__main__": {"cli"},
     "errors": set(),
     "options": {"errors"},
