@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ SETTINGS = {
     "greedy": SamplingParams(),
     "temperature": SamplingParams(temperature=1.0),
     "top_p": SamplingParams(temperature=0.8, top_p=0.95),
+    "top_p_flat": SamplingParams(temperature=0.8, top_p=0.95),
+    "nearly_all_flat": SamplingParams(temperature=1.5, top_p=0.99),
     "top_k": SamplingParams(temperature=0.8, top_k=50),
     "penalties": SamplingParams(temperature=0.8, frequency_penalty=0.5, repetition_penalty=1.1),
 }
@@ -47,15 +50,21 @@ def timed(call: Callable[[], Any], rounds: int = 40) -> float:
     return median(seen) * 1e3
 
 
-def sampling_cost(llm: LLM, step: float) -> dict[str, float]:
+def sampling_cost(llm: LLM, own: torch.Tensor, step: float) -> dict[str, float]:
     """Choosing one token, as a share of a step of one row."""
     vocab = llm.engine.runner.model.config.vocab
-    logits = torch.randn(1, vocab) * 3
+    flat = torch.randn(1, vocab) * 3  # flatter than a model's own: top-p has more to look at
     costs = {}
     for name, params in SETTINGS.items():
+        logits = flat if name.endswith("flat") else own
         request = Request("bench", tuple(range(200)), params, 1, 100)
 
-        def once(params: SamplingParams = params, request: Request = request, name: str = name) -> None:
+        def once(
+            params: SamplingParams = params,
+            request: Request = request,
+            name: str = name,
+            logits: torch.Tensor = logits,
+        ) -> None:
             history = History(request, list(range(300)), vocab) if name == "penalties" else None
             choose(logits, [Row(params, 1, 300, history)])
 
@@ -86,15 +95,21 @@ def grammar_cost(llm: LLM, step: float) -> dict[str, float]:
     return {"grammar_one_row": median(ones) / step, "grammar_five_rows": median(fours) / step}
 
 
-def step_time(llm: LLM) -> float:
-    """Milliseconds of one forward with one row."""
+def step_time(llm: LLM) -> tuple[float, torch.Tensor]:
+    """Milliseconds of one forward with one row, and its logits."""
     engine = llm.engine
-    (request,) = llm._requests(llm.tokenizer.encode("x " * 100), SamplingParams(max_tokens=64), SpeculationChoice())
+    prompt = llm.tokenizer.encode("The sky is blue because the light of the sun " * 10)
+    (request,) = llm._requests(prompt, SamplingParams(max_tokens=64), SpeculationChoice())
+        llm.tokenizer.encode("The sky is blue because the light of the sun " * 10),
+        SamplingParams(max_tokens=64),
+        SpeculationChoice(),
+    )
     track = engine.add(request)
     engine.step()
     taken = timed(lambda: engine.runner.forward([Share.of(track.seq, 1)], [Draft()]))
+    logits = engine.runner.forward([Share.of(track.seq, 1)], [Draft()]).logits
     engine.abort(request.id)
-    return taken
+    return taken, logits
 
 
 def coarse_copy(bits: int) -> Decoder:
@@ -127,13 +142,16 @@ def acceptance(bits: int, nodes: int, tokens: int) -> dict[str, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--costs-only", action="store_true")
     llm = LLM(quiet=True)
-    step = step_time(llm)
+    step, own = step_time(llm)
     result: dict[str, Any] = {"step_ms": step, "threads": torch.get_num_threads()}
-    result |= sampling_cost(llm, step) | grammar_cost(llm, step)
+    result |= sampling_cost(llm, own, step) | grammar_cost(llm, step)
     del llm
-    result["accepted_per_step_4_bits_4_nodes"] = acceptance(4, 4, 128)
-    result["accepted_per_step_3_bits_4_nodes"] = acceptance(3, 4, 128)
+    if not parser.parse_args().costs_only:
+        result["accepted_per_step_4_bits_4_nodes"] = acceptance(4, 4, 128)
+        result["accepted_per_step_3_bits_4_nodes"] = acceptance(3, 4, 128)
     for name, value in result.items():
         print(f"{name:40} {value:.3f}" if isinstance(value, float) else f"{name:40} {value}")
     print(json.dumps(result))

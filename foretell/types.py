@@ -60,6 +60,7 @@ class Request:
     rule: str = "match"
     banned: tuple[tuple[int, ...], ...] = ()  # runs of tokens that are never completed
     thinking: Thinking | None = None
+    prediction: tuple[int, ...] = ()  # text the caller expects, for the drafter `prediction`
 
 
 @dataclass(eq=False, slots=True)

@@ -44,7 +44,7 @@ def draw_nodes(logits: Tensor, seqs: list[Sequence], offset: int, temperature: D
 def _noise(seqs: list[Sequence], offset: int, like: Tensor) -> Tensor:
     """[sequences, vocab] exponentials."""
     lanes = torch.arange(like.shape[-1], device=like.device)
-    race = torch.empty(like.shape, dtype=torch.float64, device=like.device)
+    race = torch.empty_like(like)
     for shared in (True, False):
         rows = [i for i, seq in enumerate(seqs) if (seq.request.rule == "match") == shared]
         if rows:

@@ -39,14 +39,22 @@ def mix(seed: int, number: int) -> int:
 
 def uniform(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
     """[n] seeds, [n] positions and [width] lanes -> [n, width] numbers in (0, 1), as float64."""
-    key = _scramble(_scramble(seed + _signed((stream * _GOLDEN) & _WORD)) + position)
-    bits = _scramble(key[:, None] + lanes * _signed(_GOLDEN)) & ((1 << 52) - 1)
-    return bits.double().add_(0.5).mul_(2.0**-52)  # 52 bits: the half must not round up to 1
+    return _bits(seed, position, stream, lanes).double().add_(0.5).mul_(2.0**-52)
 
 
 def exponential(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
-    """As `uniform`, with the exponential distribution: the smallest of e[i] / p[i] is i with probability p[i]."""
-    return uniform(seed, position, stream, lanes).log_().neg_()
+    """As `uniform`, with the exponential distribution: the smallest of e[i] / p[i] is i with probability p[i].
+
+    In float32, from whose small end the winners come: log1p keeps it as exact as the probabilities are.
+    """
+    part = _bits(seed, position, stream, lanes).float().add_(0.5).mul_(2.0**-52)
+    return part.clamp_max_(1 - 2.0**-24).neg_().log1p_().neg_()
+
+
+def _bits(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
+    """[n, width] whole numbers of 52 bits: half of one more must not round up to 2 ** 52."""
+    key = _scramble(_scramble(seed + _signed((stream * _GOLDEN) & _WORD)) + position)
+    return _scramble(key[:, None] + lanes * _signed(_GOLDEN)).bitwise_and_((1 << 52) - 1)
 
 
 def coins(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from foretell.params import SamplingParams
 from . import noise
 from .history import History, adjust
 
-FIRST_LOOK = 512  # candidates a top-p search sorts before it sorts them all
+FIRST_LOOK = 2048  # candidates a top-p search sorts before it sorts them all
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,18 @@ def restrict(probs: Tensor, params: SamplingParams) -> Tensor:
     return probs / probs.sum()
 
 
+def _sorted(probs: Tensor) -> Tensor:
+    """The largest first. On a CPU numpy sorts a vocabulary in a millisecond; torch took twenty."""
+    if probs.device.type == "cpu":
+        return torch.from_numpy(np.sort(probs.numpy())[::-1].copy())
+    return probs.sort(descending=True).values
+
+
 def _smallest_kept(probs: Tensor, top_p: float) -> Tensor:
     """The probability at which the likeliest tokens together first reach `top_p` of what is there."""
     goal = top_p * probs.sum(dtype=torch.float64)
     best = probs.topk(min(FIRST_LOOK, len(probs))).values
     if best.sum(dtype=torch.float64) < goal:
-        best = probs.sort(descending=True).values
+        best = _sorted(probs)
     reached = best.cumsum(0, dtype=torch.float64) >= goal
     return best[reached.int().argmax()] if reached.any() else best[-1]
