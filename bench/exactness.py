@@ -100,10 +100,6 @@ def step_time(llm: LLM) -> tuple[float, torch.Tensor]:
     engine = llm.engine
     prompt = llm.tokenizer.encode("The sky is blue because the light of the sun " * 10)
     (request,) = llm._requests(prompt, SamplingParams(max_tokens=64), SpeculationChoice())
-        llm.tokenizer.encode("The sky is blue because the light of the sun " * 10),
-        SamplingParams(max_tokens=64),
-        SpeculationChoice(),
-    )
     track = engine.add(request)
     engine.step()
     taken = timed(lambda: engine.runner.forward([Share.of(track.seq, 1)], [Draft()]))

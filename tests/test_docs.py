@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from tests.docs_check import ROOT, commands, faults, snippets
 
 README = ROOT / "README.md"
-RUNNABLE = [line for line in commands(README) if "foretell " in line]
+RUNNABLE = [line for line in commands(README) if "foretell " in line and "certify" not in line]
 
 
 def test_the_docs_are_true_to_the_code() -> None:
@@ -36,10 +38,25 @@ def test_the_readmes_commands_run(command: str) -> None:
 
 @pytest.mark.weights
 def test_the_readmes_python_runs(tmp_path: Path) -> None:
-    (code,) = snippets(README, "python")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "steps for" in done.stdout
+    said = []
+    for code in snippets(README, "python"):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert "steps for" in said[0]
+    assert set(json.loads(said[1])) == {"city", "age"}
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize("page", [README, *sorted(ROOT.glob("docs/*.md"))], ids=lambda page: page.name)
+def test_the_docs_certificates_pass(page: Path) -> None:
+    for command in (line for line in commands(page) if line.startswith("foretell certify")):
+        words = [sys.executable, "-m", *shlex.split(command)]
+        if "--quick" not in words:
+            words.append("--quick")  # the full run takes a quarter of an hour
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
