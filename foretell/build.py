@@ -14,7 +14,7 @@ from .config import EngineConfig, SpeculationConfig
 from .control.controller import FixedController
 from .draft.base import Drafter
 from .engine.engine import Engine
-from .engine.requests import Limits, RequestMaker, check_rule
+from .engine.requests import AUTO, Limits, RequestMaker, check_rule
 from .engine.scheduler import Scheduler
 from .errors import RequestError
 from .hub import Checkpoint, open_checkpoint, resolve
@@ -27,6 +27,8 @@ from .runner.memory import MemoryPlan, Needs, device_memory, plan_memory
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
 from .tokenizer import Tokenizer
+from .types import SpeculationChoice
+from .verify.threshold import ThresholdSettings
 
 
 @dataclass(frozen=True)
@@ -50,42 +52,99 @@ def say_on_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A model that was looked at and not yet loaded."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    tokenizer: Tokenizer
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def weights(self) -> int:
+        return weight_bytes(self.config, self.dtype, self.device)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of cache one token takes."""
+        layer = LayerShape(self.config.kv_heads, self.config.head_dim)
+        return self.config.layers * layer.bytes_per_token(self.dtype)
+
+    def runner(self, pages: int, page_size: int, context: int, taps: tuple[int, ...] = ()) -> ModelRunner:
+        """Load it."""
+        model = load_model(self.checkpoint, self.dtype, self.device)
+        return ModelRunner(model, pages, page_size, min(context, self.config.context), taps)
+
+
+def open_model(name: str, config: EngineConfig, say: Callable[[str], None]) -> Opened:
+    """Find a model and read what it is made of."""
+    checkpoint = open_checkpoint(resolve(name, say))
+    model_config = read_config(checkpoint)
+    device = choose_device(config.device)
+    dtype = choose_dtype(checkpoint, config.dtype, device)
+    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device)
+
+
 def build_engine(
     config: EngineConfig,
     speculation: SpeculationConfig,
     drafter: Drafter | None = None,
     say: Callable[[str], None] = say_nothing,
 ) -> Assembly:
-    """Find the model, count the memory, load it, and make the loop. `drafter` overrides the config's."""
+    """Find the models, count the memory, load them, and make the loop. `drafter` overrides the config's."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     # Wrong names fail before a long load.
     check_rule(speculation.rule)
-    drafter = drafter if drafter is not None else draft.build(speculation)
-    checkpoint = open_checkpoint(resolve(config.model, say))
-    model_config = read_config(checkpoint)
-    context = _context(config, model_config)
-    device = choose_device(config.device)
-    dtype = choose_dtype(checkpoint, config.dtype, device)
-    tokenizer = read_tokenizer(checkpoint)
-    needs = Needs(
-        weight_bytes(model_config, dtype, device),
-        drafter.memory,
-        config.page_size * _token_bytes(model_config, dtype),
-        config.page_size,
-        context,
-        config.max_num_seqs,
-    )
-    memory = plan_memory(needs, device_memory(device), config.kv_memory)
-    model = load_model(checkpoint, dtype, device)
-    runner = ModelRunner(model, memory.pages, config.page_size, context, drafter.taps)
+    wanted = None if drafter is not None else draft.draft_model(speculation)
+    target = open_model(config.model, config, say)
+    helper = None if wanted is None else open_model(wanted, config, say)
+    if helper is not None:
+        check_pair(target, helper, speculation.drafter)
+    context = _context(config, target.config)
+    memory = _plan_memory(config, target, helper, drafter, context)
+    if drafter is None:
+        lent = None if helper is None else helper.runner(memory.pages, config.page_size, context)
+        drafter = draft.build(speculation, target.config.vocab, lent)
+    runner = target.runner(memory.pages, config.page_size, context, drafter.taps)
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens)
-    engine = Engine(runner, drafter, FixedController(speculation.budget), scheduler, tokenizer)
-    limits = Limits(context, tokenizer.end_ids | end_ids(checkpoint), model_config.vocab)
-    requests = RequestMaker(limits, tokenizer, drafter, speculation.rule)
-    grammars = GrammarCompiler(tokenizer, model_config.vocab)
-    return Assembly(engine, tokenizer, requests, grammars, memory, sampling_defaults(checkpoint))
+    engine = Engine(runner, drafter, FixedController(speculation.budget), scheduler, target.tokenizer)
+    limits = Limits(context, target.tokenizer.end_ids | end_ids(target.checkpoint), target.config.vocab)
+    requests = RequestMaker(limits, target.tokenizer, drafter, default_choice(speculation))
+    grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
+    return Assembly(engine, target.tokenizer, requests, grammars, memory, sampling_defaults(target.checkpoint))
+
+
+def default_choice(config: SpeculationConfig) -> SpeculationChoice:
+    """What a request gets that says nothing of speculation."""
+    given = (config.acceptance_threshold, config.acceptance_threshold_lower)
+    known = ThresholdSettings()
+    if config.workload is not None and config.workload != AUTO:
+        known = ThresholdSettings.for_workload(config.workload)
+    upper, lower = given[0] if given[0] is not None else known.upper, given[1] if given[1] is not None else known.lower
+    thresholds = None if given == (None, None) else (upper, lower)
+    return SpeculationChoice(rule=config.rule, acceptance_threshold=thresholds, workload=config.workload)
+
+
+def check_pair(target: Opened, helper: Opened, name: str) -> None:
+    """A draft model must spell the same tokens; a padded vocabulary may be longer."""
+    shared = range(min(target.tokenizer.vocab_size, helper.tokenizer.vocab_size))
+    if any(target.tokenizer.piece(token) != helper.tokenizer.piece(token) for token in shared):
+        raise RequestError("drafter", f"{name} has another tokenizer than the model; take a draft of the same family")
+
+
+def _plan_memory(
+    config: EngineConfig, target: Opened, helper: Opened | None, drafter: Drafter | None, context: int
+) -> MemoryPlan:
+    """A draft model has as many pages as the target, so that it can follow every text."""
+    token_bytes = target.token_bytes + (0 if helper is None else helper.token_bytes)
+    extra = helper.weights if helper is not None else 0 if drafter is None else drafter.memory
+    page_bytes = config.page_size * token_bytes
+    needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs)
+    return plan_memory(needs, device_memory(target.device), config.kv_memory)
 
 
 def choose_device(name: str) -> torch.device:
@@ -115,8 +174,3 @@ def _context(config: EngineConfig, model: ModelConfig) -> int:
     if wanted is not None and wanted > model.context:
         raise RequestError("max_model_len", f"{wanted} is more than the model's {model.context}")
     return model.context if wanted is None else wanted
-
-
-def _token_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of cache one token takes."""
-    return model.layers * LayerShape(model.kv_heads, model.head_dim).bytes_per_token(dtype)

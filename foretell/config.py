@@ -54,11 +54,21 @@ class EngineConfig:
 class SpeculationConfig:
     """How to guess ahead."""
 
-    drafter: str = option("auto", "how to guess ahead: none, ngram, auto")
+    drafter: str = option("auto", "how to guess ahead: none, ngram, model:NAME, auto")
     max_draft: int | None = option(None, f"the most tokens guessed for a text in one step (default: {DEFAULT_DRAFT})")
     num_speculative_tokens: int | None = option(None, "guess just this many each step and do not adapt")
     rule: str = option(
         "match", "which guesses stand: match, rejection, block or auto; lossy: confidence, typical, ensemble"
+    )
+    acceptance_threshold: float | None = option(
+        None, "confidence: accept outright from this draft probability on (0.9)"
+    )
+    acceptance_threshold_lower: float | None = option(None, "confidence: reject below this draft probability (0.2)")
+    workload: str | None = option(None, "confidence: a preset of the threshold: code, json, narrative or auto")
+    draft_temperature: str = option(
+        "fixed",
+        "how a draft model draws: as asked, or closer to its likeliest where it is sure",
+        choices=("fixed", "entropy"),
     )
     prompt_lookup_min: int | None = option(
         None, f"n-gram: the shortest run of tokens that counts as a match (default: {SHORTEST_MATCH})"
@@ -72,6 +82,8 @@ class SpeculationConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MOST_DRAFTED:
                 raise RequestError(name, f"must be between 0 and {MOST_DRAFTED}, not {value}")
+        if self.draft_temperature not in ("fixed", "entropy"):
+            raise RequestError("draft_temperature", f"must be fixed or entropy, not {self.draft_temperature!r}")
         shortest, longest = self.match_lengths
         if not 1 <= shortest <= longest <= LONGEST_RUN:
             raise RequestError(
@@ -82,6 +94,8 @@ class SpeculationConfig:
     @property
     def budget(self) -> int:
         """The most nodes a step may draft for a sequence."""
+        if self.drafter == "none":
+            return 0
         fixed, cap = self.num_speculative_tokens, self.max_draft
         if fixed is None:
             return DEFAULT_DRAFT if cap is None else cap

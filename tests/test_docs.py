@@ -44,7 +44,7 @@ def test_the_readmes_python_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
     assert "steps for" in said[0]
-    assert set(json.loads(said[1])) == {"city", "age"}
+    assert set(json.loads(said[1])) >= {"city", "age"}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from foretell.config import SpeculationConfig
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.errors import CapacityError, RequestError
 from foretell.types import TARGET, Budget, Draft, Outcome, Sequence
+from tests.folder import write_tiny_folder
 
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 
@@ -315,3 +317,59 @@ def test_many_choices_do_not_wait_for_each_other(llm: LLM) -> None:
 def test_chat_refuses_what_it_does_not_know(plain: LLM) -> None:
     with pytest.raises(TypeError):
         plain.chat([{"role": "user", "content": "x"}], temperature=0.5)  # type: ignore[call-arg]
+
+
+def test_a_draft_model_guesses_for_its_target(tiny_folder: Path, tmp_path: Path, plain: LLM) -> None:
+    twin = LLM(tiny_folder, drafter=f"model:{tiny_folder}", num_speculative_tokens=4, quiet=True)
+    short = write_tiny_folder(tmp_path / "short", seed=3)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 40}))
+    other = LLM(tiny_folder, drafter=f"model:{short}", num_speculative_tokens=4, quiet=True)
+    for params in (
+        SamplingParams(max_tokens=50, ignore_eos=True),
+        SamplingParams(max_tokens=50, temperature=1.0, seed=2),
+    ):
+        wanted = plain.generate([PROMPT, "The"], params)
+        for llm in (twin, other):
+            found = llm.generate([PROMPT, "The"], params)
+            assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in wanted]
+            assert found[0].speculation.drafted > 0
+            assert llm.engine.stats.drafter_failures == 0
+    (output,) = twin.generate(PROMPT, SamplingParams(max_tokens=51, ignore_eos=True))
+    assert output.speculation.steps == 11, "its twin is always right"
+    assert twin.assembly.memory.drafter > 0
+
+
+def test_a_draft_model_that_does_not_fit_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="needs a draft model's name"):
+        LLM(tiny_folder, drafter="model:", quiet=True)
+    strange = write_tiny_folder(tmp_path / "strange")
+    text = (strange / "tokenizer.json").read_text()
+    (strange / "tokenizer.json").write_text(text.replace('"<|im_start|>"', '"<|begin|>"'))
+    with pytest.raises(RequestError, match="another tokenizer"):
+        LLM(tiny_folder, drafter=f"model:{strange}", quiet=True)
+
+
+def test_lossy_rules_are_by_name_only_and_say_so(tiny_folder: Path, llm: LLM) -> None:
+    lossy = LLM(tiny_folder, drafter=f"model:{tiny_folder}", rule="confidence", workload="code", quiet=True)
+    (output,) = lossy.generate(PROMPT, SamplingParams(max_tokens=20, temperature=1.0, seed=1, ignore_eos=True))
+    assert (output.speculation.rule, output.speculation.lossless) == ("confidence", False)
+    wanted = SpeculationChoice(rule="confidence", acceptance_threshold=(0.8, 0.1))
+    assert not lossy.generate(PROMPT, SamplingParams(max_tokens=9), speculation=wanted)[0].speculation.lossless
+    exact = SpeculationChoice(rule="match")
+    assert lossy.generate(PROMPT, SamplingParams(max_tokens=9), speculation=exact)[0].speculation.lossless
+    with pytest.raises(RequestError, match="confidence needs a drafter with probabilities"):
+        llm.generate(PROMPT, SamplingParams(), speculation=SpeculationChoice(rule="confidence"))
+    with pytest.raises(RequestError, match="acceptance_threshold"):
+        llm.generate(PROMPT, SamplingParams(), speculation=SpeculationChoice(rule="match", workload="code"))
+    with pytest.raises(RequestError):
+        LLM(tiny_folder, drafter=f"model:{tiny_folder}", rule="confidence", workload="poetry", quiet=True)
+
+
+def test_auto_takes_block_only_where_no_seed_binds_it(tiny_folder: Path) -> None:
+    llm = LLM(tiny_folder, drafter=f"model:{tiny_folder}", rule="auto", draft_temperature="entropy", quiet=True)
+    rules = [
+        llm.generate(PROMPT, SamplingParams(max_tokens=4, **each))[0].speculation.rule  # type: ignore[arg-type]
+        for each in ({"temperature": 1.0}, {"temperature": 1.0, "seed": 3}, {})
+    ]
+    assert rules == ["block", "match", "match"]

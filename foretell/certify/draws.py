@@ -24,7 +24,7 @@ from foretell.params import SamplingParams
 from foretell.runner.runner import ModelRunner
 from foretell.sampling.history import History, looks_back
 from foretell.sampling.sampling import Row, adjusted, probabilities
-from foretell.types import Draft, Request, Sequence, Share
+from foretell.types import Draft, Request, Sequence, Share, SpeculationChoice
 from foretell.verify.rules import Rule
 
 VOCAB, LENGTH, DRAFTED = 4, 3, 2
@@ -149,7 +149,8 @@ def check_draws(
 def _count_texts(
     engine: Engine, rule: str, setting: Setting, draws: int, say: Callable[[int], None]
 ) -> tuple[Counter[tuple[int, ...]], int, int]:
-    maker = RequestMaker(Limits(CONFIG.context, frozenset(), VOCAB), None, engine.drafter, rule)
+    limits = Limits(CONFIG.context, frozenset(), VOCAB)
+    maker = RequestMaker(limits, None, engine.drafter, SpeculationChoice(rule=rule))
     counts: Counter[tuple[int, ...]] = Counter()
     accepted = drafted = 0
     for first in range(0, draws, setting.batch):

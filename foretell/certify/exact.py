@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from foretell.types import Verdict
 from foretell.verify.chance import Chance, enumerate_chance
 from foretell.verify.match import walk
-from foretell.verify.rules import EXACT
+from foretell.verify.rules import EXACT, find_rule
+from foretell.verify.threshold import DEFAULTS, ThresholdSettings
 
-from .toy import KINDS, Context, Law, Make, World, bias, distance, plain_law, target_rows, world
+from .toy import KINDS, Context, Law, Make, World, bias, distance, law_of_step, plain_law, target_rows, world
 from .toy_drafters import chain, mixed_chain, tree, unsure_stops
 
 LARGEST_DISTANCE = 1e-12
@@ -50,6 +51,19 @@ def check_exactly(rule: str, quick: bool = False) -> ExactResult:
             found[f"{kind}, {name}"] = _match_bias(here, make) if rule == "match" else _rule_bias(here, make, rule)
     worst = max(found, key=lambda name: found[name])
     return ExactResult(rule, len(found), found[worst], worst)
+
+
+def drift(rule: str, settings: ThresholdSettings = DEFAULTS) -> float:
+    """Of a lossy rule: mean total variation a step between the next token's law and the target's, in toy languages."""
+    found = []
+    judge = find_rule(rule, settings)
+    for seed in range(20):
+        here = world("random", vocab=4, depth=3, seed=seed)
+        law: dict[int, float] = defaultdict(float)
+        for written, probability in law_of_step(here, (), chain(2), judge).items():
+            law[written[0]] += probability
+        found.append(0.5 * sum(abs(law[token] - float(p)) for token, p in enumerate(here.target[()])))
+    return sum(found) / len(found)
 
 
 def _rule_bias(here: World, make: Make, rule: str) -> float:

@@ -70,7 +70,9 @@ class ModelDrafter(Drafter):
         return [self._draft(seq, chains[seq.id]) for seq in seqs]
 
     def _ready(self, seq: Sequence, nodes: int, asked: set[int]) -> bool:
-        """Bring the shadow up to the sequence; False where the draft's pages do not suffice."""
+        """Bring the shadow up to the sequence; False where the draft's context or pages do not suffice."""
+        if len(seq.tokens) + nodes > self.runner.context:
+            return False
         shadow = self._catch_up(seq)
         if not self._reserve(shadow, len(seq.tokens) + nodes, asked):
             return False

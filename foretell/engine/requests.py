@@ -39,8 +39,16 @@ class Limits:
 class RequestMaker:
     """Settles requests for one engine."""
 
-    def __init__(self, limits: Limits, tokenizer: Tokenizer | None, drafter: Drafter, rule: str = "match") -> None:
-        self.limits, self.tokenizer, self.drafter, self.rule = limits, tokenizer, drafter, rule
+    def __init__(
+        self,
+        limits: Limits,
+        tokenizer: Tokenizer | None,
+        drafter: Drafter,
+        defaults: SpeculationChoice = SpeculationChoice(rule="match"),
+    ) -> None:
+        """`defaults` is what a request gets that does not say otherwise."""
+        self.limits, self.tokenizer, self.drafter, self.defaults = limits, tokenizer, drafter, defaults
+        check_rule(defaults.rule or "match")
 
     def make(
         self,
@@ -52,6 +60,8 @@ class RequestMaker:
     ) -> list[Request]:
         """One request for each of `n` choices; they differ by their noise alone."""
         self._check_tokens(prompt, params)
+        if speculation.rule is None:
+            speculation = replace(self.defaults, enabled=speculation.enabled, max_draft=speculation.max_draft)
         request = Request(
             id=request_id,
             prompt=tuple(prompt),
@@ -82,7 +92,7 @@ class RequestMaker:
             raise RequestError("stop", "strings need a tokenizer, and this engine has none")
 
     def _settle_rule(self, params: SamplingParams, speculation: SpeculationChoice) -> str:
-        rule = speculation.rule or self.rule
+        rule = speculation.rule or "match"
         check_rule(rule)
         if rule == "confidence" and speculation.enabled and not self.drafter.gives_probability:
             raise RequestError("rule", f"confidence needs a drafter with probabilities; {self.drafter.name} has none")

@@ -28,7 +28,7 @@ class ModelRunner:
     """One class for target and draft models; it does not know which it is."""
 
     def __init__(self, model: Decoder, pages: int, page_size: int, context: int, taps: tuple[int, ...] = ()) -> None:
-        self.model, self.taps = model.eval(), taps
+        self.model, self.taps, self.context = model.eval(), taps, context
         self.device = model.embed.device
         model.prepare(context)
         config = model.config

@@ -18,11 +18,12 @@ from foretell.certify.draws import (
     sampling_drafter,
     tiny_engine,
 )
-from foretell.certify.exact import check_exactly
+from foretell.certify.exact import check_exactly, drift
 from foretell.certify.plants import PLANTS, Plant
 from foretell.cli.main import main
 from foretell.draft.ngram import NGramDrafter
 from foretell.errors import RequestError
+from foretell.verify.threshold import ThresholdSettings
 
 RULES = ("match", "rejection", "block")
 
@@ -85,10 +86,23 @@ def test_the_power_is_what_it_says() -> None:
     assert chi_squared_tail(103.4, 63) == pytest.approx(0.001, abs=0.0005)
 
 
-@pytest.mark.parametrize("rule", ["confidence", "mach", "typical"])
-def test_a_lossy_or_unknown_rule_is_not_certified(rule: str) -> None:
-    with pytest.raises(RequestError, match="cannot be certified"):
-        Order(rule=rule)
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(RequestError, match="did you mean 'match'"):
+        Order(rule="mach")
+
+
+@pytest.mark.parametrize("rule", ["confidence", "typical", "ensemble"])
+def test_a_lossy_rule_is_told_apart_and_its_drift_reported(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certify", "--rule", rule, "--json"]) == 3
+    out, err = capsys.readouterr()
+    assert 0.02 < json.loads(out)["drift"] < 0.6
+    assert "lossy by design" in err
+
+
+def test_the_drift_of_a_lossless_rule_is_nothing_and_of_an_ensemble_what_it_should_be() -> None:
+    assert drift("rejection") < 1e-12
+    assert drift("ensemble", ThresholdSettings(weight=1.0)) < 1e-12
+    assert drift("ensemble", ThresholdSettings(weight=0.4)) > drift("ensemble", ThresholdSettings(weight=0.8)) > 0.01
 
 
 def test_the_command_fails_with_exit_code_3_and_says_so(

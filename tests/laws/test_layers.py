@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "control": BASE,
     "draft": BASE | {"runner", "models", "sampling", "kv"},
     "engine": BASE | {"kv", "sampling", "runner", "draft", "verify", "control"},
-    "build": BASE | {"hub", "kv", "sampling", "models", "runner", "draft", "control", "engine"},
+    "build": BASE | {"hub", "kv", "sampling", "verify", "models", "runner", "draft", "control", "engine"},
     "llm": BASE | {"build", "engine", "draft"},
     "bench": BASE | {"llm", "build", "engine"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
