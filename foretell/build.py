@@ -105,10 +105,10 @@ def build_engine(
         check_pair(target, helper, speculation.drafter)
     context = _context(config, target.config)
     memory = _plan_memory(config, target, helper, drafter, context)
+    runner = target.runner(memory.pages, config.page_size, context, () if drafter is None else drafter.taps)
     if drafter is None:
         lent = None if helper is None else helper.runner(memory.pages, config.page_size, context)
-        drafter = draft.build(speculation, target.config.vocab, lent)
-    runner = target.runner(memory.pages, config.page_size, context, drafter.taps)
+        drafter = draft.build(speculation, runner, lent)
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens)
     engine = Engine(runner, drafter, FixedController(speculation.budget), scheduler, target.tokenizer)

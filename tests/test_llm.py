@@ -340,6 +340,17 @@ def test_a_draft_model_guesses_for_its_target(tiny_folder: Path, tmp_path: Path,
     assert twin.assembly.memory.drafter > 0
 
 
+def test_the_first_layers_guess_for_the_whole(tiny_folder: Path, plain: LLM) -> None:
+    llm = LLM(tiny_folder, drafter="exit:1", quiet=True)
+    for params in (SamplingParams(max_tokens=30), SamplingParams(max_tokens=30, temperature=1.0, seed=2)):
+        wanted, found = plain.generate([PROMPT, "The"], params), llm.generate([PROMPT, "The"], params)
+        assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in wanted]
+        assert found[0].speculation.by_drafter["exit:1"].drafted > 0
+    for wrong in ("exit:", "exit:x", "exit:0", "exit:2"):
+        with pytest.raises(RequestError, match="exit"):
+            LLM(tiny_folder, drafter=wrong, quiet=True)
+
+
 def test_a_draft_model_that_does_not_fit_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="needs a draft model's name"):
         LLM(tiny_folder, drafter="model:", quiet=True)

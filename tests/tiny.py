@@ -12,12 +12,14 @@ from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
+from foretell.draft.shared import SharedDrafter
 from foretell.engine.engine import Engine, Track
 from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
+from foretell.models.variants import first_layers
 from foretell.params import SamplingParams
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
@@ -56,13 +58,37 @@ class World:
         runner = ModelRunner(model, self.pages, self.page_size, CONTEXT)
         prefix = PrefixIndex(runner.pool) if self.prefix_cache else None
         scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
-        return Engine(runner, drafter or NoDrafter(), FixedController(self.budget), scheduler)
+        engine = Engine(runner, drafter or NoDrafter(), FixedController(self.budget), scheduler)
+        if isinstance(drafter, EarlyExit):
+            drafter.bind(engine)
+        return engine
 
 
 def model_drafter(seed: int = 0, pages: int = 256, device: str = "cpu", **settings: object) -> ModelDrafter:
     """A drafter that asks a tiny model; with seed 0 it is the target's twin."""
     runner = ModelRunner(tiny_decoder(seed).to(device), pages, 4, CONTEXT)
     return ModelDrafter(runner, VOCAB, **settings)  # type: ignore[arg-type]
+
+
+class EarlyExit(Drafter):
+    """The target's own first layers; bound to an engine when it is made, because it shares that engine's pages."""
+
+    name = "exit:1"
+
+    def __init__(self) -> None:
+        self.inner: SharedDrafter | None = None
+
+    def bind(self, engine: Engine) -> None:
+        runner = engine.runner.lend(first_layers(engine.runner.model, 1))
+        self.inner = SharedDrafter(runner, VOCAB, self.name)
+
+    def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        assert self.inner is not None
+        return self.inner.propose(seqs, budgets)
+
+    def forget(self, seq: Sequence) -> None:
+        assert self.inner is not None
+        self.inner.forget(seq)
 
 
 def add(

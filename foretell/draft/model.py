@@ -83,7 +83,7 @@ class ModelDrafter(Drafter):
 
     def _catch_up(self, seq: Sequence) -> Sequence:
         """Keep what shadow and sequence agree on: rejection, pre-emption and other drafters' turns need no more."""
-        shadow = self._shadows.setdefault(seq.id, _Shadow(Sequence(seq.id, _blank(seq), [])))
+        shadow = self._shadows.setdefault(seq.id, self._fresh(seq))
         mine = shadow.seq
         agreed = shadow.agreed
         while agreed < min(len(mine.tokens), len(seq.tokens)) and mine.tokens[agreed] == seq.tokens[agreed]:
@@ -92,6 +92,9 @@ class ModelDrafter(Drafter):
         mine.cached = min(mine.cached, agreed, len(seq.tokens) - 1)
         shadow.agreed = len(seq.tokens)
         return mine
+
+    def _fresh(self, seq: Sequence) -> _Shadow:
+        return _Shadow(Sequence(seq.id, _blank(seq), []))
 
     def _reserve(self, shadow: Sequence, tokens: int, keep: set[int]) -> bool:
         """Pages for the shadow, taken from shadows that are not asked for now if need be."""

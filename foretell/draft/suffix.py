@@ -200,7 +200,7 @@ class _Match(NamedTuple):
 
 
 class _Path(NamedTuple):
-    """A guess: tokens and how likely each is after those before it, and how many of them may be expected to be right."""
+    """A guess: its tokens, how likely each is after those before it, and how many may be expected to be right."""
 
     steps: list[tuple[int, float]]
     score: float

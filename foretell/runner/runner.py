@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,12 @@ class ModelRunner:
         self.layout = Layout(page_size, share, windows, model.dtype, self.device)
         self.pool = PagePool(pages, page_size)
         self.cache = KVCache(model.layer_shapes, pages, page_size, model.dtype, self.device)
+
+    def lend(self, model: Decoder) -> ModelRunner:
+        """A runner for a variant of this model over the same pages; what it writes is good for drafts only."""
+        other = copy.copy(self)
+        other.model, other.taps = model.eval(), ()
+        return other
 
     @torch.inference_mode()
     def forward(self, shares: list[Share], drafts: list[Draft]) -> StepOutput:

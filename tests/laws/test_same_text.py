@@ -13,7 +13,19 @@ from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.engine.engine import Engine
 from foretell.models.config import ModelConfig
 from foretell.types import SpeculationChoice
-from tests.tiny import CONFIG, PROMPTS, VOCAB, World, add, generate, model_drafter, random_tree, run, tree_around
+from tests.tiny import (
+    CONFIG,
+    PROMPTS,
+    VOCAB,
+    EarlyExit,
+    World,
+    add,
+    generate,
+    model_drafter,
+    random_tree,
+    run,
+    tree_around,
+)
 
 Truth = list[list[int]]
 
@@ -28,6 +40,7 @@ DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "another model": lambda truth: model_drafter(seed=5),
     "another model, few pages": lambda truth: model_drafter(seed=5, pages=14),
     "ngram": lambda truth: NGramDrafter(1, 3),
+    "early exit": lambda truth: EarlyExit(),
     "oracle": lambda truth: oracle(truth, 0.0),
     "oracle that errs": lambda truth: oracle(truth, 0.3),
     "always wrong": lambda truth: oracle(truth, 1.0),

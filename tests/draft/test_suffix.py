@@ -1,0 +1,269 @@
+"""Guesses by counts: in the text itself and in what its tenant wrote before."""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+from collections import Counter
+
+import pytest
+
+from foretell.draft.suffix import END, ROOT, Automaton, SuffixDrafter
+from foretell.params import SamplingParams
+from foretell.types import Budget, Draft, FinishReason, Outcome, Request, Sequence, Share
+
+BUDGET = Budget(8)
+
+
+def sequence(number: int, tokens: list[int], tenant: str = "", prompt: int = 0) -> Sequence:
+    request = Request(str(number), tuple(tokens[:prompt]), SamplingParams(), 0, 100_000, tenant=tenant)
+    return Sequence(number, request, list(tokens))
+
+
+def guess(drafter: SuffixDrafter, tokens: list[int], nodes: int = 8, tenant: str = "") -> Draft:
+    seq = sequence(-1, tokens, tenant)
+    (draft,) = drafter.propose([seq], [Budget(nodes)])
+    drafter.forget(seq)
+    return draft
+
+
+def finish(
+    drafter: SuffixDrafter, text: list[int], tenant: str = "", prompt: int = 0, how: FinishReason = "stop"
+) -> None:
+    seq = sequence(-2, text, tenant, prompt)
+    seq.finish = how
+    drafter.forget(seq)
+
+
+def occurrences(text: list[int], run: tuple[int, ...]) -> list[int]:
+    """Places behind each occurrence that something follows."""
+    return [i + len(run) for i in range(len(text) - len(run)) if tuple(text[i : i + len(run)]) == run]
+
+
+def test_an_automaton_counts_what_followed_each_run() -> None:
+    rng = random.Random(0)
+    for letters in (1, 2, 3, 6):
+        text = [rng.randrange(letters) for _ in range(30)]
+        automaton = Automaton()
+        automaton.extend(text)
+        for start in range(len(text)):
+            for end in range(start + 1, len(text)):
+                run, state = tuple(text[start:end]), ROOT
+                for token in run:
+                    state = automaton.child(state, token)
+                places = occurrences(text, run)
+                followers = Counter(text[place] for place in places)
+                latest = {text[place]: place for place in places}
+                assert automaton.counts[state] == len(places)
+                assert automaton.tokens[state] == max(followers, key=lambda t: (followers[t], latest[t]))
+
+
+def test_the_most_frequent_continuation_wins_then_the_most_recent() -> None:
+    often = [1, 2, 3, 7, 1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3]
+    draft = guess(SuffixDrafter(), often, 1)
+    assert draft.tokens == (7,)
+    assert draft.confidence == pytest.approx((2 / 3,))
+    assert draft.source == "suffix"
+    assert guess(SuffixDrafter(), [1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3], 1).tokens == (8,)
+
+
+def test_a_guess_is_as_long_as_the_match() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert guess(SuffixDrafter(), [*text, 3]).tokens == (4,)
+    assert guess(SuffixDrafter(), [*text, 2, 3]).tokens == (4, 5)
+    assert guess(SuffixDrafter(factor=2.0), [*text, 2, 3]).tokens == (4, 5, 6, 7)
+    assert guess(SuffixDrafter(offset=1.0), [*text, 2, 3]).tokens == (4, 5, 6)
+    assert guess(SuffixDrafter(), [*text, 1, 2, 3, 4], 3).tokens == (5, 6, 7), "and never longer than the budget"
+    assert guess(SuffixDrafter(), text).tokens == ()
+    assert guess(SuffixDrafter(), [*text, 3], 0).tokens == ()
+
+
+def test_an_unlikely_token_ends_a_guess() -> None:
+    text = [token for i in range(5) for token in (1, 2, 3, 10 + i)]
+    assert guess(SuffixDrafter(offset=9), [*text, 1, 2], 2).tokens == (3, 14)
+    assert guess(SuffixDrafter(offset=9, min_token_prob=0.3), [*text, 1, 2], 2).tokens == (3,)
+
+
+def test_a_repetition_goes_on_with_itself() -> None:
+    assert guess(SuffixDrafter(), [4, 5, 6] * 4).tokens == (4, 5, 6, 4, 5, 6, 4, 5)
+    assert guess(SuffixDrafter(), [7] * 50).tokens == (7,) * 8
+
+
+def test_finished_texts_of_the_same_tenant_are_known() -> None:
+    drafter = SuffixDrafter()
+    finish(drafter, [90, 91, *range(20)], "a", prompt=2)
+    assert guess(drafter, [50, 3, 4, 5], tenant="a").tokens == (6, 7, 8)
+    assert guess(drafter, [50, 3, 4, 5], tenant="b").tokens == ()
+    assert guess(drafter, [50, 17, 18, 19], tenant="a").tokens == (), "nothing follows the end of a text"
+    assert guess(drafter, [89, 90], tenant="a").tokens == (), "its prompt is not in the store"
+
+
+@pytest.mark.parametrize("how", ["abort", "error", None])
+def test_a_text_that_was_broken_off_is_not_learnt(how: FinishReason | None) -> None:
+    drafter = SuffixDrafter()
+    finish(drafter, list(range(20)), how=how)  # type: ignore[arg-type]
+    assert guess(drafter, [3, 4, 5]).tokens == ()
+    assert drafter.memory == 0
+
+
+def test_the_better_score_wins_and_the_text_itself_among_equals() -> None:
+    drafter = SuffixDrafter()
+    finish(drafter, [1, 2, 30, 31])
+    assert guess(drafter, [1, 2, 40, 41, 9, 1, 2]).tokens == (40, 41)
+    assert guess(drafter, [2, 40, 9, 1, 2]).tokens == (30, 31), "a longer match in the store"
+    drafter = SuffixDrafter()
+    finish(drafter, [1, 30, 8, 1, 31])
+    assert guess(drafter, [1, 40, 7, 1, 41, 9, 1]).tokens == (41,), "as likely here as there"
+
+
+@pytest.mark.parametrize("tokens", [64, 300])
+def test_the_store_stays_within_its_bounds(tokens: int) -> None:
+    rng = random.Random(0)
+    drafter, most = SuffixDrafter(store_tokens=tokens, tenants=3), 0
+    for i in range(2000):
+        tenant = f"t{rng.randrange(6)}"
+        finish(drafter, [rng.randrange(50) for _ in range(rng.randrange(1, 60))], tenant)
+        kept = [sum(a.read for a in drafter.store.automata(f"t{n}")) for n in range(6)]
+        assert max(kept) <= tokens
+        assert sum(map(bool, kept)) <= 3
+        most = max(most, drafter.memory)
+        assert i > 0 or drafter.memory > 0
+    assert most < 3 * tokens * 1000
+
+
+def test_the_oldest_texts_and_the_idlest_tenants_go_first() -> None:
+    drafter = SuffixDrafter(store_tokens=100, tenants=2)
+    for i in range(12):
+        finish(drafter, list(range(i * 20, i * 20 + 20)), "a")
+    known = [bool(guess(drafter, [i * 20 + 5, i * 20 + 6], tenant="a").tokens) for i in range(12)]
+    assert known == sorted(known) and known[-1] and not known[0]
+    finish(drafter, [1, 2, 3, 4], "b")
+    drafter.observe([Outcome(Share.of(sequence(0, [1], "a"), 1))])
+    finish(drafter, [1, 2, 3, 4], "c")
+    assert guess(drafter, [226, 227], tenant="a").tokens, "in use"
+    assert not guess(drafter, [1, 2], tenant="b").tokens
+    finish(drafter, [5, 6, 7], "a")
+    finish(drafter, [5, 6, 7], "b")
+    assert guess(drafter, [5, 6], tenant="a").tokens and not guess(drafter, [1, 2], tenant="c").tokens
+
+
+def test_a_text_longer_than_the_store_leaves_its_end() -> None:
+    drafter = SuffixDrafter(store_tokens=40)
+    finish(drafter, list(range(500)))
+    assert guess(drafter, [490, 491]).tokens == (492, 493)
+    assert guess(drafter, [90, 91]).tokens == ()
+    for nothing in (SuffixDrafter(store_tokens=0), SuffixDrafter(tenants=0)):
+        finish(nothing, list(range(500)))
+        assert nothing.memory == 0
+
+
+def test_memory_is_told_honestly() -> None:
+    rng = random.Random(0)
+    text = [int(rng.paretovariate(0.7)) % 5000 for _ in range(20_000)]
+    tracemalloc.start()
+    automaton = Automaton()
+    automaton.extend(text)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used / 1.5 < automaton.memory < used * 1.5
+
+
+class History:
+    """Random sequences of two tenants, in a drafter that is kept and in a record to replay."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.kept, self.record = random.Random(seed), self.make(), []  # type: ignore[var-annotated]
+        self.seqs: list[Sequence] = []
+        self.count = self.guessed = 0
+
+    @staticmethod
+    def make() -> SuffixDrafter:
+        return SuffixDrafter(store_tokens=160, tenants=2)
+
+    def step(self) -> None:
+        if len(self.seqs) < 4:
+            self.count += 1
+            self.seqs.append(sequence(self.count, self.words(3), self.rng.choice("abc"), prompt=3))
+        seq = self.rng.choice(self.seqs)
+        seq.tokens += self.words(self.rng.choice((1, 2, 5, 40)))
+        self.tell("observe", [Outcome(Share.of(seq, 1))])
+        if self.rng.random() < 0.3:
+            seq.finish = self.rng.choice(("stop", "length", "abort"))
+            self.seqs.remove(seq)
+            self.tell("forget", seq)
+
+    def words(self, count: int) -> list[int]:
+        start = self.rng.randrange(30)
+        return [(start + i * i) % 7 if self.rng.random() < 0.9 else 8 for i in range(count)]
+
+    def tell(self, method: str, value: object) -> None:
+        self.record.append((method, value))
+        getattr(self.kept, method)(value)
+
+    def compare(self) -> None:
+        fresh = self.make()
+        for method, value in self.record:
+            getattr(fresh, method)(value)
+        asked = self.rng.sample(self.seqs, self.rng.randrange(len(self.seqs) + 1))
+        drafts = self.kept.propose(asked, [BUDGET] * len(asked))
+        assert drafts == fresh.propose(asked, [BUDGET] * len(asked))
+        self.guessed += sum(map(len, drafts))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kept_drafter_guesses_as_a_fresh_one(seed: int) -> None:
+    history = History(seed)
+    for _ in range(80):
+        history.step()
+        history.compare()
+    assert history.guessed > 200
+
+
+def test_a_match_longer_than_the_window_is_the_same_kept_and_fresh() -> None:
+    kept, fresh = SuffixDrafter(), SuffixDrafter()
+    for drafter in (kept, fresh):
+        for first, then in ((100, 200), (101, 201), (102, 201)):
+            finish(drafter, [first, *range(45), then, then + 1])
+    seq = sequence(1, [100], prompt=1)
+    for token in range(45):
+        seq.tokens.append(token)
+        (draft,) = kept.propose([seq], [BUDGET])
+        assert draft == guess(fresh, seq.tokens)
+    assert draft.tokens == (201, 202), "what the first token would tell lies too far back"
+    assert draft.confidence == pytest.approx((2 / 3, 1.0))
+
+
+def test_a_token_costs_microseconds() -> None:
+    rng = random.Random(0)
+    corpus = [int(rng.paretovariate(0.7)) % 5000 for _ in range(30_000)]
+    drafter = SuffixDrafter(store_tokens=20_000)
+    for start in range(0, 30_000, 500):
+        finish(drafter, corpus[start : start + 500])
+    seq = sequence(0, [*corpus[:4000], *([7] * 4000)], prompt=8000)
+    began = time.process_time()
+    drafter.propose([seq], [BUDGET])
+    read = time.process_time()
+    for token in corpus[9000:9500]:
+        seq.tokens.append(token)
+        drafter.propose([seq], [BUDGET])
+    wrote = time.process_time()
+    print(f"{(read - began) / 8000 * 1e6:.1f} us a token of the prompt, {(wrote - read) / 500 * 1e6:.1f} us a step")
+    assert wrote - began < 8500 * 500e-6
+
+
+def test_texts_that_repeat_earlier_ones_take_few_steps() -> None:
+    rng = random.Random(0)
+    phrases = [[rng.randrange(1000) for _ in range(15)] for _ in range(20)]
+    drafter, text = SuffixDrafter(), [token for i in range(20) for token in phrases[i]]
+    for _ in range(5):
+        finish(drafter, [token for phrase in rng.sample(phrases, 20) for token in phrase])
+    seq, steps = sequence(0, [1]), 0
+    while len(seq.tokens) <= len(text):
+        rest = text[len(seq.tokens) - 1 :]
+        draft = drafter.propose([seq], [BUDGET])[0].tokens
+        assert END not in draft
+        right = next((i for i, token in enumerate(draft) if i >= len(rest) or token != rest[i]), len(draft))
+        seq.tokens += rest[: right + 1]
+        steps += 1
+    assert steps <= 0.5 * len(text)
