@@ -251,6 +251,9 @@ def test_a_drafter_that_fails_costs_its_guesses_and_nothing_else(tiny_folder: Pa
     def out_of_range(seq: Sequence, budget: Budget) -> Draft:
         return Draft.chain([10**6], "wild")
 
+    def drew_from_nothing(seq: Sequence, budget: Budget) -> Draft:
+        return Draft((5,), (-1,), "nothing", (True,))
+
     def raises(seq: Sequence, budget: Budget) -> Draft:
         raise ValueError("no idea")
 
@@ -262,7 +265,7 @@ def test_a_drafter_that_fails_costs_its_guesses_and_nothing_else(tiny_folder: Pa
             raise RuntimeError("cannot learn")
 
     (wanted,) = plain.generate(PROMPT, SamplingParams(max_tokens=9))
-    for script in (too_long, out_of_range, raises):
+    for script in (too_long, out_of_range, drew_from_nothing, raises):
         llm = LLM(tiny_folder, drafter=Uncut(script), quiet=True)
         (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=9))
         assert output.outputs[0].token_ids == wanted.outputs[0].token_ids

@@ -16,6 +16,7 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.errors import RequestError
 from foretell.grammar import GrammarSpec
+from foretell.types import Budget
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, random_tree, run, tree_around
 
 Truth = list[list[int]]
@@ -280,3 +281,61 @@ def test_logprobs_have_vllms_shape(llm: LLM) -> None:
     assert output.prompt_logprobs is not None
     assert output.prompt_logprobs[0] is None
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+
+
+def test_a_processor_that_fails_ends_its_own_text_only(llm: LLM) -> None:
+    def fails(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError
+
+    def misshapen(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
+        return scores[:3]
+
+    good = SamplingParams(max_tokens=6, ignore_eos=True)
+    for bad in (fails, misshapen):
+        one, two = llm.generate([PROMPT, PROMPT], [SamplingParams(max_tokens=6, logits_processors=[bad]), good])
+        assert one.outputs[0].finish_reason == "error"
+        assert two.outputs[0].finish_reason == "length"
+
+
+def test_a_processor_may_give_a_tensor_of_its_own() -> None:
+    kept = torch.linspace(0, 3, VOCAB)
+
+    def own(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
+        return kept
+
+    params = {"temperature": 1.0, "logits_processors": [own], "min_tokens": 5, "stop_token_ids": [20, 31]}
+    truth = generate(**params)
+    assert generate(ScriptedDrafter(random_tree), **params) == truth
+    assert kept.isfinite().all()
+
+
+def test_processors_that_leave_nothing_end_the_text() -> None:
+    def nothing(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(scores, -math.inf)
+
+    assert generate(logits_processors=[nothing], allowed_token_ids=[3, 4]) == [[0]] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("rule", ["confidence", "ensemble", "typical"])
+def test_lossy_rules_keep_what_is_forbidden_out(tiny_folder: Path, rule: str) -> None:
+    llm = LLM(tiny_folder, drafter=f"model:{tiny_folder}", rule=rule, quiet=True)
+    allowed = (65, 66, 67, 68)
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=20, temperature=temperature, seed=1, allowed_token_ids=allowed)
+        assert set(llm.generate(PROMPT, params)[0].outputs[0].token_ids) <= set(allowed)
+        params = SamplingParams(max_tokens=60, temperature=temperature, seed=1, structured_outputs=GRAMMARS["choice"])
+        assert llm.generate(PROMPT, params)[0].outputs[0].text in GRAMMARS["choice"].choices
+
+
+def test_a_greedy_draft_says_how_sure_it_is() -> None:
+    engine = World().engine()
+    (track,) = add(engine, "0", PROMPTS[1])
+    (draft,) = model_drafter(seed=5).propose([track.seq], [Budget(3)])
+    assert draft.confidence is not None
+    assert all(0 < sure < 0.999 for sure in draft.confidence)
+
+
+def test_thresholds_without_their_rule_are_refused(llm: LLM) -> None:
+    for choice in (SpeculationChoice(acceptance_threshold=(0.8, 0.1)), SpeculationChoice(workload="nonsense")):
+        with pytest.raises(RequestError, match="acceptance_threshold"):
+            llm.generate(PROMPT, SamplingParams(), speculation=choice)

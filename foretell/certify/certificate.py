@@ -17,11 +17,13 @@ from foretell.verify.chance import Chance
 from foretell.verify.rules import LOSSLESS, LOSSY, Rule
 
 from .draws import (
+    COUNT,
     FALSE_ALARM,
     FULL_DISTANCE,
     POWER,
     QUICK_DRAWS,
     SETTINGS,
+    TREE,
     DrawResult,
     check_draws,
     draws_for,
@@ -30,8 +32,9 @@ from .draws import (
     tiny_engine,
 )
 from .exact import ExactResult, check_exactly, drift
-from .plants import PLANTS, Plant, uniforms_of
-from .texts import PROMPTS, TextResult, check_texts
+from .guesses import GuessResult, check_guesses
+from .plants import PLANTS, Plant, uniforms_of, with_rows
+from .texts import PROMPTS, TextResult, check_texts, encode
 
 PLANT_DRAWS = 4_000
 Say = Callable[[str], None]
@@ -52,6 +55,10 @@ class Order:
         known = [*LOSSLESS, *LOSSY, "module:function"]
         if ":" not in self.rule and self.rule not in known:
             raise RequestError("rule", f"{self.rule!r} cannot be certified; {nearest(self.rule, known)}")
+        if self.max_tokens < 1:
+            raise RequestError("max_tokens", f"must be 1 or more, not {self.max_tokens}")
+        if self.plant is not None and self.from_outside:
+            raise RequestError("plant", "is put into a built-in rule; leave out --rule")
         if self.plant is not None and self.plant not in PLANTS:
             raise RequestError("plant", f"{self.plant!r} is not known; {nearest(self.plant, PLANTS)}")
 
@@ -73,6 +80,7 @@ class Certificate:
     exact: list[ExactResult] = field(default_factory=list)
     draws: list[DrawResult] = field(default_factory=list)
     texts: list[TextResult] = field(default_factory=list)
+    guesses: list[GuessResult] = field(default_factory=list)
     caught: dict[str, bool] = field(default_factory=dict)
     broken: str | None = None  # a rule from outside that failed on the way
     drift: float | None = None  # of a lossy rule: mean total variation a step
@@ -80,7 +88,7 @@ class Certificate:
     @property
     def lossless(self) -> bool:
         passed = [each.passed for each in self.exact] + [each.passed for each in self.draws]
-        passed += [each.passed for each in self.texts]
+        passed += [each.passed for each in self.texts] + [each.passed for each in self.guesses]
         return self.broken is None and self.drift is None and all(passed) and all(self.caught.values())
 
     @property
@@ -90,12 +98,13 @@ class Certificate:
     def as_json(self) -> dict[str, Any]:
         return {
             "lossless": self.lossless,
-            "rule": self.order.rule,
+            "rule": self.order.judged_as if self.order.plant else self.order.rule,
             "plant": self.order.plant,
             "quick": self.order.quick,
             "exact": [asdict(each) | {"passed": each.passed} for each in self.exact],
             "draws": [asdict(each) | {"passed": each.passed} for each in self.draws],
             "texts": [asdict(each) | {"passed": each.passed} for each in self.texts],
+            "guesses": [asdict(each) | {"passed": each.passed} for each in self.guesses],
             "near_ties": self.near_ties,
             "planted_bugs_caught": self.caught,
             "false_alarm": FALSE_ALARM,
@@ -126,24 +135,29 @@ def certify(order: Order, load: Callable[[], LLM], say: Say) -> Certificate:
 
 def _check_draws(found: Certificate, say: Say) -> None:
     order = found.order
-    draws = QUICK_DRAWS // 3 if order.quick else draws_for(FULL_DISTANCE, len(SETTINGS))
-    reach = found_by(draws, len(SETTINGS))
+    draws = QUICK_DRAWS if order.quick else draws_for(FULL_DISTANCE, COUNT)
+    reach = found_by(draws, COUNT)
     say(f"2. {draws} texts a setting through the engine: finds a total variation of {reach:.3f} with {POWER:.0%} power")
     plant = PLANTS.get(order.plant or "", Plant())
     rules = _rules(order, plant)
-    for setting in SETTINGS:
-        engine = tiny_engine(plant.drafter(sampling_drafter()), rules)
+    for setting in SETTINGS if order.from_outside or order.plant else (*SETTINGS, TREE):
+        engine = tiny_engine(plant.drafter(setting.drafter()), rules, setting.drafted)
         try:
             found.draws.append(check_draws(engine, order.judged_as, setting, draws))
-        except Exception as error:  # noqa: BLE001 - whatever a rule from outside does wrong is the finding
-            if not order.from_outside:
-                raise
-            found.broken = f"{type(error).__name__}: {error}"
-            say(f"   the rule failed: {found.broken}")
+        except Exception as error:
+            _blame_outside(found, error, say)
             return
         say(_draw_line(found.draws[-1]))
         if order.plant is not None and not found.draws[-1].passed:
             return  # found out: more draws would only cost time
+
+
+def _blame_outside(found: Certificate, error: Exception, say: Say) -> None:
+    """Whatever a rule from outside does wrong is the finding; anything else is a fault of ours."""
+    if not found.order.from_outside:
+        raise error
+    found.broken = f"{type(error).__name__}: {error}"
+    say(f"   the rule failed: {found.broken}")
 
 
 def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:
@@ -156,9 +170,17 @@ def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:
     if order.judged_as == "match":  # the other rules keep the distribution, not the tokens of a seed
         settings.append(SamplingParams(max_tokens=order.max_tokens, temperature=0.8, top_p=0.95, seed=17))
     for params in settings:
-        found.texts.append(check_texts(llm, list(order.prompts), params, order.judged_as))
+        try:
+            found.texts.append(check_texts(llm, list(order.prompts), params, order.judged_as))
+        except Exception as error:
+            _blame_outside(found, error, say)
+            return
         for line in _text_lines(found.texts[-1]):
             say(line)
+    if llm.engine.drafter.draws and order.judged_as != "match":  # under `match` q decides nothing
+        prompts = [encode(llm, prompt) for prompt in order.prompts]
+        found.guesses.append(check_guesses(llm, prompts, order.judged_as, order.max_tokens))
+        say(_guess_line(found.guesses[-1]))
 
 
 def _check_plants(found: Certificate, say: Say) -> None:
@@ -170,8 +192,9 @@ def _check_plants(found: Certificate, say: Say) -> None:
 
 
 def _catches(plant: Plant, order: Order, setting: int) -> bool:
-    engine = tiny_engine(plant.drafter(sampling_drafter()), _rules(order, plant))
-    return not check_draws(engine, "rejection", SETTINGS[setting], PLANT_DRAWS).passed
+    chosen = SETTINGS[setting]
+    engine = tiny_engine(plant.drafter(sampling_drafter()), _rules(order, plant), chosen.drafted)
+    return not check_draws(engine, "rejection", chosen, PLANT_DRAWS).passed
 
 
 def _rules(order: Order, plant: Plant) -> Callable[[Request], Rule]:
@@ -189,7 +212,7 @@ def find_outside(name: str) -> OutsideRule:
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:
         raise RequestError("rule", f"{name!r} cannot be imported ({error}); name it as module:function") from None
     if not callable(found):
         raise RequestError("rule", f"{name!r} is not a function")
@@ -198,7 +221,7 @@ def find_outside(name: str) -> OutsideRule:
 
 def _wrap(outside: OutsideRule) -> Rule:
     def rule(draft: Draft, probs: Any, chance: Chance, /) -> Verdict:
-        verdict = outside(draft, probs, uniforms_of(draft, chance))
+        verdict = outside(with_rows(draft, probs), probs, uniforms_of(draft, chance))
         _check_verdict(verdict, draft, probs.shape[-1])
         return verdict
 
@@ -215,6 +238,11 @@ def _check_verdict(verdict: Verdict, draft: Draft, vocab: int) -> None:
         raise ValueError(f"next_token {verdict.next_token} is outside the vocabulary")
 
 
+def _guess_line(result: GuessResult) -> str:
+    word = "passed" if result.passed else "FAILED"
+    return f"   {word}: {result.guesses} guesses are drawn from what the drafter states: p = {result.p_value:.3g}"
+
+
 def _exact_line(result: ExactResult) -> str:
     word = "passed" if result.passed else "FAILED"
     return f"   {word}: {result.cases} cases, largest total variation {result.worst:.1e} ({result.worst_case})"
@@ -229,6 +257,8 @@ def _text_lines(result: TextResult) -> list[str]:
     word = "passed" if result.passed else "FAILED"
     per_step = result.tokens / result.steps if result.steps else 0.0
     head = f"   {word}: {result.setting}: {result.texts} texts, {result.tokens} tokens, {per_step:.2f} a step"
+    if not result.accepted:
+        head += " (no guess was accepted: this part shows little; try other prompts)"
     ties = [
         f"     prompt {each.prompt}, token {each.place}: {each.plain_token} or {each.guessed_token}, margin "
         f"{each.margin:.2e}, near-tie below {each.bound:.2e}"

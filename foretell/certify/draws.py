@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import NormalDist
+from functools import cache
 
 import torch
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
 from foretell.draft.model import ModelDrafter
+from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.judge import Judge, rule_of
 from foretell.engine.requests import Limits, RequestMaker
@@ -24,17 +25,17 @@ from foretell.params import SamplingParams
 from foretell.runner.runner import ModelRunner
 from foretell.sampling.history import History, looks_back
 from foretell.sampling.sampling import Row, adjusted, probabilities
-from foretell.types import Draft, Request, Sequence, Share, SpeculationChoice
+from foretell.types import Budget, Draft, Request, Sequence, Share, SpeculationChoice
 from foretell.verify.rules import Rule
 
-VOCAB, LENGTH, DRAFTED = 4, 3, 2
+VOCAB, LENGTH, DRAFTED = 4, 3, 4
 PROMPT = (1,)  # one token: the very first step drafts already
 MAX_TOKENS = LENGTH + DRAFTED  # no draft is cut short by the end of the texts that are counted
 CONFIG = ModelConfig(vocab=VOCAB, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn=24, context=64)
 FALSE_ALARM = 1e-3  # of a whole run in which nothing is wrong
 POWER = 0.99
 FULL_DISTANCE = 0.01  # the total variation a full run finds with that power
-QUICK_DRAWS = 12_000
+QUICK_DRAWS = 4_000
 
 
 @dataclass(frozen=True)
@@ -44,26 +45,42 @@ class Setting:
     name: str
     params: SamplingParams
     batch: int
+    drafted: int = 2
+    make: Callable[[], Drafter] | None = None  # None: the drafter that draws at random
+
+    def drafter(self) -> Drafter:
+        return sampling_drafter() if self.make is None else self.make()
 
 
-SETTINGS = (
-    Setting("temperature 1, batch 64", SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS), 64),
-    Setting(
-        "temperature 0.7, top-p 0.9, batch 16", SamplingParams(temperature=0.7, top_p=0.9, max_tokens=MAX_TOKENS), 16
-    ),
-    Setting(
-        "temperature 1.3, penalties, three tokens allowed, batch 256",
-        SamplingParams(
-            temperature=1.3,
-            frequency_penalty=0.6,
-            presence_penalty=0.3,
-            repetition_penalty=1.2,
-            allowed_token_ids=(0, 1, 3),
-            max_tokens=MAX_TOKENS,
-        ),
-        256,
-    ),
+def fixed_chain(seq: Sequence, budget: Budget) -> Draft:
+    """Guesses that are not drawn: they depend on the place alone."""
+    return Draft.chain([(len(seq.tokens) + 2 * i) % VOCAB for i in range(budget.nodes)], "fixed")
+
+
+def fixed_tree(seq: Sequence, budget: Budget) -> Draft:
+    """Two first guesses, the second with two that follow it."""
+    first = len(seq.tokens) % VOCAB
+    return Draft((first, (first + 1) % VOCAB, first, (first + 2) % VOCAB), (-1, -1, 1, 1), "fixed tree")
+
+
+PLAIN = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS)
+NARROW = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=MAX_TOKENS)
+BENT = SamplingParams(
+    temperature=1.3,
+    frequency_penalty=0.6,
+    presence_penalty=0.3,
+    repetition_penalty=1.2,
+    allowed_token_ids=(0, 1, 3),
+    max_tokens=MAX_TOKENS,
 )
+SETTINGS = (
+    Setting("temperature 1, batch 64", PLAIN, 64),
+    Setting("temperature 0.7, top-p 0.9, batch 16, four guesses", NARROW, 16, 4),
+    Setting("temperature 1.3, penalties, three tokens allowed, batch 256", BENT, 256),
+    Setting("guesses not drawn, batch 64", PLAIN, 64, 3, lambda: ScriptedDrafter(fixed_chain)),
+)
+TREE = Setting("a tree of guesses not drawn, batch 64", PLAIN, 64, 4, lambda: ScriptedDrafter(fixed_tree))
+COUNT = len(SETTINGS) + 1
 
 
 @dataclass(frozen=True)
@@ -100,11 +117,11 @@ def sampling_drafter() -> Drafter:
     return ModelDrafter(ModelRunner(tiny_model(seed=11), 4096, 4, CONFIG.context), VOCAB, "tiny")
 
 
-def tiny_engine(drafter: Drafter, rules: Callable[[Request], Rule] = rule_of) -> Engine:
+def tiny_engine(drafter: Drafter, rules: Callable[[Request], Rule] = rule_of, drafted: int = 2) -> Engine:
     """The engine as it serves, around a model of a few hundred weights."""
     runner = ModelRunner(tiny_model(seed=7), 4096, 4, CONFIG.context)
     scheduler = Scheduler(runner, PrefixIndex(runner.pool), 256, 4096)
-    return Engine(runner, drafter, FixedController(DRAFTED), scheduler, judge=Judge(rules))
+    return Engine(runner, drafter, FixedController(drafted), scheduler, judge=Judge(rules))
 
 
 def draws_for(distance: float, settings: int) -> int:
@@ -117,12 +134,28 @@ def found_by(draws: int, settings: int) -> float:
     return math.sqrt(_reach(settings) / draws)
 
 
+@cache
 def _reach(settings: int) -> float:
-    """Draws times distance squared: G is about chi-squared, shifted by at least 4 n d^2."""
+    """Draws times distance squared: a distance d gives G a noncentrality of at least 4 n d^2."""
     freedom = VOCAB**LENGTH - 1
-    normal = NormalDist()
-    apart = normal.inv_cdf(1 - FALSE_ALARM / settings) + normal.inv_cdf(POWER)
-    return apart * math.sqrt(2 * freedom) / 4
+    threshold = _bisect(lambda value: FALSE_ALARM / settings - chi_squared_tail(value, freedom), 0, 1000)
+    return _bisect(lambda shift: noncentral_tail(threshold, freedom, shift) - POWER, 0, 2000) / 4
+
+
+def _bisect(rising: Callable[[float], float], low: float, high: float) -> float:
+    """Where a rising function is 0."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < 0 else (low, middle)
+    return high
+
+
+def noncentral_tail(statistic: float, freedom: int, shift: float) -> float:
+    """The probability that noncentral chi-squared is above `statistic`: central ones, mixed by Poisson weights."""
+    terms = torch.arange(int(shift / 2 + 12 * math.sqrt(shift / 2 + 1)) + 20, dtype=torch.float64)
+    weights = (terms * math.log(max(shift / 2, 1e-300)) - shift / 2 - torch.lgamma(terms + 1)).exp()
+    tails = torch.special.gammaincc((freedom + 2 * terms) / 2, torch.full_like(terms, statistic / 2))
+    return float((weights * tails).sum())
 
 
 def check_draws(
@@ -139,9 +172,9 @@ def check_draws(
         statistic,
         freedom,
         chi_squared_tail(statistic, freedom),
-        FALSE_ALARM / len(SETTINGS),
+        FALSE_ALARM / COUNT,
         distance,
-        found_by(draws, len(SETTINGS)),
+        found_by(draws, COUNT),
         accepted / drafted if drafted else 0.0,
     )
 

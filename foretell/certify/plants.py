@@ -113,3 +113,16 @@ def uniforms_of(draft: Draft, chance: Chance) -> list[float]:
     nodes = torch.arange(len(draft) + 1)
     numbers: list[float] = noise.coins(torch.tensor([chance.seed]), torch.tensor([chance.root]), nodes)[0].tolist()
     return numbers
+
+
+def with_rows(draft: Draft, probs: Tensor) -> Draft:
+    """The draft with a row for every node, so that a rule from outside needs no case: certain where not drawn."""
+    if draft.probs is not None and all(draft.was_drawn(node) for node in range(len(draft))):
+        return draft
+    rows = torch.zeros(len(draft), probs.shape[-1], dtype=probs.dtype)
+    for node, token in enumerate(draft.tokens):
+        if draft.probs is not None and draft.was_drawn(node):
+            rows[node] = draft.probs[node]
+        else:
+            rows[node, token] = 1.0
+    return replace(draft, probs=rows)

@@ -62,7 +62,7 @@ class TextResult:
 
 def check_texts(llm: LLM, prompts: list[str], params: SamplingParams, rule: str) -> TextResult:
     """Write every prompt alone without drafts, then all in one batch with them."""
-    tokens = [_encode(llm, prompt) for prompt in prompts]
+    tokens = [encode(llm, prompt) for prompt in prompts]
     plain = [llm.generate([each], params, speculation=SpeculationChoice(enabled=False))[0] for each in tokens]
     guessed = llm.generate(tokens, params, speculation=SpeculationChoice(rule=rule))
     pairs = enumerate(zip(plain, guessed, strict=True))
@@ -78,7 +78,8 @@ def check_texts(llm: LLM, prompts: list[str], params: SamplingParams, rule: str)
     )
 
 
-def _encode(llm: LLM, prompt: str) -> list[int]:
+def encode(llm: LLM, prompt: str) -> list[int]:
+    """A prompt as the model is asked it."""
     if not llm.tokenizer.chat_template:
         return llm.tokenizer.encode(prompt)
     return llm.tokenizer.encode_chat([{"role": "user", "content": prompt}])
@@ -112,6 +113,9 @@ def _scores(llm: LLM, text: list[int], params: SamplingParams, seed: int) -> tup
     scale = float(logits.abs().max())
     if params.temperature == 0:
         return logits[0], scale
-    lanes = torch.arange(logits.shape[-1])
-    race = noise.exponential(torch.tensor([seed]), torch.tensor([len(text)]), noise.TOKEN_STREAM, lanes)[0]
-    return probabilities(logits, [params])[0].double().log() - race.log(), scale / params.temperature
+    # Without top-k, top-p and min-p: a token at their edge is a near-tie too, and must not count as impossible.
+    open_params = SamplingParams(temperature=params.temperature)
+    key = torch.tensor([[seed], [len(text)]], device=logits.device)
+    lanes = torch.arange(logits.shape[-1], device=logits.device)
+    race = noise.exponential(key[0], key[1], noise.TOKEN_STREAM, lanes)[0]
+    return probabilities(logits, [open_params])[0].double().log() - race.log(), scale / params.temperature

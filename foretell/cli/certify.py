@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
+from foretell.options import given_options
 
 from .command import Command
 from .common import add_engine_arguments, add_output_arguments, check_out, give, load_llm
@@ -32,11 +35,23 @@ def run(args: argparse.Namespace) -> int:
     from foretell.certify.certificate import certify
 
     sys.path.insert(0, "")  # a rule from outside is looked for where the user stands, too
-    say = _say_aside if args.json else print  # with --json standard output is the object's
-    found = certify(_order(args), lambda: load_llm(_without_rule(args)), say)
-    say(verdict(found))
+    say = _say_aside if args.json else print
+    order = _order(args)
+    check_drafter(args)
+    with redirect_stdout(sys.stderr if args.json else sys.stdout):  # a rule from outside may print
+        found = certify(order, lambda: load_llm(_without_rule(args)), say)
+        say(verdict(found))
     give(found.as_json(), args)
     return 0 if found.lossless else NOT_LOSSLESS
+
+
+def check_drafter(args: argparse.Namespace) -> None:
+    """Refuse a wrong drafter now and not after minutes of draws."""
+    from foretell.draft import draft_model
+
+    given = given_options(_without_rule(args), SpeculationConfig)
+    vllm = getattr(args, "speculative_config", None)
+    draft_model(SpeculationConfig(**given) if vllm is None else SpeculationConfig.from_vllm(vllm, **given))
 
 
 def _order(args: argparse.Namespace) -> Order:
@@ -51,7 +66,7 @@ def _order(args: argparse.Namespace) -> Order:
 def read_prompts(path: Path) -> tuple[str, ...]:
     """The lines of a file that are not empty."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError("prompts", f"cannot be read: {error}") from None
     prompts = tuple(line.strip() for line in lines if line.strip())

@@ -37,8 +37,10 @@ def draw_nodes(logits: Tensor, seqs: list[Sequence], offset: int, temperature: D
     probs = probabilities(logits, params)
     race = _noise(seqs, offset, probs)
     tokens: list[int] = (probs / race).argmax(-1).tolist()
-    confidence = probs[torch.arange(len(seqs)), tokens].tolist()
-    return Drawn(tokens, probs, confidence)
+    # Of a greedy draft the row says 1 for its token; how sure the draft was is in what lies behind it.
+    greedy = torch.tensor([[seq.request.params.temperature == 0] for seq in seqs], device=probs.device)
+    sure = torch.where(greedy, logits.softmax(-1), probs) if greedy.any() else probs
+    return Drawn(tokens, probs, sure[torch.arange(len(seqs)), tokens].tolist())
 
 
 def _noise(seqs: list[Sequence], offset: int, like: Tensor) -> Tensor:

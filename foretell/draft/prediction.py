@@ -10,7 +10,7 @@ from foretell.types import Budget, Draft, Sequence
 from .base import Drafter
 
 RUNS = (3, 2, 1)  # tokens that tell a place in the prediction
-ENTRY = 300  # bytes of a run in the index: its tuple, its list of places, its entry
+ENTRY = 240  # bytes of a run in the index: its tuple, its list of places, its entry
 
 
 @dataclass(slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from foretell.sampling.grammar_matcher import Matcher
 from foretell.types import Budget, Draft
 
@@ -14,7 +16,7 @@ def constrain(draft: Draft, matcher: Matcher, budget: Budget) -> Draft:
     A forbidden node that was drawn at random stays, to be rejected with its residual: dropping it would be a bias.
     """
     if budget.nodes and (forced := matcher.forced(budget.nodes)):
-        return Draft.chain(forced, GRAMMAR)
+        return replace(Draft.chain(forced, GRAMMAR), confidence=(1.0,) * len(forced))
     if not draft.is_chain:
         return draft  # the masks forbid what must be forbidden
     legal = matcher.allows(draft.tokens)

@@ -132,9 +132,13 @@ class Engine:
 
     def _checked(self, draft: Draft) -> Draft:
         vocab = self.runner.model.config.vocab
-        if all(0 <= token < vocab for token in draft.tokens):
-            return draft
-        raise ValueError(f"{self.drafter.name} guessed a token outside 0..{vocab - 1}")
+        if not all(0 <= token < vocab for token in draft.tokens):
+            raise ValueError(f"{self.drafter.name} guessed a token outside 0..{vocab - 1}")
+        if draft.probs is None and draft.drawn is not None and any(draft.drawn):
+            raise ValueError(f"{self.drafter.name} drew at random and does not say from what")
+        if draft.probs is not None and draft.probs.shape != (len(draft), vocab):
+            raise ValueError(f"{self.drafter.name} gave probabilities of shape {tuple(draft.probs.shape)}")
+        return draft if draft.probs is None else replace(draft, probs=draft.probs.float())
 
     def _learn(self, outcomes: list[Outcome]) -> None:
         """The same outcomes for drafter, controller and statistics."""
@@ -151,10 +155,16 @@ class Engine:
 
     def _constrain(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
         """What a grammar forces is guessed for free; what it forbids takes along only what hangs below it."""
-        return [
-            draft if (matcher := self.tracks[share.seq.id].matcher) is None else constrain(draft, matcher, share.budget)
-            for share, draft in zip(plan, drafts, strict=True)
-        ]
+        return [self._constrain_one(share, draft) for share, draft in zip(plan, drafts, strict=True)]
+
+    def _constrain_one(self, share: Share, draft: Draft) -> Draft:
+        matcher = self.tracks[share.seq.id].matcher
+        if matcher is None:
+            return draft
+        try:
+            return constrain(draft, matcher, share.budget)
+        except GrammarError:  # if it is more than this guess, the text itself will say so
+            return Draft()
 
     def _judge(self, plan: list[Share], drafts: list[Draft], output: StepOutput) -> list[Outcome]:
         """What the target makes of each draft."""
@@ -169,6 +179,9 @@ class Engine:
             if share.reads_prompt_logprobs:
                 self.tracks[share.seq.id].prompt_logprobs |= prompt_logprobs(share, rows)
         judged = iter(self.judge(cases))
+        for case in cases:
+            if case.error is not None:
+                self.tracks[case.share.seq.id].error = case.error
         return [
             _outcome(share, draft, next(judged) if share.reaches_end else None, states)
             for (share, draft), states in zip(pairs, _split_features(output, pairs), strict=True)

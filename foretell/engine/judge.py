@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from foretell.types import Draft, Request, Share, TokenLogprob, Verdict
 from foretell.verify import batched
 from foretell.verify.chance import Coins
 from foretell.verify.match import walk
-from foretell.verify.rules import Rule, find_rule
+from foretell.verify.rules import LOSSY, Rule, find_rule
 from foretell.verify.threshold import DEFAULTS, ThresholdSettings
 
 BATCHED = {"rejection": batched.rejection, "block": batched.block}
@@ -35,10 +36,20 @@ class Case:
     def request(self) -> Request:
         return self.share.seq.request
 
+    @cached_property
+    def history(self) -> History | None:
+        if not looks_back(self.request):
+            return None
+        return History(self.request, self.share.seq.tokens, self.logits.shape[-1], self.logits.device)
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong in a function of the caller's."""
+        return None if self.history is None else self.history.error
+
     def rows(self) -> list[Row]:
         """What decides the token after the sequence's last one and after each node of its draft."""
-        request, vocab = self.request, self.logits.shape[-1]
-        history = History(request, self.share.seq.tokens, vocab, self.logits.device) if looks_back(request) else None
+        request, history = self.request, self.history
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(self.draft.tokens, self.draft.parents, strict=True):
             paths.append((*paths[parent + 1], token))
@@ -97,11 +108,25 @@ class Judge:
         probs = probabilities(logits, [row.params for row in rows])
         if rule in BATCHED and self.rules is rule_of and all(case.draft.is_chain for case in cases):
             return [(verdict, ()) for verdict in _judge_chains(rule, cases, probs)]
-        split = torch.split(probs, [len(case.draft) + 1 for case in cases])
-        return [(self._judge_one(case, each), ()) for case, each in zip(cases, split, strict=True)]
+        sizes = [len(case.draft) + 1 for case in cases]
+        pairs = zip(cases, torch.split(probs, sizes), torch.split(logits, sizes), strict=True)
+        return [(self._judge_one(_lawful(case, scores), each), ()) for case, each, scores in pairs]
 
     def _judge_one(self, case: Case, probs: Tensor) -> Verdict:
+        probs = probs[: len(case.draft) + 1]
         return self.rules(case.request)(case.draft, probs, Coins(case.request.seed, case.share.length))
+
+
+def _lawful(case: Case, scores: Tensor) -> Case:
+    """Under a lossy rule: without guesses that are forbidden outright, which it might let in."""
+    if case.request.rule not in LOSSY:
+        return case
+    draft, allowed = case.draft, scores > float("-inf")
+    lawful = [bool(allowed[parent + 1, token]) for token, parent in zip(draft.tokens, draft.parents, strict=True)]
+    if draft.probs is not None:
+        rows = draft.probs * allowed[[parent + 1 for parent in draft.parents]]
+        draft = replace(draft, probs=rows / rows.sum(-1, keepdim=True).clamp_min(1e-30))
+    return replace(case, draft=draft if all(lawful) else draft.cut(lawful.index(False)))
 
 
 def _judge_chains(rule: str, cases: list[Case], probs: Tensor) -> list[Verdict]:

@@ -61,7 +61,7 @@ class RequestMaker:
         """One request for each of `n` choices; they differ by their noise alone."""
         self._check_tokens(prompt, params)
         if speculation.rule is None:
-            speculation = replace(self.defaults, enabled=speculation.enabled, max_draft=speculation.max_draft)
+            speculation = self._with_defaults(speculation)
         request = Request(
             id=request_id,
             prompt=tuple(prompt),
@@ -78,6 +78,17 @@ class RequestMaker:
         request = replace(request, speculation=self._settle_thresholds(request))
         return [replace(request, seed=mix(request.seed, i), choice=i) for i in range(params.n)]
 
+    def _with_defaults(self, given: SpeculationChoice) -> SpeculationChoice:
+        """What was said, and the engine's own for the rest."""
+        ours = self.defaults
+        return replace(
+            ours,
+            enabled=given.enabled,
+            max_draft=given.max_draft,
+            acceptance_threshold=given.acceptance_threshold or ours.acceptance_threshold,
+            workload=given.workload or ours.workload,
+        )
+
     def _check_tokens(self, prompt: list[int], params: SamplingParams) -> None:
         named: dict[str, Iterable[int]] = {
             "prompt": prompt,
@@ -88,8 +99,9 @@ class RequestMaker:
         for field, tokens in named.items():
             if not all(isinstance(token, int) and 0 <= token < self.limits.vocab for token in tokens):
                 raise RequestError(field, f"has token ids outside 0..{self.limits.vocab - 1}")
-        if self.tokenizer is None and (params.stop or params.bad_words or params.thinking_budget is not None):
-            raise RequestError("stop", "strings need a tokenizer, and this engine has none")
+        for name in ("stop", "bad_words", "thinking_budget"):
+            if self.tokenizer is None and getattr(params, name) not in ((), None):
+                raise RequestError(name, "needs a tokenizer, and this engine has none")
 
     def _settle_rule(self, params: SamplingParams, speculation: SpeculationChoice) -> str:
         rule = speculation.rule or "match"

@@ -41,13 +41,15 @@ class Writer:
         if not self.stops and self.ends.isdisjoint(tokens) and self.count + len(tokens) < self.request.max_tokens:
             self.count += len(tokens)
             return Written(len(tokens), self._certain(self._decode(tokens)), None)
+        given = ""
         for taken, token in enumerate(tokens, 1):
             self.count += 1
             text, finish = self._write_one(token)
             if finish is not None:
-                return Written(taken, self._emit(text), finish)
+                return Written(taken, given + self._emit(text), finish)
             self._held = text
-        return Written(len(tokens), self._certain(""), None)
+            given += self._certain("")  # after every token, as if each came alone
+        return Written(len(tokens), given, None)
 
     def _write_one(self, token: int) -> tuple[str, FinishReason | None]:
         """The text held back so far with this token's, and whether it ends here."""

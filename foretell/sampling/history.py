@@ -16,6 +16,7 @@ class History:
     def __init__(self, request: Request, tokens: list[int], vocab: int, device: torch.device | None = None) -> None:
         self.request, self.vocab, self.device = request, vocab, device
         self.prompt, self._tokens = len(request.prompt), tokens
+        self.error: str | None = None  # what went wrong in a function of the caller's
 
     @cached_property
     def written(self) -> list[int]:
@@ -72,15 +73,29 @@ def adjust(scores: Tensor, history: History, path: tuple[int, ...], allowed: Ten
     """The model's scores [vocab] as the request wants them; `path` counts as written, `allowed` is a grammar's word."""
     scores = _bias(scores.clone(), history.request)
     scores = _penalise(scores, history, path)
-    for processor in history.request.params.logits_processors:
-        scores = processor([*history.written, *path], scores)
+    scores = _process(scores, history, path)
     # What is forbidden is forbidden last: nothing may lift it again.
     forbidden = _forbidden(history, path)
     if allowed is not None:
         forbidden |= ~allowed.to(forbidden.device)
-    if forbidden.all():
-        forbidden = _only(history, sorted(history.request.end_ids) or [0])  # nothing may follow: the text ends
-    return scores.masked_fill_(forbidden, float("-inf"))
+    kept = scores.masked_fill(forbidden, float("-inf"))  # a tensor of its own: a processor may keep the one it gave
+    if bool((kept == float("-inf")).all()):  # nothing may follow: the text ends
+        ends = _only(history, sorted(history.request.end_ids) or [0])
+        return torch.zeros_like(kept).masked_fill_(ends, float("-inf"))
+    return kept
+
+
+def _process(scores: Tensor, history: History, path: tuple[int, ...]) -> Tensor:
+    """The caller's own functions; one that fails ends its text, not the step."""
+    for processor in history.request.params.logits_processors:
+        try:
+            changed = processor([*history.written, *path], scores)
+            if changed.shape != scores.shape:
+                raise ValueError(f"gave scores of shape {tuple(changed.shape)}, not {tuple(scores.shape)}")
+            scores = changed
+        except Exception as error:
+            history.error = f"a logits processor failed: {type(error).__name__}: {error}"
+    return scores
 
 
 def _bias(scores: Tensor, request: Request) -> Tensor:

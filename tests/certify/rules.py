@@ -36,3 +36,13 @@ def gullible(draft: Draft, probs: torch.Tensor, uniforms: list[float]) -> Verdic
 
 def broken(draft: Draft, probs: torch.Tensor, uniforms: list[float]) -> Verdict:
     return Verdict((7,), 0)
+
+
+def sly(draft: Draft, probs: torch.Tensor, uniforms: list[float]) -> Verdict:
+    """Right for drawn guesses; a guess that was not drawn stands wherever the target gives it a fifth."""
+    if draft.drawn is not None:
+        return right(draft, probs, uniforms)
+    for node, token in enumerate(draft.tokens):
+        if float(probs[node, token]) < 0.2:
+            return Verdict(tuple(range(node)), _pick(probs[node], uniforms[-1]))
+    return Verdict(tuple(range(len(draft))), _pick(probs[-1], uniforms[-1]))

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
+from foretell import LLM
 from foretell.certify.certificate import Order, _rules
 from foretell.certify.draws import (
+    COUNT,
+    FALSE_ALARM,
     FULL_DISTANCE,
     SETTINGS,
+    TREE,
+    Setting,
     check_draws,
     chi_squared_tail,
     draws_for,
     found_by,
+    likelihood_ratio,
     sampling_drafter,
     tiny_engine,
 )
 from foretell.certify.exact import check_exactly, drift
+from foretell.certify.guesses import check_guesses
 from foretell.certify.plants import PLANTS, Plant
 from foretell.cli.main import main
 from foretell.draft.ngram import NGramDrafter
@@ -37,11 +46,11 @@ def test_the_built_in_rules_are_exact(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_draws_through_the_engine_follow_the_target(rule: str, setting: object) -> None:
-    result = check_draws(tiny_engine(sampling_drafter()), rule, setting, 1000)  # type: ignore[arg-type]
+@pytest.mark.parametrize("setting", [*SETTINGS, TREE], ids=lambda setting: setting.name)
+def test_draws_through_the_engine_follow_the_target(rule: str, setting: Setting) -> None:
+    result = check_draws(tiny_engine(setting.drafter(), drafted=setting.drafted), rule, setting, 800)
     assert result.passed, result
-    assert 0.2 < result.accepted < 0.8, "some guesses stand and some fall"
+    assert 0.05 < result.accepted < 0.8, "some guesses stand and some fall"
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -53,8 +62,8 @@ def test_drafts_that_are_not_drawn_follow_the_target_too(rule: str) -> None:
 def test_a_planted_bug_is_caught(name: str) -> None:
     plant = PLANTS[name]
     rules = _rules(Order(rule="rejection", plant=name), plant)
-    engine = tiny_engine(plant.drafter(sampling_drafter()), rules)
     setting = SETTINGS[1 if name == "draft-temperature-ignored" else 2]
+    engine = tiny_engine(plant.drafter(sampling_drafter()), rules, setting.drafted)
     assert not check_draws(engine, "rejection", setting, 2500).passed
 
 
@@ -65,13 +74,29 @@ def test_a_rule_from_outside_is_judged(name: str, lossless: bool) -> None:
     assert check_draws(engine, order.judged_as, SETTINGS[0], 2000).passed == lossless
 
 
+def test_a_rule_that_is_wrong_only_for_guesses_not_drawn_is_found() -> None:
+    order = Order(rule="tests.certify.rules:sly")
+    results = [
+        check_draws(tiny_engine(s.drafter(), _rules(order, Plant()), s.drafted), order.judged_as, s, 1500)
+        for s in (SETTINGS[0], SETTINGS[3])
+    ]
+    assert [result.passed for result in results] == [True, False]
+
+
+def test_a_planted_bug_goes_into_a_built_in_rule_only() -> None:
+    with pytest.raises(RequestError, match="built-in"):
+        Order(rule="tests.certify.rules:right", plant="ratio-inverted")
+    with pytest.raises(RequestError, match="max_tokens"):
+        Order(max_tokens=0)
+
+
 @pytest.mark.slow
 def test_the_full_number_of_draws_finds_an_acceptance_off_by_three_percent() -> None:
-    draws = draws_for(FULL_DISTANCE, len(SETTINGS))
+    draws = draws_for(FULL_DISTANCE, COUNT)
     results = []
     for setting in SETTINGS:
         order = Order(rule="tests.certify.rules:off_by_three_percent")
-        engine = tiny_engine(sampling_drafter(), _rules(order, Plant()))
+        engine = tiny_engine(setting.drafter(), _rules(order, Plant()), setting.drafted)
         results.append(check_draws(engine, order.judged_as, setting, draws))
         if not results[-1].passed:
             return
@@ -79,11 +104,24 @@ def test_the_full_number_of_draws_finds_an_acceptance_off_by_three_percent() -> 
 
 
 def test_the_power_is_what_it_says() -> None:
-    draws = draws_for(0.01, 3)
-    assert 100_000 < draws < 300_000
-    assert found_by(draws, 3) == pytest.approx(0.01, rel=1e-3)
-    assert chi_squared_tail(63, 63) == pytest.approx(0.476, abs=0.005)
+    """By simulation: 64 equal texts, half of them made likelier and half less likely by the distance it should find."""
+    assert found_by(draws_for(0.01, COUNT), COUNT) == pytest.approx(0.01, rel=1e-3)
     assert chi_squared_tail(103.4, 63) == pytest.approx(0.001, abs=0.0005)
+    draws = 20_000
+    distance = found_by(draws, COUNT)
+    generator = torch.Generator().manual_seed(1)
+    texts = [(i,) for i in range(64)]
+    shifted = torch.full((64,), 1 / 64)
+    shifted[::2] += distance / 32
+    shifted[1::2] -= distance / 32
+    for law, low, high in ((shifted, 0.975, 1.0), (torch.full((64,), 1 / 64), 0.0, 0.01)):
+        found = 0
+        for _ in range(400):
+            drawn = torch.multinomial(law, draws, replacement=True, generator=generator)
+            counts = Counter({text: int(n) for text, n in zip(texts, torch.bincount(drawn, minlength=64), strict=True)})
+            statistic, freedom = likelihood_ratio(counts, dict.fromkeys(texts, 1 / 64), draws)
+            found += chi_squared_tail(statistic, freedom) < FALSE_ALARM / COUNT
+        assert low <= found / 400 <= high
 
 
 def test_an_unknown_rule_is_refused() -> None:
@@ -108,7 +146,7 @@ def test_the_drift_of_a_lossless_rule_is_nothing_and_of_an_ensemble_what_it_shou
 def test_the_command_fails_with_exit_code_3_and_says_so(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretell.certify.certificate.QUICK_DRAWS", 6000)
+    monkeypatch.setattr("foretell.certify.certificate.QUICK_DRAWS", 2000)
     words = ["certify", "--model", str(tiny_folder), "--quick", "--json"]
     assert main([*words, "--plant", "residual-not-subtracted"]) == 3
     out, err = capsys.readouterr()
@@ -118,6 +156,7 @@ def test_the_command_fails_with_exit_code_3_and_says_so(
     assert "does not follow the draft" in json.loads(capsys.readouterr().out)["broken"]
     assert main([*words, "--rule", "no.such.module:rule"]) == 2
     assert main([*words, "--plant", "nothing"]) == 2
+    assert main([*words, "--drafter", "nothing"]) == 2
     assert "plant" in capsys.readouterr().err
 
 
@@ -129,7 +168,7 @@ def test_the_command_passes_a_lossless_rule(
     rule: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("foretell.certify.certificate.QUICK_DRAWS", 1500)
+    monkeypatch.setattr("foretell.certify.certificate.QUICK_DRAWS", 500)
     monkeypatch.setattr("foretell.certify.certificate.PLANT_DRAWS", 1500)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("The quick brown fox\n\nShe sells sea shells by the\n")
@@ -141,3 +180,15 @@ def test_the_command_passes_a_lossless_rule(
     assert report["lossless"]
     assert set(report["planted_bugs_caught"]) == set(PLANTS)
     assert [each["texts"] for each in report["texts"]] == [2] * (2 if rule == "match" else 1)
+
+
+@pytest.mark.parametrize("name", [None, "draft-temperature-ignored"])
+def test_a_drafter_must_draw_from_what_it_states(tiny_folder: Path, name: str | None) -> None:
+    llm = LLM(tiny_folder, drafter=f"model:{tiny_folder}", num_speculative_tokens=4, quiet=True)
+    if name is not None:
+        llm.engine.drafter = PLANTS[name].drafter(llm.engine.drafter)
+    torch.manual_seed(0)
+    prompts = [[5 + i, 9, 30 + i] for i in range(40)]
+    result = check_guesses(llm, prompts, "rejection", 40)
+    assert result.guesses > 500
+    assert result.passed == (name is None)

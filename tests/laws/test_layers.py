@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "llm": BASE | {"build", "engine", "draft"},
     "bench": BASE | {"llm", "build", "engine"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
-    "cli": BASE | {"llm", "hub", "bench", "certify", "build", "__init__", "engine"},
+    "cli": BASE | {"llm", "hub", "bench", "certify", "build", "__init__", "engine", "draft"},
 }
 
 

@@ -99,3 +99,11 @@ def test_a_stop_string_is_found_in_what_the_decoder_held_back() -> None:
     assert writer.write([4, 2]) == Written(2, "c", "stop")
     writer = Writer(request, "holds back")  # type: ignore[arg-type]
     assert writer.write([2, 0]) == Written(2, "", "stop")
+
+
+@pytest.mark.parametrize("least", range(8))
+@pytest.mark.parametrize("stop", ["ab", "ca", "b", "aab", "abba"])
+def test_a_stop_string_before_min_tokens_counts_the_same_however_it_comes(stop: str, least: int) -> None:
+    alone = written(make(20, stop=stop, min_tokens=least, ignore_eos=True), [[token] for token in TOKENS])
+    for cuts in every_cut(TOKENS):
+        assert written(make(20, stop=stop, min_tokens=least, ignore_eos=True), cuts) == alone
