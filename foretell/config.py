@@ -54,7 +54,7 @@ class EngineConfig:
 class SpeculationConfig:
     """How to guess ahead."""
 
-    drafter: str = option("auto", "how to guess ahead: none, ngram, model:NAME, exit:N, auto")
+    drafter: str = option("auto", "how to guess ahead: none, ngram, suffix, prediction, model:NAME, exit:N, auto")
     max_draft: int | None = option(None, f"the most tokens guessed for a text in one step (default: {DEFAULT_DRAFT})")
     num_speculative_tokens: int | None = option(None, "guess just this many each step and do not adapt")
     rule: str = option(

@@ -24,6 +24,7 @@ class SpeculationChoice:
     rule: str | None = None
     acceptance_threshold: tuple[float, float] | None = None  # upper and lower, for the rule `confidence`
     workload: str | None = None  # a preset of the upper one: code, json, narrative or auto
+    prediction: str | None = None  # the text that is expected, for the drafter `prediction`
 
 
 @dataclass(frozen=True)

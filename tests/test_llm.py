@@ -343,6 +343,21 @@ def test_a_draft_model_guesses_for_its_target(tiny_folder: Path, tmp_path: Path,
     assert twin.assembly.memory.drafter > 0
 
 
+def test_suffixes_and_predictions_guess_too(tiny_folder: Path, plain: LLM) -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    (wanted,) = plain.generate(PROMPT, params)
+    suffix = LLM(tiny_folder, drafter="suffix", quiet=True)
+    steps = [suffix.generate(PROMPT, params)[0] for _ in range(2)]
+    assert all(each.outputs[0].token_ids == wanted.outputs[0].token_ids for each in steps)
+    assert steps[1].speculation.steps < steps[0].speculation.steps / 2, "the second time the text is known"
+    foretold = LLM(tiny_folder, drafter="prediction", quiet=True)
+    choice = SpeculationChoice(prediction=wanted.outputs[0].text)
+    (output,) = foretold.generate(PROMPT, params, speculation=choice)
+    assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
+    with pytest.raises(RequestError, match="prediction"):
+        plain.generate(PROMPT, params, speculation=choice)
+
+
 def test_the_first_layers_guess_for_the_whole(tiny_folder: Path, plain: LLM) -> None:
     llm = LLM(tiny_folder, drafter="exit:1", quiet=True)
     for params in (SamplingParams(max_tokens=30), SamplingParams(max_tokens=30, temperature=1.0, seed=2)):

@@ -12,9 +12,11 @@ from .base import Drafter, NoDrafter
 from .drawing import DraftTemperature
 from .model import ModelDrafter
 from .ngram import NGramDrafter
+from .prediction import PredictionDrafter
 from .shared import SharedDrafter
+from .suffix import SuffixDrafter
 
-NAMES = ("none", "ngram", "model:NAME", "exit:N", "auto")
+NAMES = ("none", "ngram", "suffix", "prediction", "model:NAME", "exit:N", "auto")
 
 
 def draft_model(config: SpeculationConfig) -> str | None:
@@ -42,6 +44,10 @@ def build(config: SpeculationConfig, target: ModelRunner, helper: ModelRunner | 
         return ModelDrafter(helper, vocab, config.drafter, sharpening)
     if config.drafter.startswith("exit:"):
         return SharedDrafter(_early(target, int(config.drafter[5:])), vocab, config.drafter, sharpening)
+    if config.drafter == "suffix":
+        return SuffixDrafter()
+    if config.drafter == "prediction":
+        return PredictionDrafter()
     return NGramDrafter(*config.match_lengths)
 
 

@@ -74,6 +74,7 @@ class RequestMaker:
             rule=self._settle_rule(params, speculation),
             banned=self._banned(params),
             thinking=self._thinking(params),
+            prediction=self._prediction(speculation),
         )
         request = replace(request, speculation=self._settle_thresholds(request))
         return [replace(request, seed=mix(request.seed, i), choice=i) for i in range(params.n)]
@@ -87,6 +88,7 @@ class RequestMaker:
             max_draft=given.max_draft,
             acceptance_threshold=given.acceptance_threshold or ours.acceptance_threshold,
             workload=given.workload or ours.workload,
+            prediction=given.prediction,
         )
 
     def _check_tokens(self, prompt: list[int], params: SamplingParams) -> None:
@@ -141,6 +143,17 @@ class RequestMaker:
         forms = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
         spelt = [tuple(self.tokenizer.encode(form, add_special=False)) for form in forms]
         return tuple(dict.fromkeys(tokens for tokens in spelt if tokens))
+
+    def _prediction(self, speculation: SpeculationChoice) -> tuple[int, ...]:
+        if speculation.prediction is None:
+            return ()
+        if self.drafter.name != "prediction":
+            raise RequestError(
+                "prediction", f"is for the drafter prediction; this engine guesses by {self.drafter.name}"
+            )
+        if self.tokenizer is None:
+            raise RequestError("prediction", "needs a tokenizer, and this engine has none")
+        return tuple(self.tokenizer.encode(speculation.prediction, add_special=False))
 
     def _thinking(self, params: SamplingParams) -> Thinking | None:
         if params.thinking_budget is None or self.tokenizer is None:

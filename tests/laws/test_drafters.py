@@ -8,12 +8,14 @@ import pytest
 
 from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
+from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Draft, Outcome, Sequence
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run, tree_around
 
 LEARNERS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NGramDrafter(1, 3),
+    "suffix": lambda: SuffixDrafter(offset=2, store_tokens=80),
     "model": lambda: model_drafter(seed=5),
     "sure model": lambda: model_drafter(seed=5, min_confidence=0.05),
     "sharp model": lambda: model_drafter(seed=5, draft_temperature="entropy"),
@@ -25,7 +27,7 @@ class Compared(Drafter):
 
     def __init__(self, make: Callable[[], Drafter], truth: list[list[int]]) -> None:
         self.make, self.kept, self.other = make, make(), tree_around(truth)
-        self.seen: list[list[Outcome]] = []
+        self.seen: list[Callable[[Drafter], None]] = []
         self.turn = self.compared = 0
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
@@ -33,18 +35,19 @@ class Compared(Drafter):
         if self.turn % 2:  # the sequences move on without asking the drafter under test
             return self.other.propose(seqs, budgets)
         fresh = self.make()
-        for outcomes in self.seen:
-            fresh.observe(outcomes)
+        for happened in self.seen:
+            happened(fresh)
         drafts = self.kept.propose(seqs, budgets)
         assert [draft.tokens for draft in drafts] == [draft.tokens for draft in fresh.propose(seqs, budgets)]
         self.compared += sum(len(draft) for draft in drafts)
         return drafts
 
     def observe(self, outcomes: list[Outcome]) -> None:
-        self.seen.append(outcomes)
+        self.seen.append(lambda drafter: drafter.observe(outcomes))
         self.kept.observe(outcomes)
 
     def forget(self, seq: Sequence) -> None:
+        self.seen.append(lambda drafter: drafter.forget(seq))
         self.kept.forget(seq)
 
 

@@ -10,6 +10,7 @@ import pytest
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
+from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.models.config import ModelConfig
 from foretell.types import SpeculationChoice
@@ -40,6 +41,7 @@ DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "another model": lambda truth: model_drafter(seed=5),
     "another model, few pages": lambda truth: model_drafter(seed=5, pages=14),
     "ngram": lambda truth: NGramDrafter(1, 3),
+    "suffix": lambda truth: SuffixDrafter(offset=2),
     "early exit": lambda truth: EarlyExit(),
     "oracle": lambda truth: oracle(truth, 0.0),
     "oracle that errs": lambda truth: oracle(truth, 0.3),
