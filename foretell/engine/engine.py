@@ -178,7 +178,7 @@ class Engine:
         for share, rows in zip(plan, logits, strict=True):
             if share.reads_prompt_logprobs:
                 self.tracks[share.seq.id].prompt_logprobs |= prompt_logprobs(share, rows)
-        judged = iter(self.judge(cases))
+        judged = iter(self.judge(cases, output.logits))
         for case in cases:
             if case.error is not None:
                 self.tracks[case.share.seq.id].error = case.error

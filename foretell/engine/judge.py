@@ -84,27 +84,28 @@ class Judge:
     def __init__(self, rules: Callable[[Request], Rule] = rule_of) -> None:
         self.rules = rules
 
-    def __call__(self, cases: list[Case]) -> list[Judgement]:
+    def __call__(self, cases: list[Case], logits: Tensor) -> list[Judgement]:
+        """`logits` are those of a step, of which each case has its rows."""
         verdicts: dict[int, tuple[Verdict, tuple[int, ...]]] = {}
         by_rule: dict[str, list[int]] = {}
         for i, case in enumerate(cases):
             by_rule.setdefault(case.request.rule, []).append(i)
         for rule, members in by_rule.items():
             some = [cases[i] for i in members]
-            judged = self._match(some) if rule == "match" else self._by_distribution(rule, some)
+            rows = gather(some, logits)
+            judged = self._match(some, rows) if rule == "match" else self._by_distribution(rule, some, rows)
             verdicts.update(zip(members, judged, strict=True))
         return [Judgement(*verdicts[i], _logprobs(case, verdicts[i][0])) for i, case in enumerate(cases)]
 
-    def _match(self, cases: list[Case]) -> list[tuple[Verdict, tuple[int, ...]]]:
+    def _match(self, cases: list[Case], logits: Tensor) -> list[tuple[Verdict, tuple[int, ...]]]:
         rows = [case.rows() for case in cases]
-        logits = cases[0].logits if len(cases) == 1 else torch.cat([case.logits for case in cases])
         tokens = iter(choose(logits, [row for each in rows for row in each]))
         chosen = [tuple(next(tokens) for _ in each) for each in rows]
         return [(walk(case.draft, own), own) for case, own in zip(cases, chosen, strict=True)]
 
-    def _by_distribution(self, rule: str, cases: list[Case]) -> list[tuple[Verdict, tuple[int, ...]]]:
+    def _by_distribution(self, rule: str, cases: list[Case], logits: Tensor) -> list[tuple[Verdict, tuple[int, ...]]]:
         rows = [row for case in cases for row in case.rows()]
-        logits = adjusted(torch.cat([case.logits for case in cases]), rows)
+        logits = adjusted(logits, rows)
         probs = probabilities(logits, [row.params for row in rows])
         if rule in BATCHED and self.rules is rule_of and all(case.draft.is_chain for case in cases):
             return [(verdict, ()) for verdict in _judge_chains(rule, cases, probs)]
@@ -115,6 +116,13 @@ class Judge:
     def _judge_one(self, case: Case, probs: Tensor) -> Verdict:
         probs = probs[: len(case.draft) + 1]
         return self.rules(case.request)(case.draft, probs, Coins(case.request.seed, case.share.length))
+
+
+def gather(cases: list[Case], logits: Tensor) -> Tensor:
+    """The rows of the cases, one after the other; those of a whole step lie so already."""
+    if sum(len(case.draft) + 1 for case in cases) == len(logits):
+        return logits
+    return cases[0].logits if len(cases) == 1 else torch.cat([case.logits for case in cases])
 
 
 def _lawful(case: Case, scores: Tensor) -> Case:

@@ -42,7 +42,7 @@ def adjusted(logits: Tensor, rows: list[Row]) -> Tensor:
 def choose(logits: Tensor, rows: list[Row]) -> list[int]:
     """The token of each row of logits [rows, vocab]. The likeliest where the temperature is 0, else drawn."""
     logits = adjusted(logits, rows)
-    tokens = logits.argmax(-1)
+    tokens = _likeliest(logits)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if drawn:
         some = logits if len(drawn) == len(rows) else logits[drawn]
@@ -50,6 +50,11 @@ def choose(logits: Tensor, rows: list[Row]) -> list[int]:
         tokens[drawn] = draw(probabilities(some, [row.params for row in wanted]), wanted)
     chosen: list[int] = tokens.tolist()
     return chosen
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """The first of the largest, row by row. On a CPU numpy finds it several times sooner."""
+    return torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
 
 
 def draw(probs: Tensor, rows: list[Row], stream: int = noise.TOKEN_STREAM) -> Tensor:
