@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from foretell import __version__
 from foretell.cli.main import build_parser, main
+from tests.folder import write_tiny_folder
 
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick"
 
@@ -87,6 +89,26 @@ def test_chat_keeps_the_conversation(tiny_folder: Path) -> None:
     too_long = program("chat", "--model", str(tiny_folder), "--max-tokens", "4", text="word " * 200 + "\nHi\n")
     assert "prompt: has" in too_long.stderr
     assert too_long.stderr.count("tokens in") == 1, "the program goes on after a question that does not fit"
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
+    roomy = write_tiny_folder(tmp_path / "roomy")
+    config = json.loads((roomy / "config.json").read_text())
+    (roomy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 30_000}))
+    words = ["chat", "--model", str(roomy), "--max-tokens", "20000", "--ignore-eos", "--drafter", "none"]
+    command = [sys.executable, "-u", "-m", "foretell", *words]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as child:  # type: ignore[call-overload]
+        child.stdin.write(b"Go on for ever\n")
+        child.stdin.flush()
+        child.stdout.read(40)  # it is answering
+        child.send_signal(signal.SIGINT)
+        child.stdin.write(b"/exit\n")
+        child.stdin.flush()
+        out, err = child.communicate(timeout=30)
+    assert child.returncode == 0
+    assert b"[stopped]" in out
+    assert err.count(b"tokens in") == 1
 
 
 def program(*words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -202,8 +224,6 @@ def test_models_lists_the_built_in_names(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_demo_measures_both_ways(capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_folder: Path) -> None:
-    from tests.folder import write_tiny_folder
-
     roomy = write_tiny_folder(tmp_path / "roomy")
     config = json.loads((roomy / "config.json").read_text())
     (roomy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))

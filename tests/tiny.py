@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import torch
-
+from foretell.certify.draws import random_decoder
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.model import ModelDrafter
@@ -32,12 +31,7 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 4, 5, 6, 7, 4, 5], [9], [3] * 8, [4, 5, 6, 7,
 
 def tiny_decoder(seed: int = 0, config: ModelConfig = CONFIG) -> Decoder:
     """Weights large enough that tokens are told apart well beyond rounding."""
-    torch.manual_seed(seed)
-    model = Decoder(config)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    return model
+    return random_decoder(config, seed, 0.3)
 
 
 @dataclass(frozen=True)
@@ -94,9 +88,11 @@ class EarlyExit(Drafter):
 def add(
     engine: Engine, name: str, prompt: list[int], speculation: SpeculationChoice = SpeculationChoice(), **params: object
 ) -> list[Track]:
+    prediction = tuple(params.pop("prediction", ()))  # type: ignore[arg-type]
     maker = RequestMaker(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
     wanted = SamplingParams(**{"max_tokens": 24, "seed": int(name), **params})  # type: ignore[arg-type]
-    return [engine.add(request) for request in maker.make(name, prompt, wanted, speculation)]
+    requests = maker.make(name, prompt, wanted, speculation)
+    return [engine.add(replace(request, prediction=prediction)) for request in requests]
 
 
 def run(engine: Engine, after_step: Callable[[Engine], None] = lambda engine: None) -> None:

@@ -211,12 +211,12 @@ def find_outside(name: str) -> OutsideRule:
     """The function a user names as module:function."""
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        found: OutsideRule = getattr(importlib.import_module(module), function)
     except Exception as error:
         raise RequestError("rule", f"{name!r} cannot be imported ({error}); name it as module:function") from None
     if not callable(found):
         raise RequestError("rule", f"{name!r} is not a function")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _wrap(outside: OutsideRule) -> Rule:

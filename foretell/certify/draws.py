@@ -102,14 +102,19 @@ class DrawResult:
         return self.p_value >= self.threshold
 
 
-def tiny_model(seed: int) -> Decoder:
-    """A random decoder over four tokens, with distributions that are neither flat nor sure."""
+def random_decoder(config: ModelConfig, seed: int, spread: float) -> Decoder:
+    """Random matrices; the larger `spread`, the surer its distributions."""
     torch.manual_seed(seed)
-    model = Decoder(CONFIG)
+    model = Decoder(config)
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.35)
+            torch.nn.init.normal_(parameter, std=spread)
     return model
+
+
+def tiny_model(seed: int) -> Decoder:
+    """Over four tokens, with distributions that are neither flat nor sure."""
+    return random_decoder(CONFIG, seed, 0.35)
 
 
 def sampling_drafter() -> Drafter:

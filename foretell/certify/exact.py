@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from foretell.types import Verdict
-from foretell.verify.chance import Chance, enumerate_chance
+from torch import Tensor
+
+from foretell.types import Draft, Verdict
+from foretell.verify.chance import Chance
 from foretell.verify.match import walk
 from foretell.verify.rules import EXACT, find_rule
 from foretell.verify.threshold import DEFAULTS, ThresholdSettings
 
-from .toy import KINDS, Context, Law, Make, World, bias, distance, law_of_step, plain_law, target_rows, world
+from .toy import KINDS, Make, World, bias, law_of_step, world
 from .toy_drafters import chain, mixed_chain, tree, unsure_stops
 
 LARGEST_DISTANCE = 1e-12
@@ -48,7 +50,7 @@ def check_exactly(rule: str, quick: bool = False) -> ExactResult:
         for name, make in DRAFTS.items():
             if quick and name == "drawn siblings":
                 continue
-            found[f"{kind}, {name}"] = _match_bias(here, make) if rule == "match" else _rule_bias(here, make, rule)
+            found[f"{kind}, {name}"] = _bias(here, make, rule)
     worst = max(found, key=lambda name: found[name])
     return ExactResult(rule, len(found), found[worst], worst)
 
@@ -66,35 +68,12 @@ def drift(rule: str, settings: ThresholdSettings = DEFAULTS) -> float:
     return sum(found) / len(found)
 
 
-def _rule_bias(here: World, make: Make, rule: str) -> float:
+def _bias(here: World, make: Make, rule: str) -> float:
+    if rule == "match":
+        return bias(here, make, _match, LENGTH, guard=lambda chance: chance)  # it draws after every node, not once
     return bias(here, make, EXACT[rule], LENGTH)
 
 
-def _match_bias(here: World, make: Make) -> float:
-    """`match` draws the target's token after every node and walks; what it writes must be the target's law."""
-    done: Law = defaultdict(float)
-    begun: Law = defaultdict(float, {(): 1.0})
-    while begun:
-        context = min(begun, key=len)
-        probability = begun.pop(context)
-        for share, written in enumerate_chance(lambda chance, c=context: _match_step(here, c, make, chance)):  # type: ignore[misc]
-            text = context + written
-            (begun if len(text) < LENGTH else done)[text[:LENGTH]] += probability * share
-    return distance(done, plain_law(here.target, here.vocab, LENGTH))
-
-
-def _match_step(here: World, context: Context, make: Make, chance: Chance) -> Context:
-    """Tokens are drawn only where the walk looks: the law is the same and there are fewer outcomes."""
-    draft = make(here, context, chance)
-    rows = target_rows(here, context, draft)
-    chosen: dict[int, int] = {}
-
-    class Lazy(tuple[int, ...]):
-        def __getitem__(self, row: object) -> int:  # type: ignore[override]
-            assert isinstance(row, int)
-            if row not in chosen:
-                chosen[row] = chance.pick(rows[row])
-            return chosen[row]
-
-    verdict: Verdict = walk(draft, Lazy())
-    return (*(draft.tokens[node] for node in verdict.path), verdict.next_token)
+def _match(draft: Draft, probs: Tensor, chance: Chance, /) -> Verdict:
+    """The target's own token after the root and after every node, and the walk along them."""
+    return walk(draft, tuple(chance.pick(row) for row in probs))

@@ -35,9 +35,10 @@ def _by_ratio(
     draft: Draft, probs: Tensor, chance: Chance, ratio: Callable[[float, float], float], subtract: bool
 ) -> Verdict:
     """A chain by the token rule, with its two decisions open."""
-    assert draft.probs is not None or not len(draft), "a drafter that draws"
+    guesses = with_rows(draft, probs).probs
+    assert guesses is not None, "every node has a row now"
     for node, token in enumerate(draft.tokens):
-        row, guess = probs[node], draft.probs[node]  # type: ignore[index]
+        row, guess = probs[node], guesses[node]
         if not chance.flip(min(1.0, ratio(float(row[token]), float(guess[token]))), node):
             rest = (row - guess).clamp_min(0) if subtract else row
             return Verdict(tuple(range(node)), chance.pick(rest if rest.sum() > 0 else row))

@@ -123,27 +123,34 @@ def target_rows(here: World, context: Context, draft: Draft) -> Tensor:
     return torch.stack([here.target[c] for c in contexts])
 
 
-def judge(here: World, context: Context, make: Make, rule: Rule, chance: Chance) -> tuple[Draft, Verdict]:
+Guard = Callable[[Chance], Chance]
+
+
+def judge(
+    here: World, context: Context, make: Make, rule: Rule, chance: Chance, guard: Guard = Once
+) -> tuple[Draft, Verdict]:
     draft = make(here, context, chance)
-    return draft, rule(draft, target_rows(here, context, draft), Once(chance))
+    return draft, rule(draft, target_rows(here, context, draft), guard(chance))
 
 
-def law_of_step(here: World, context: Context, make: Make, rule: Rule) -> Law:
+def law_of_step(here: World, context: Context, make: Make, rule: Rule, guard: Guard = Once) -> Law:
     """Probabilities of what one step writes, the draft's own chances included."""
     law: Law = defaultdict(float)
-    for probability, (draft, verdict) in enumerate_chance(lambda chance: judge(here, context, make, rule, chance)):
+    for probability, (draft, verdict) in enumerate_chance(
+        lambda chance: judge(here, context, make, rule, chance, guard)
+    ):
         law[(*(draft.tokens[node] for node in verdict.path), verdict.next_token)] += probability
     return law
 
 
-def law_of(here: World, make: Make, rule: Rule, length: int) -> Law:
+def law_of(here: World, make: Make, rule: Rule, length: int, guard: Guard = Once) -> Law:
     """Probabilities of the first `length` tokens, written by steps that follow each other."""
     done: Law = defaultdict(float)
     begun: Law = defaultdict(float, {(): 1.0})
     while begun:
         context = min(begun, key=len)
         probability = begun.pop(context)
-        for written, share in law_of_step(here, context, make, rule).items():
+        for written, share in law_of_step(here, context, make, rule, guard).items():
             text = context + written
             (begun if len(text) < length else done)[text[:length]] += probability * share
     return done
@@ -162,9 +169,9 @@ def distance(one: Law, other: Law) -> float:
     return 0.5 * sum(abs(one.get(c, 0.0) - other.get(c, 0.0)) for c in {*one, *other})
 
 
-def bias(here: World, make: Make, rule: Rule, length: int) -> float:
+def bias(here: World, make: Make, rule: Rule, length: int, guard: Guard = Once) -> float:
     """How far text written with drafts is from the target's own."""
-    return distance(law_of(here, make, rule, length), plain_law(here.target, here.vocab, length))
+    return distance(law_of(here, make, rule, length, guard), plain_law(here.target, here.vocab, length))
 
 
 def mean_accepted(here: World, make: Make, rule: Rule) -> float:

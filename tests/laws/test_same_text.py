@@ -9,6 +9,7 @@ import pytest
 
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.ngram import NGramDrafter
+from foretell.draft.prediction import PredictionDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
@@ -179,6 +180,34 @@ def test_choices_of_one_request_differ_by_their_noise_alone() -> None:
     assert len({tuple(text) for text in texts}) == 3
     assert texts[0] == _alone(5, list(range(1, 20)), {"temperature": 1.0}), "choice 0 draws with the seed itself"
     assert [track.cached_prompt_tokens for track in tracks] == [0, 16, 16], "the prompt ran once"
+
+
+def preempt_youngest(engine: Engine) -> None:
+    if len(engine.scheduler.running) > 1 and engine.stats.forwards % 3 == 0:
+        engine.scheduler.preempt(engine.scheduler.running[-1])
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_a_prediction_never_changes_the_text(sampling: str, world: World) -> None:
+    """Foretold right, with every fifth token wrong, and entirely wrong; pre-empted on the way."""
+    truth = truth_for(sampling)
+    for spoil in (lambda i: False, lambda i: i % 5 == 2, lambda i: True):
+        engine = world.engine(PredictionDrafter())
+        tracks = [
+            track
+            for i, (prompt, text) in enumerate(zip(PROMPTS, truth, strict=True))
+            for track in add(
+                engine,
+                str(i),
+                prompt,
+                prediction=[(token + spoil(at)) % VOCAB for at, token in enumerate(text)],
+                **SAMPLING[sampling],
+            )
+        ]
+        run(engine, preempt_youngest)
+        assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+        assert engine.runner.pool.held == 0
 
 
 FAMILIES = {
