@@ -20,6 +20,7 @@ class SpeculationChoice:
     """What one request wants of speculation; None leaves it to the engine."""
 
     enabled: bool = True
+    drafter: str | None = None  # one of the engine's, by name
     max_draft: int | None = None
     rule: str | None = None
     acceptance_threshold: tuple[float, float] | None = None  # upper and lower, for the rule `confidence`
@@ -98,6 +99,7 @@ class Budget:
 
     nodes: int = 0
     drafter: str = ""  # the arm of a mix; empty where there is one drafter
+    floor: float = 0.0  # a branch less likely to stand than this does not pay to be drafted further
 
     @property
     def depth(self) -> int:
@@ -202,7 +204,8 @@ class Outcome:
     """What a step taught about one sequence: the same value for drafter, controller and statistics.
 
     `chosen` is the target's own token after the root and after each node, `kept` the tokens that entered the
-    text (an end token or a limit can cut what the verdict accepted), `features` a row for each token that was run.
+    text (an end token or a limit can cut what the verdict accepted), `features` a row for each token that was run,
+    `top` the likeliest tokens after the root and after each node, as many as the drafter wants to see.
     """
 
     share: Share
@@ -212,11 +215,20 @@ class Outcome:
     kept: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None  # of the kept tokens, where the request wants them
     features: Tensor | None = None
+    top: tuple[tuple[int, ...], ...] = ()
 
     @property
     def accepted(self) -> int:
         """Guesses that entered the text."""
         return 0 if self.verdict is None else min(len(self.verdict.path), len(self.kept))
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds a step took: `drafting` to guess, `running` for the target's forward and its judgement."""
+
+    drafting: float
+    running: float
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
-from foretell.types import Budget, Draft, Outcome, Sequence, Share
+from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
+
+Offers = Mapping[int, Mapping[str, Draft]]  # by sequence and drafter
 
 
 class Controller(ABC):
     """Decides before the step, from the past alone, so that it never biases a sample."""
 
+    def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
+        """Whose free guesses it wants to see before it decides, and of how many nodes."""
+        return [], 0
+
     @abstractmethod
-    def budgets(self, seqs: list[Sequence]) -> list[Budget]:
-        """A budget for each sequence; 0 nodes is a normal answer."""
+    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+        """A budget for each sequence; 0 nodes is a normal answer. `offers` are the free guesses it asked for."""
 
     def trim(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
         """Cut drafts by their confidence."""
         return drafts
 
-    def observe(self, outcomes: list[Outcome]) -> None:  # noqa: B027 - a fixed one learns nothing
-        """What came of a step."""
+    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:  # noqa: B027 - a fixed one learns nothing
+        """What came of a step, and what it cost."""
+
+    def forget(self, seq: Sequence) -> None:  # noqa: B027 - a fixed one keeps nothing
+        """`seq` has left."""
 
 
 class FixedController(Controller):
@@ -28,8 +38,8 @@ class FixedController(Controller):
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
 
-    def budgets(self, seqs: list[Sequence]) -> list[Budget]:
-        return [Budget(self._nodes(seq)) for seq in seqs]
+    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+        return [Budget(self._nodes(seq), seq.request.speculation.drafter or "") for seq in seqs]
 
     def _nodes(self, seq: Sequence) -> int:
         choice = seq.request.speculation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from foretell.types import Budget, Draft, Outcome, Sequence
 
@@ -14,6 +15,8 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()  # layers of the target whose states it wants to observe
     draws: bool = False  # whether its guesses are drawn at random where the request samples
     gives_probability: bool = False  # whether a guess comes with the probability it was made with
+    free: bool = False  # whether a guess costs next to nothing, so that it may be asked for and not be used
+    wants_top: int = 0  # how many of the target's likeliest tokens it wants to observe after each row
 
     @abstractmethod
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
@@ -25,10 +28,19 @@ class Drafter(ABC):
     def forget(self, seq: Sequence) -> None:  # noqa: B027 - most drafters keep nothing
         """`seq` has left: drop what was kept for it."""
 
+    def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
+        """For each sequence what would be guessed for next to nothing, by drafter: to decide with before a step."""
+        return [{}] * len(seqs)
+
     @property
     def memory(self) -> int:
         """Bytes of weights and cache it keeps."""
         return 0
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Names a budget may call it by."""
+        return (self.name,)
 
 
 class NoDrafter(Drafter):

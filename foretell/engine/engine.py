@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -19,7 +19,7 @@ from foretell.runner.runner import ModelRunner, StepOutput
 from foretell.sampling.grammar import Grammar
 from foretell.sampling.grammar_matcher import GrammarError, Matcher
 from foretell.tokenizer import Tokenizer
-from foretell.types import Delta, Draft, Outcome, Request, Sequence, Share, TokenLogprob
+from foretell.types import Budget, Delta, Draft, Outcome, Request, Sequence, Share, StepTimes, TokenLogprob
 
 from .constrain import constrain
 from .judge import Case, Judge, Judgement, prompt_logprobs
@@ -28,6 +28,8 @@ from .stats import Speculation, Stats, origins
 from .writer import Writer
 
 LOG = logging.getLogger("foretell")
+
+Rows = tuple[tuple[int, ...], ...]
 
 
 @dataclass
@@ -107,19 +109,34 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Run every planned sequence once; each that reached its end grows by at least one token."""
-        plan = self.scheduler.plan(self.controller.budgets(self.scheduler.running))
+        began = perf_counter()
+        plan = self.scheduler.plan(self._budgets(self.scheduler.running))
         if not plan:
             return []
         self._note_starts(plan)
         drafts = self._constrain(plan, self.controller.trim(plan, self._propose(plan)))
+        drafted = perf_counter()
         output = self.runner.forward(plan, drafts)
         judged = [self.commit(outcome) for outcome in self._judge(plan, drafts, output)]
+        times = StepTimes(drafted - began, perf_counter() - drafted)
         try:
-            self._learn([outcome for outcome, _ in judged])
+            self._learn([outcome for outcome, _ in judged], times)
         finally:  # only now: what drafters learn from may lie in these pages
             for share in plan:
                 self._settle(share.seq)
         return [delta for _, delta in judged if delta is not None]
+
+    def _budgets(self, running: list[Sequence]) -> list[Budget]:
+        """Let the controller decide, with the free guesses before it that it wants to see."""
+        asked, nodes = self.controller.asks(running)
+        offers: dict[int, Mapping[str, Draft]] = {}
+        if asked:
+            try:
+                found = self.drafter.offers(asked, nodes)
+                offers = {seq.id: offer for seq, offer in zip(asked, found, strict=True)}
+            except Exception:
+                self._drafter_failed("offers")
+        return self.controller.budgets(running, offers)
 
     def _propose(self, plan: list[Share]) -> list[Draft]:
         """Ask the drafter, and let in what can be checked; one that fails costs its guesses, not the texts."""
@@ -140,14 +157,14 @@ class Engine:
             raise ValueError(f"{self.drafter.name} gave probabilities of shape {tuple(draft.probs.shape)}")
         return draft if draft.probs is None else replace(draft, probs=draft.probs.float())
 
-    def _learn(self, outcomes: list[Outcome]) -> None:
+    def _learn(self, outcomes: list[Outcome], times: StepTimes) -> None:
         """The same outcomes for drafter, controller and statistics."""
         try:
             self.drafter.observe(outcomes)
         except Exception:
             self._drafter_failed("observe")
-        self.controller.observe(outcomes)
-        self.stats.observe(outcomes)
+        self.controller.observe(outcomes, times)
+        self.stats.observe(outcomes, times)
 
     def _drafter_failed(self, where: str) -> None:
         self.stats.drafter_failures += 1
@@ -183,8 +200,22 @@ class Engine:
             if case.error is not None:
                 self.tracks[case.share.seq.id].error = case.error
         return [
-            _outcome(share, draft, next(judged) if share.reaches_end else None, states)
-            for (share, draft), states in zip(pairs, _split_features(output, pairs), strict=True)
+            _outcome(share, draft, next(judged) if share.reaches_end else None, states, top)
+            for (share, draft), states, top in zip(
+                pairs, _split_features(output, pairs), self._top(pairs, logits), strict=True
+            )
+        ]
+
+    def _top(self, pairs: list[tuple[Share, Draft]], logits: Iterable[torch.Tensor]) -> Iterable[Rows]:
+        """The likeliest tokens of each row, for a drafter that wants to see them."""
+        wanted = self.drafter.wants_top
+        if not wanted:
+            return [()] * len(pairs)
+        found = [rows[-1 - len(draft) :] for (share, draft), rows in zip(pairs, logits, strict=True)]
+        top = iter(torch.cat(found).topk(min(wanted, self.runner.model.config.vocab)).indices.tolist())
+        return [
+            tuple(tuple(next(top)) for _ in rows) if share.reaches_end else ()
+            for (share, _), rows in zip(pairs, found, strict=True)
         ]
 
     def _masks(self, share: Share, draft: Draft) -> torch.Tensor | None:
@@ -256,6 +287,7 @@ class Engine:
     def _leave(self, track: Track) -> None:
         self.scheduler.remove(track.seq)
         self.drafter.forget(track.seq)
+        self.controller.forget(track.seq)
         del self.tracks[track.seq.id]
 
     def _note_starts(self, plan: list[Share]) -> None:
@@ -280,7 +312,9 @@ def _split_features(output: StepOutput, pairs: list[tuple[Share, Draft]]) -> Ite
     return torch.split(output.features, [share.take + len(draft) for share, draft in pairs])
 
 
-def _outcome(share: Share, draft: Draft, judged: Judgement | None, features: torch.Tensor | None) -> Outcome:
+def _outcome(
+    share: Share, draft: Draft, judged: Judgement | None, features: torch.Tensor | None, top: Rows
+) -> Outcome:
     if judged is None:
         return Outcome(share, draft, features=features)
-    return Outcome(share, draft, judged.verdict, judged.chosen, (), judged.logprobs, features)
+    return Outcome(share, draft, judged.verdict, judged.chosen, (), judged.logprobs, features, top)

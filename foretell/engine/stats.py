@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from foretell.types import TARGET, Outcome
+from foretell.types import TARGET, Outcome, StepTimes
 from foretell.verify.rules import LOSSLESS
 
 
@@ -84,11 +84,15 @@ class Stats:
     rows: int = 0
     cached_prompt_tokens: int = 0
     drafter_failures: int = 0  # steps whose guesses were left out because the drafter failed
+    drafting_seconds: float = 0.0
+    running_seconds: float = 0.0  # the target's forwards and their judgement
     speculation: Speculation = field(default_factory=Speculation)
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
         """Count one step of the whole batch."""
         self.forwards += 1
+        self.drafting_seconds += times.drafting
+        self.running_seconds += times.running
         for outcome in outcomes:
             self.rows += outcome.share.take + len(outcome.draft)
             self.speculation.observe(outcome)
