@@ -11,7 +11,9 @@ import torch
 
 from . import draft
 from .config import EngineConfig, SpeculationConfig
-from .control.controller import FixedController
+from .control.adaptive import AdaptiveController, ArmTraits, Settings
+from .control.controller import Controller
+from .control.costs import CostPrior, StepCosts
 from .draft.base import Drafter
 from .engine.engine import Engine
 from .engine.requests import AUTO, Limits, RequestMaker, check_rule
@@ -98,24 +100,46 @@ def build_engine(
         torch.set_num_threads(config.threads)
     # Wrong names fail before a long load.
     check_rule(speculation.rule)
-    wanted = None if drafter is not None else draft.draft_model(speculation)
+    wanted = () if drafter is not None else draft.models_wanted(speculation)
     target = open_model(config.model, config, say)
-    helper = None if wanted is None else open_model(wanted, config, say)
-    if helper is not None:
-        check_pair(target, helper, speculation.drafter)
+    helpers = {name: open_model(name, config, say) for name in wanted}
+    for name, helper in helpers.items():
+        check_pair(target, helper, f"model:{name}")
     context = _context(config, target.config)
-    memory = _plan_memory(config, target, helper, drafter, context)
+    memory = _plan_memory(config, target, list(helpers.values()), drafter, context)
     runner = target.runner(memory.pages, config.page_size, context, () if drafter is None else drafter.taps)
     if drafter is None:
-        lent = None if helper is None else helper.runner(memory.pages, config.page_size, context)
-        drafter = draft.build(speculation, runner, lent)
+        loaded = {
+            name: draft.Helper(helper.runner(memory.pages, config.page_size, context), helper.tokenizer)
+            for name, helper in helpers.items()
+        }
+        drafter = draft.build(draft.Parts(speculation, runner, target.tokenizer, loaded))
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens)
-    engine = Engine(runner, drafter, FixedController(speculation.budget), scheduler, target.tokenizer)
+    engine = Engine(runner, drafter, build_controller(speculation, drafter, target), scheduler, target.tokenizer)
     limits = Limits(context, target.tokenizer.end_ids | end_ids(target.checkpoint), target.config.vocab)
     requests = RequestMaker(limits, target.tokenizer, drafter, default_choice(speculation))
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
     return Assembly(engine, target.tokenizer, requests, grammars, memory, sampling_defaults(target.checkpoint))
+
+
+def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened) -> Controller:
+    """Who decides how far to guess for these drafters."""
+    fixed = config.num_speculative_tokens is not None or bool(config.draft_lengths)
+    settings = Settings(
+        most=config.budget,
+        fixed=(lambda batch: config.fixed_nodes(batch) or 0) if fixed else None,
+        throughput=config.goal == "throughput",
+        shortest=config.min_draft,
+    )
+    traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.arms.items()}
+    return AdaptiveController(traits, settings, StepCosts(_cost_prior(target)))
+
+
+def _cost_prior(target: Opened) -> CostPrior:
+    """Before anything ran: a GPU takes many rows for the price of one, and a cached token costs its share of bytes."""
+    row = 0.03 if target.device.type == "cpu" else 0.002
+    return CostPrior(row=row, token=target.token_bytes / target.weights)
 
 
 def default_choice(config: SpeculationConfig) -> SpeculationChoice:
@@ -137,11 +161,11 @@ def check_pair(target: Opened, helper: Opened, name: str) -> None:
 
 
 def _plan_memory(
-    config: EngineConfig, target: Opened, helper: Opened | None, drafter: Drafter | None, context: int
+    config: EngineConfig, target: Opened, helpers: list[Opened], drafter: Drafter | None, context: int
 ) -> MemoryPlan:
     """A draft model has as many pages as the target, so that it can follow every text."""
-    token_bytes = target.token_bytes + (0 if helper is None else helper.token_bytes)
-    extra = helper.weights if helper is not None else 0 if drafter is None else drafter.memory
+    token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers)
+    extra = sum(helper.weights for helper in helpers) + (0 if drafter is None else drafter.memory)
     page_bytes = config.page_size * token_bytes
     needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs)
     return plan_memory(needs, device_memory(target.device), config.kv_memory)

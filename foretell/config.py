@@ -11,7 +11,7 @@ from .errors import RequestError
 from .options import nearest, option, strict
 
 MOST_THREADS = 1024
-DEFAULT_DRAFT, MOST_DRAFTED = 8, 64
+DEFAULT_DRAFT, MOST_DRAFTED = 16, 64
 SHORTEST_MATCH, LONGEST_MATCH, LONGEST_RUN = 2, 4, 64
 
 
@@ -54,9 +54,24 @@ class EngineConfig:
 class SpeculationConfig:
     """How to guess ahead."""
 
-    drafter: str = option("auto", "how to guess ahead: none, ngram, suffix, prediction, model:NAME, exit:N, auto")
+    drafter: str = option(
+        "auto",
+        "how to guess ahead: none, ngram, suffix, recycle, lookahead, model:NAME, self:int8, self:int4, exit:N, or "
+        "several to choose from, with commas; auto is ngram,suffix",
+    )
     max_draft: int | None = option(None, f"the most tokens guessed for a text in one step (default: {DEFAULT_DRAFT})")
     num_speculative_tokens: int | None = option(None, "guess just this many each step and do not adapt")
+    num_speculative_tokens_per_batch_size: str | None = option(
+        None,
+        "the same by the number of texts at once: [[1, 8, 5], [9, 64, 2]] is 5 for up to 8 texts, 2 up to 64, else 0",
+    )
+    goal: str = option(
+        "latency", "what drafts are to shorten: each text's own time, or that of all", choices=("latency", "throughput")
+    )
+    min_confidence: float = option(
+        0.0, "a draft model stops where its chain is less likely than this", aliases=("--draft-p-min",)
+    )
+    min_draft: int = option(0, "drafts of fewer tokens are not checked", aliases=("--draft-min",))
     rule: str = option(
         "match", "which guesses stand: match, rejection, block or auto; lossy: confidence, typical, ensemble"
     )
@@ -82,6 +97,14 @@ class SpeculationConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MOST_DRAFTED:
                 raise RequestError(name, f"must be between 0 and {MOST_DRAFTED}, not {value}")
+        if not 0 <= self.min_confidence <= 1:
+            raise RequestError("min_confidence", f"must be between 0 and 1, not {self.min_confidence}")
+        if not 0 <= self.min_draft <= MOST_DRAFTED:
+            raise RequestError("min_draft", f"must be between 0 and {MOST_DRAFTED}, not {self.min_draft}")
+        if self.goal not in ("latency", "throughput"):
+            raise RequestError("goal", f"must be latency or throughput, not {self.goal!r}")
+        if self.draft_lengths and self.num_speculative_tokens is not None:
+            raise RequestError("num_speculative_tokens", "is given twice: once alone and once by batch size; give one")
         if self.draft_temperature not in ("fixed", "entropy"):
             raise RequestError("draft_temperature", f"must be fixed or entropy, not {self.draft_temperature!r}")
         shortest, longest = self.match_lengths
@@ -97,9 +120,24 @@ class SpeculationConfig:
         if self.drafter == "none":
             return 0
         fixed, cap = self.num_speculative_tokens, self.max_draft
+        if self.draft_lengths:
+            fixed = max(nodes for _, _, nodes in self.draft_lengths)
         if fixed is None:
             return DEFAULT_DRAFT if cap is None else cap
         return fixed if cap is None else min(fixed, cap)
+
+    @property
+    def draft_lengths(self) -> tuple[tuple[int, int, int], ...]:
+        """Rows of (from, to, nodes) by the number of texts at once; empty where lengths adapt or are one for all."""
+        if self.num_speculative_tokens_per_batch_size is None:
+            return ()
+        return _batch_table(self.num_speculative_tokens_per_batch_size)
+
+    def fixed_nodes(self, batch: int) -> int | None:
+        """Nodes for a text among `batch`, where that is set and not to be adapted."""
+        if self.draft_lengths:
+            return next((nodes for low, high, nodes in self.draft_lengths if low <= batch <= high), 0)
+        return self.num_speculative_tokens
 
     @property
     def match_lengths(self) -> tuple[int, int]:
@@ -126,7 +164,7 @@ class SpeculationConfig:
         for name, value in given.items():
             if name not in known:
                 raise RequestError(f"speculative_config.{name}", f"is not known; {nearest(name, [*known, *VLLM_KEYS])}")
-            settings.setdefault(name, value)
+            settings.setdefault(name, json.dumps(value) if isinstance(value, list) else value)
         return cls(**settings)
 
 
@@ -144,6 +182,23 @@ METHODS = {
     "dflash": "block",
     "suffix": "suffix",
 }
+
+
+def _batch_table(text: str) -> tuple[tuple[int, int, int], ...]:
+    """vLLM's rows of the smallest batch, the largest, and the tokens to guess."""
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError:
+        rows = None
+    whole = isinstance(rows, list) and all(
+        isinstance(row, list) and len(row) == 3 and all(type(value) is int for value in row) for row in rows
+    )
+    if not whole or not all(1 <= low <= high and 0 <= nodes <= MOST_DRAFTED for low, high, nodes in rows) or not rows:
+        raise RequestError(
+            "num_speculative_tokens_per_batch_size",
+            f"must be rows of from, to and 0 to {MOST_DRAFTED} tokens, such as [[1, 8, 5], [9, 64, 2]], not {text}",
+        )
+    return tuple((low, high, nodes) for low, high, nodes in rows)
 
 
 def _parse(config: dict[str, Any] | str) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class Request:
     banned: tuple[tuple[int, ...], ...] = ()  # runs of tokens that are never completed
     thinking: Thinking | None = None
     prediction: tuple[int, ...] = ()  # text the caller expects, for the drafter `prediction`
+    drafters: tuple[str, ...] = ()  # those that may guess for it; none is plain decoding
 
 
 @dataclass(eq=False, slots=True)

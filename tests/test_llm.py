@@ -19,10 +19,12 @@ from tests.folder import write_tiny_folder
 
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 
+FOUR = {"num_speculative_tokens": 4, "quiet": True}
+
 
 @pytest.fixture(scope="module")
 def llm(tiny_folder: Path) -> LLM:
-    return LLM(str(tiny_folder), drafter="ngram", max_draft=5, quiet=True)
+    return LLM(str(tiny_folder), drafter="ngram", num_speculative_tokens=5, quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +268,7 @@ def test_a_drafter_that_fails_costs_its_guesses_and_nothing_else(tiny_folder: Pa
 
     (wanted,) = plain.generate(PROMPT, SamplingParams(max_tokens=9))
     for script in (too_long, out_of_range, drew_from_nothing, raises):
-        llm = LLM(tiny_folder, drafter=Uncut(script), quiet=True)
+        llm = LLM(tiny_folder, drafter=Uncut(script), num_speculative_tokens=8, quiet=True)
         (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=9))
         assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
         assert llm.engine.stats.drafter_failures > 0
@@ -346,11 +348,11 @@ def test_a_draft_model_guesses_for_its_target(tiny_folder: Path, tmp_path: Path,
 def test_suffixes_and_predictions_guess_too(tiny_folder: Path, plain: LLM) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     (wanted,) = plain.generate(PROMPT, params)
-    suffix = LLM(tiny_folder, drafter="suffix", quiet=True)
+    suffix = LLM(tiny_folder, drafter="suffix", num_speculative_tokens=8, quiet=True)
     steps = [suffix.generate(PROMPT, params)[0] for _ in range(2)]
     assert all(each.outputs[0].token_ids == wanted.outputs[0].token_ids for each in steps)
     assert steps[1].speculation.steps < steps[0].speculation.steps / 2, "the second time the text is known"
-    foretold = LLM(tiny_folder, drafter="prediction", quiet=True)
+    foretold = LLM(tiny_folder, drafter="prediction", num_speculative_tokens=8, quiet=True)
     choice = SpeculationChoice(prediction=wanted.outputs[0].text)
     (output,) = foretold.generate(PROMPT, params, speculation=choice)
     assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
@@ -359,7 +361,7 @@ def test_suffixes_and_predictions_guess_too(tiny_folder: Path, plain: LLM) -> No
 
 
 def test_the_first_layers_guess_for_the_whole(tiny_folder: Path, plain: LLM) -> None:
-    llm = LLM(tiny_folder, drafter="exit:1", quiet=True)
+    llm = LLM(tiny_folder, drafter="exit:1", num_speculative_tokens=4, quiet=True)
     for params in (SamplingParams(max_tokens=30), SamplingParams(max_tokens=30, temperature=1.0, seed=2)):
         wanted, found = plain.generate([PROMPT, "The"], params), llm.generate([PROMPT, "The"], params)
         assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in wanted]
@@ -370,7 +372,7 @@ def test_the_first_layers_guess_for_the_whole(tiny_folder: Path, plain: LLM) -> 
 
 
 def test_a_draft_model_that_does_not_fit_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="needs a draft model's name"):
+    with pytest.raises(RequestError, match="written model:NAME"):
         LLM(tiny_folder, drafter="model:", quiet=True)
     strange = write_tiny_folder(tmp_path / "strange")
     text = (strange / "tokenizer.json").read_text()
@@ -380,7 +382,7 @@ def test_a_draft_model_that_does_not_fit_is_refused(tiny_folder: Path, tmp_path:
 
 
 def test_lossy_rules_are_by_name_only_and_say_so(tiny_folder: Path, llm: LLM) -> None:
-    lossy = LLM(tiny_folder, drafter=f"model:{tiny_folder}", rule="confidence", workload="code", quiet=True)
+    lossy = LLM(tiny_folder, drafter=f"model:{tiny_folder}", rule="confidence", workload="code", **FOUR)
     (output,) = lossy.generate(PROMPT, SamplingParams(max_tokens=20, temperature=1.0, seed=1, ignore_eos=True))
     assert (output.speculation.rule, output.speculation.lossless) == ("confidence", False)
     wanted = SpeculationChoice(rule="confidence", acceptance_threshold=(0.8, 0.1))
@@ -396,7 +398,7 @@ def test_lossy_rules_are_by_name_only_and_say_so(tiny_folder: Path, llm: LLM) ->
 
 
 def test_auto_takes_block_only_where_no_seed_binds_it(tiny_folder: Path) -> None:
-    llm = LLM(tiny_folder, drafter=f"model:{tiny_folder}", rule="auto", draft_temperature="entropy", quiet=True)
+    llm = LLM(tiny_folder, drafter=f"model:{tiny_folder}", rule="auto", draft_temperature="entropy", **FOUR)
     rules = [
         llm.generate(PROMPT, SamplingParams(max_tokens=4, **each))[0].speculation.rule  # type: ignore[arg-type]
         for each in ({"temperature": 1.0}, {"temperature": 1.0, "seed": 3}, {})

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from foretell.draft.base import Drafter
+from foretell.draft.base import Drafter, Wrapper
 from foretell.llm import LLM
 from foretell.params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Sequence, SpeculationChoice
+from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 
 from .draws import chi_squared_tail
 
@@ -17,13 +17,11 @@ BINS, SMALLEST_P = 20, 1e-4
 TEMPERATURE = 0.7  # not 1, or a temperature left out of q would not show
 
 
-class Watched(Drafter):
+class Watched(Wrapper):
     """Passes on to another drafter and notes where each drawn token lies in the distribution it was drawn from."""
 
-    draws = gives_probability = True
-
     def __init__(self, inner: Drafter) -> None:
-        self.inner, self.name = inner, inner.name
+        super().__init__(inner)
         self.places: list[float] = []
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
@@ -31,12 +29,6 @@ class Watched(Drafter):
         for draft in drafts:
             self.places += [_place(draft, node) for node in range(len(draft)) if draft.was_drawn(node)]
         return drafts
-
-    def observe(self, outcomes: list[Outcome]) -> None:
-        self.inner.observe(outcomes)
-
-    def forget(self, seq: Sequence) -> None:
-        self.inner.forget(seq)
 
 
 def _place(draft: Draft, node: int) -> float:

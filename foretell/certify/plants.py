@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foretell.draft.base import Drafter
-from foretell.types import Budget, Draft, Outcome, Sequence, Verdict
+from foretell.draft.base import Drafter, Wrapper
+from foretell.types import Budget, Draft, Sequence, Verdict
 from foretell.verify.chance import Chance, Coins
 from foretell.verify.rejection import rejection
 from foretell.verify.rules import Rule
@@ -45,23 +45,16 @@ def _by_ratio(
     return Verdict(tuple(range(len(draft))), chance.pick(probs[-1]))
 
 
-class Tampered(Drafter):
+class Tampered(Wrapper):
     """A drafter whose drafts are spoilt on the way out."""
 
-    draws = gives_probability = True
-
     def __init__(self, inner: Drafter, spoil: Callable[[Sequence, Draft], Draft]) -> None:
-        self.inner, self.spoil, self.name = inner, spoil, inner.name
+        super().__init__(inner)
+        self.spoil = spoil
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = self.inner.propose(seqs, budgets)
         return [self.spoil(seq, draft) if len(draft) else draft for seq, draft in zip(seqs, drafts, strict=True)]
-
-    def observe(self, outcomes: list[Outcome]) -> None:
-        self.inner.observe(outcomes)
-
-    def forget(self, seq: Sequence) -> None:
-        self.inner.forget(seq)
 
 
 def draft_temperature_ignored(seq: Sequence, draft: Draft) -> Draft:

@@ -18,6 +18,7 @@ from .common import add_engine_arguments, add_output_arguments, check_out, give,
 if TYPE_CHECKING:
     from foretell.certify.certificate import Certificate, Order
 
+GUESSED = 8  # tokens a step, where nothing else is asked for
 NOT_LOSSLESS = 3
 
 
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     order = _order(args)
     check_drafter(args)
     with redirect_stdout(sys.stderr if args.json else sys.stdout):  # a rule from outside may print
-        found = certify(order, lambda: load_llm(_without_rule(args)), say)
+        found = certify(order, lambda: load_llm(_for_certificate(args)), say)
         say(verdict(found))
     give(found.as_json(), args)
     return 0 if found.lossless else NOT_LOSSLESS
@@ -47,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
 
 def check_drafter(args: argparse.Namespace) -> None:
     """Refuse a wrong drafter now and not after minutes of draws."""
-    from foretell.draft import draft_model
+    from foretell.draft import arms
 
-    given = given_options(_without_rule(args), SpeculationConfig)
+    given = given_options(_for_certificate(args), SpeculationConfig)
     vllm = getattr(args, "speculative_config", None)
-    draft_model(SpeculationConfig(**given) if vllm is None else SpeculationConfig.from_vllm(vllm, **given))
+    arms(SpeculationConfig(**given) if vllm is None else SpeculationConfig.from_vllm(vllm, **given))
 
 
 def _order(args: argparse.Namespace) -> Order:
@@ -75,9 +76,12 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     return prompts
 
 
-def _without_rule(args: argparse.Namespace) -> argparse.Namespace:
-    """The rule is set for each request; the engine itself keeps its default."""
-    return argparse.Namespace(**{name: value for name, value in vars(args).items() if name != "rule"})
+def _for_certificate(args: argparse.Namespace) -> argparse.Namespace:
+    """The rule is set for each request, and every step guesses: what is not drafted would prove nothing."""
+    given = {name: value for name, value in vars(args).items() if name != "rule"}
+    if "speculative_config" not in given and "num_speculative_tokens_per_batch_size" not in given:
+        given.setdefault("num_speculative_tokens", GUESSED)
+    return argparse.Namespace(**given)
 
 
 def _say_aside(line: str) -> None:

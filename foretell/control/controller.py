@@ -39,11 +39,11 @@ class FixedController(Controller):
         self.nodes = nodes
 
     def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
-        return [Budget(self._nodes(seq), seq.request.speculation.drafter or "") for seq in seqs]
+        return [Budget(self._nodes(seq), next(iter(seq.request.drafters), "")) for seq in seqs]
 
     def _nodes(self, seq: Sequence) -> int:
         choice = seq.request.speculation
-        if not choice.enabled or seq.pending != 1:  # a prompt's last step: the first token waits for no draft
+        if not seq.request.drafters or seq.pending != 1:  # a prompt's last step: the first token waits for no draft
             return 0
         wanted = self.nodes if choice.max_draft is None else min(self.nodes, choice.max_draft)
         return max(0, min(wanted, seq.room - 1))  # the step adds a token of its own

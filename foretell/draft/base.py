@@ -16,6 +16,8 @@ class Drafter(ABC):
     draws: bool = False  # whether its guesses are drawn at random where the request samples
     gives_probability: bool = False  # whether a guess comes with the probability it was made with
     free: bool = False  # whether a guess costs next to nothing, so that it may be asked for and not be used
+    reads: bool = False  # whether it has to read a text itself before it can guess
+    cost_share: float = 0.3  # what a node should cost, of a plain step, before it was ever measured
     wants_top: int = 0  # how many of the target's likeliest tokens it wants to observe after each row
 
     @abstractmethod
@@ -30,7 +32,10 @@ class Drafter(ABC):
 
     def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
         """For each sequence what would be guessed for next to nothing, by drafter: to decide with before a step."""
-        return [{}] * len(seqs)
+        if not self.free:
+            return [{}] * len(seqs)
+        drafts = self.propose(seqs, [Budget(nodes)] * len(seqs))
+        return [{self.name: draft} if len(draft) else {} for draft in drafts]
 
     @property
     def memory(self) -> int:
@@ -38,9 +43,14 @@ class Drafter(ABC):
         return 0
 
     @property
-    def arms(self) -> tuple[str, ...]:
-        """Names a budget may call it by."""
-        return (self.name,)
+    def arms(self) -> Mapping[str, Drafter]:
+        """The drafters a request may ask for; of a single one itself."""
+        return {self.name: self}
+
+    @property
+    def defaults(self) -> tuple[str, ...]:
+        """Those a request gets that asks for none."""
+        return tuple(self.arms)
 
 
 class NoDrafter(Drafter):
@@ -50,3 +60,39 @@ class NoDrafter(Drafter):
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [Draft()] * len(seqs)
+
+    @property
+    def arms(self) -> Mapping[str, Drafter]:
+        return {}
+
+
+class Wrapper(Drafter):
+    """Stands before another drafter and is like it in all it does not change."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.name, self.taps, self.wants_top = inner, inner.name, inner.taps, inner.wants_top
+        self.draws, self.gives_probability = inner.draws, inner.gives_probability
+
+    def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        return self.inner.propose(seqs, budgets)
+
+    def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
+        return self.inner.offers(seqs, nodes)
+
+    def observe(self, outcomes: list[Outcome]) -> None:
+        self.inner.observe(outcomes)
+
+    def forget(self, seq: Sequence) -> None:
+        self.inner.forget(seq)
+
+    @property
+    def memory(self) -> int:
+        return self.inner.memory
+
+    @property
+    def arms(self) -> Mapping[str, Drafter]:
+        return self.inner.arms
+
+    @property
+    def defaults(self) -> tuple[str, ...]:
+        return self.inner.defaults

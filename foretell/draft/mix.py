@@ -14,22 +14,27 @@ class MixDrafter(Drafter):
 
     name = "mix"
 
-    def __init__(self, arms: list[Drafter]) -> None:
+    def __init__(self, arms: list[Drafter], defaults: tuple[str, ...] | None = None) -> None:
+        """`defaults` are the arms of a request that names none."""
         self._arms = {arm.name: arm for arm in arms}
         assert len(self._arms) == len(arms), "each arm has a name of its own"
         self._free = {name: arm for name, arm in self._arms.items() if arm.free}
         self._shown: dict[int, tuple[int, int, Mapping[str, Draft]]] = {}  # by sequence: its length, nodes, the guesses
+        self._defaults = tuple(self._arms) if defaults is None else defaults
+        if len(self._defaults) == 1:
+            self.name = self._defaults[0]
         self.taps = tuple(tap for arm in arms for tap in arm.taps)
         self.wants_top = max((arm.wants_top for arm in arms), default=0)
         self.draws = any(arm.draws for arm in arms)
         self.gives_probability = any(arm.gives_probability for arm in arms)
 
     @property
-    def arms(self) -> tuple[str, ...]:
-        return tuple(self._arms)
+    def arms(self) -> Mapping[str, Drafter]:
+        return self._arms
 
-    def arm(self, name: str) -> Drafter:
-        return self._arms[name]
+    @property
+    def defaults(self) -> tuple[str, ...]:
+        return self._defaults
 
     def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
         budgets = [Budget(nodes)] * len(seqs)

@@ -41,6 +41,7 @@ class ModelDrafter(Drafter):
 
     draws = True
     gives_probability = True
+    reads = True
 
     def __init__(
         self,
@@ -57,11 +58,11 @@ class ModelDrafter(Drafter):
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         chains = {seq.id: _Chain() for seq in seqs}
-        wishes = [(seq, budget.nodes) for seq, budget in zip(seqs, budgets, strict=True) if budget.nodes]
+        wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.nodes]
         asked = {seq.id for seq, _ in wishes}
-        live = [(seq, nodes) for seq, nodes in wishes if self._ready(seq, nodes, asked)]
-        for offset in range(max((nodes for _, nodes in live), default=0)):
-            live = [(seq, nodes) for seq, nodes in live if self._goes_on(chains[seq.id], offset, nodes)]
+        live = [(seq, budget) for seq, budget in wishes if self._ready(seq, budget.nodes, asked)]
+        for offset in range(max((budget.nodes for _, budget in live), default=0)):
+            live = [(seq, budget) for seq, budget in live if self._goes_on(chains[seq.id], offset, budget)]
             if not live:
                 break
             drawn = self._draw([seq for seq, _ in live], offset)
@@ -106,9 +107,9 @@ class ModelDrafter(Drafter):
             self.runner.trim(victim, 0)
         return True
 
-    def _goes_on(self, chain: _Chain, offset: int, nodes: int) -> bool:
+    def _goes_on(self, chain: _Chain, offset: int, budget: Budget) -> bool:
         """Decided by what was drawn before, never by the token to come."""
-        return offset < nodes and chain.sureness >= self.min_confidence
+        return offset < budget.nodes and chain.sureness >= max(self.min_confidence, budget.floor)
 
     def _draw(self, seqs: list[Sequence], offset: int) -> Drawn:
         shadows = [self._shadows[seq.id].seq for seq in seqs]

@@ -21,6 +21,7 @@ class NGramDrafter(Drafter):
     """Prompt lookup: the longest match wins, the most recent one among equals."""
 
     name = "ngram"
+    free = True
 
     def __init__(self, shortest: int = 2, longest: int = 4) -> None:
         self.lengths = range(longest, shortest - 1, -1)

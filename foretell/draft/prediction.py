@@ -68,6 +68,7 @@ class PredictionDrafter(Drafter):
     """The request's own prediction as the draft; where the text departs from it, nothing until it is found again."""
 
     name = "prediction"
+    free = True
 
     def __init__(self, reach: int = 16) -> None:
         """`reach`: how far ahead a token that occurs more than once may be found; its power for a run of them."""

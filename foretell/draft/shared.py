@@ -14,6 +14,8 @@ class SharedDrafter(ModelDrafter):
     rewritten by the target before the target reads it.
     """
 
+    reads = False
+
     def _catch_up(self, seq: Sequence) -> Sequence:
         shadow = self._shadows.setdefault(seq.id, self._fresh(seq)).seq
         shadow.tokens, shadow.cached, shadow.pages = list(seq.tokens), seq.cached, seq.pages

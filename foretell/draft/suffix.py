@@ -210,6 +210,7 @@ class SuffixDrafter(Drafter):
     """SuffixDecoding: of all matches the one whose likeliest continuation promises most; long matches guess far."""
 
     name = "suffix"
+    free = True
 
     def __init__(
         self,

@@ -312,9 +312,7 @@ def _split_features(output: StepOutput, pairs: list[tuple[Share, Draft]]) -> Ite
     return torch.split(output.features, [share.take + len(draft) for share, draft in pairs])
 
 
-def _outcome(
-    share: Share, draft: Draft, judged: Judgement | None, features: torch.Tensor | None, top: Rows
-) -> Outcome:
+def _outcome(share: Share, draft: Draft, judged: Judgement | None, features: torch.Tensor | None, top: Rows) -> Outcome:
     if judged is None:
         return Outcome(share, draft, features=features)
     return Outcome(share, draft, judged.verdict, judged.chosen, (), judged.logprobs, features, top)

@@ -18,6 +18,7 @@ from foretell.verify.threshold import ThresholdSettings
 from foretell.verify.workload import detect_workload
 
 AUTO = "auto"
+PREDICTION = "prediction"
 RULES = (*LOSSLESS, *LOSSY, AUTO)
 
 
@@ -62,6 +63,7 @@ class RequestMaker:
         self._check_tokens(prompt, params)
         if speculation.rule is None:
             speculation = self._with_defaults(speculation)
+        speculation, drafters = settle_drafters(self.drafter, speculation)
         request = Request(
             id=request_id,
             prompt=tuple(prompt),
@@ -71,7 +73,8 @@ class RequestMaker:
             end_ids=self.limits.end_ids,
             tenant=tenant,
             speculation=speculation,
-            rule=self._settle_rule(params, speculation),
+            rule=self._settle_rule(params, speculation, drafters),
+            drafters=drafters,
             banned=self._banned(params),
             thinking=self._thinking(params),
             prediction=self._prediction(speculation),
@@ -85,6 +88,7 @@ class RequestMaker:
         return replace(
             ours,
             enabled=given.enabled,
+            drafter=given.drafter,
             max_draft=given.max_draft,
             acceptance_threshold=given.acceptance_threshold or ours.acceptance_threshold,
             workload=given.workload or ours.workload,
@@ -105,15 +109,14 @@ class RequestMaker:
             if self.tokenizer is None and getattr(params, name) not in ((), None):
                 raise RequestError(name, "needs a tokenizer, and this engine has none")
 
-    def _settle_rule(self, params: SamplingParams, speculation: SpeculationChoice) -> str:
+    def _settle_rule(self, params: SamplingParams, speculation: SpeculationChoice, drafters: tuple[str, ...]) -> str:
         rule = speculation.rule or "match"
         check_rule(rule)
-        if rule == "confidence" and speculation.enabled and not self.drafter.gives_probability:
-            raise RequestError("rule", f"confidence needs a drafter with probabilities; {self.drafter.name} has none")
         if rule != AUTO:
             return rule
         # Same tokens for whoever gave a seed; for the others the rule that accepts the most of drawn guesses.
-        return "block" if params.seed is None and params.temperature > 0 and self.drafter.draws else "match"
+        draws = any(self.drafter.arms[name].draws for name in drafters)
+        return "block" if params.seed is None and params.temperature > 0 and draws else "match"
 
     def _settle_thresholds(self, request: Request) -> SpeculationChoice:
         choice = request.speculation
@@ -147,7 +150,7 @@ class RequestMaker:
     def _prediction(self, speculation: SpeculationChoice) -> tuple[int, ...]:
         if speculation.prediction is None:
             return ()
-        if self.drafter.name != "prediction":
+        if speculation.enabled and PREDICTION not in self.drafter.arms:
             raise RequestError(
                 "prediction", f"is for the drafter prediction; this engine guesses by {self.drafter.name}"
             )
@@ -160,6 +163,34 @@ class RequestMaker:
             return None
         opens, closes = (tuple(self.tokenizer.encode(mark, add_special=False)) for mark in ("<think>", "</think>"))
         return Thinking(opens, closes)
+
+
+def settle_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[SpeculationChoice, tuple[str, ...]]:
+    """Who may guess for a request: whom it names, or the engine's own, and `prediction` where it brings one."""
+    named, arms = choice.drafter, engine.arms
+    if named == "none" or not choice.enabled:
+        return replace(choice, enabled=False), ()
+    if named is not None and named not in ("auto", "mix"):
+        if named not in arms:
+            has = f"it has {', '.join(arms)}" if arms else "it was started without one"
+            raise RequestError(
+                "drafter", f"this engine has no drafter {named!r}; {has}; start it with --drafter {named}"
+            )
+        if named == PREDICTION and choice.prediction is None:
+            raise RequestError("drafter", "prediction copies the text you expect; give that as prediction")
+        found: tuple[str, ...] = (named,)
+    else:
+        found = engine.defaults
+        if PREDICTION in arms and choice.prediction is not None:
+            found = tuple(dict.fromkeys((PREDICTION, *found)))
+        elif len(found) > 1:
+            found = tuple(name for name in found if name != PREDICTION)
+    if choice.rule == "confidence":
+        sure = tuple(name for name in found if arms[name].gives_probability)
+        if found and not sure:
+            raise RequestError("rule", f"confidence needs a drafter with probabilities; {', '.join(found)} has none")
+        found = sure
+    return choice, found
 
 
 def settle_max_tokens(prompt: list[int], params: SamplingParams, context: int) -> int:

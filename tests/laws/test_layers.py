@@ -32,11 +32,13 @@ ALLOWED: dict[str, set[str]] = {
     "control": BASE,
     "draft": BASE | {"runner", "models", "sampling", "kv"},
     "engine": BASE | {"kv", "sampling", "runner", "draft", "verify", "control"},
-    "build": BASE | {"hub", "kv", "sampling", "verify", "models", "runner", "draft", "control", "engine"},
+    "build": BASE | {"pairing", "hub", "kv", "sampling", "verify", "models", "runner", "draft", "control", "engine"},
     "llm": BASE | {"build", "engine", "draft"},
+    "pairing": BASE | {"hub", "models", "draft"},
+    "server": BASE | {"build", "engine", "version", "hub"},
     "bench": BASE | {"llm", "build", "engine"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
-    "cli": BASE | {"llm", "hub", "bench", "certify", "build", "__init__", "engine", "draft"},
+    "cli": BASE | {"llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"},
 }
 
 

@@ -1,0 +1,185 @@
+"""How likely a guess is to stand: counted as guesses are found out, whoever's turn it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+from dataclasses import dataclass, field
+
+from foretell.types import Draft
+
+LEVELS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)  # a drafter's own confidence, in steps; the lowest is "says nothing"
+DEPTHS = 3  # the first guess, the second, and those behind
+UNSEEN = len(LEVELS)  # the row for guesses whose confidence is not known yet
+CELLS = (len(LEVELS) + 1) * DEPTHS
+PRIOR = 0.5  # of a drafter nobody has seen
+HONEST, STEADY = 20.0, 0.995  # guesses it takes to doubt the rates, and how fast those are forgotten
+
+# (how fast old counts fade, how many counts of its own it takes to outweigh what is above)
+REQUEST, KIND, DRAFTER = (0.97, 8.0), (0.998, 12.0), (0.999, 12.0)
+
+
+def level(confidence: float | None) -> int:
+    """The row a confidence belongs to."""
+    if confidence is None:
+        return UNSEEN
+    found = 0
+    while found + 1 < len(LEVELS) and confidence >= LEVELS[found + 1]:
+        found += 1
+    return found
+
+
+def cell(confidence: float | None, depth: int) -> int:
+    """The cell of a guess `depth` behind the text's end; 1 is the first."""
+    return level(confidence) * DEPTHS + min(depth, DEPTHS) - 1
+
+
+class Rates:
+    """How often guesses stood whose forerunners stood, by cell; what is not known yet is taken from `above`."""
+
+    __slots__ = ("above", "fade", "tried", "stood", "weight")
+
+    def __init__(self, above: Rates | None, fading: tuple[float, float]) -> None:
+        self.above, (self.fade, self.weight) = above, fading
+        self.tried = [0.0] * CELLS
+        self.stood = [0.0] * CELLS
+
+    def rate(self, at: int) -> float:
+        prior = self._alike(at) if self.above is None else self.above.rate(at)
+        return (self.weight * prior + self.stood[at]) / (self.weight + self.tried[at])
+
+    def _alike(self, at: int) -> float:
+        """What a cell is believed to be before it was tried: as one guess earlier, or as whatever the confidence."""
+        row, depth = divmod(at, DEPTHS)
+        if row != UNSEEN:
+            return self.rate(UNSEEN * DEPTHS + depth)
+        return self.rate(at - 1) if depth else PRIOR
+
+    def count(self, at: int, stood: bool) -> None:
+        self.tried[at] = self.tried[at] * self.fade + 1
+        self.stood[at] = self.stood[at] * self.fade + stood
+        if self.above is not None:
+            self.above.count(at, stood)
+
+
+@dataclass(slots=True)
+class Guess:
+    """A draft that is not found out yet: the node the text has followed it to, and where that was."""
+
+    arm: str
+    draft: Draft
+    at: int  # of the text's tokens, the one that decides next
+    node: int = -1
+    depth: int = 1
+
+    def follow(self, tokens: list[int], rates: Rates) -> bool:
+        """Count what the text says by now; True when there is nothing left to learn."""
+        while self.at < len(tokens):
+            hit = -1
+            for child in self._children():
+                stood = self.draft.tokens[child] == tokens[self.at]
+                count_guess(rates, self.draft, child, self.depth, stood)
+                hit = child if stood else hit
+            if hit < 0:
+                return True
+            self.node, self.depth, self.at = hit, self.depth + 1, self.at + 1
+        return False
+
+    def _children(self) -> Values[int]:
+        if self.draft.is_chain:
+            after = self.node + 1
+            return (after,) if after < len(self.draft) else ()
+        return self.draft.children(self.node)
+
+
+def count_guess(rates: Rates, draft: Draft, node: int, depth: int, stood: bool) -> None:
+    """A guess is counted with its confidence, and as one of whom nothing is known."""
+    rates.count(cell(None, depth), stood)
+    if draft.confidence is not None:
+        rates.count(cell(draft.confidence[node], depth), stood)
+
+
+@dataclass
+class Ledger:
+    """What one request has taught: rates of each drafter, and the guesses still open."""
+
+    kind: str
+    rates: dict[str, Rates] = field(default_factory=dict)
+    open: list[Guess] = field(default_factory=list)
+
+
+class Honesty:
+    """How many guesses stood of those that should have: where luck runs out when it is counted on, this falls."""
+
+    def __init__(self) -> None:
+        self.expected = self.stood = HONEST
+
+    @property
+    def factor(self) -> float:
+        return min(1.0, self.stood / self.expected)
+
+    def count(self, expected: float, stood: int) -> None:
+        self.expected = HONEST + (self.expected - HONEST) * STEADY + expected
+        self.stood = HONEST + (self.stood - HONEST) * STEADY + stood
+
+
+class Acceptance:
+    """Rates of every drafter: of the request, over those of its kind of request, over all."""
+
+    def __init__(self) -> None:
+        self._honesty: dict[tuple[str, str], Honesty] = {}
+        self._drafters: dict[str, Rates] = {}
+        self._kinds: dict[tuple[str, str], Rates] = {}
+        self._ledgers: dict[int, Ledger] = {}
+
+    def ledger(self, seq_id: int, kind: str) -> Ledger:
+        if seq_id not in self._ledgers:
+            self._ledgers[seq_id] = Ledger(kind)
+        return self._ledgers[seq_id]
+
+    def rates(self, ledger: Ledger, arm: str) -> Rates:
+        """A request's own rates for a drafter."""
+        found = ledger.rates.get(arm)
+        if found is None:
+            whole = self._drafters.setdefault(arm, Rates(None, DRAFTER))
+            kind = self._kinds.setdefault((arm, ledger.kind), Rates(whole, KIND))
+            found = ledger.rates[arm] = Rates(kind, REQUEST)
+        return found
+
+    def honesty(self, ledger: Ledger, arm: str) -> Honesty:
+        """Of a drafter in this kind of request."""
+        return self._honesty.setdefault((arm, ledger.kind), Honesty())
+
+    def survival(self, ledger: Ledger, arm: str, draft: Draft) -> list[float]:
+        """For each node how likely it is to enter the text."""
+        rates, depths, sure = self.rates(ledger, arm), draft.depths(), draft.confidence
+        found: list[float] = []
+        honest = self.honesty(ledger, arm).factor
+        for node, parent in enumerate(draft.parents):
+            stands = rates.rate(cell(None if sure is None else sure[node], depths[node]))
+            found.append(honest * stands if parent < 0 else found[parent] * stands)
+        return found
+
+    def unseen(self, ledger: Ledger, arm: str, depth: int) -> list[float]:
+        """The same for a chain that is not drafted yet."""
+        rates, whole = self.rates(ledger, arm), self.honesty(ledger, arm).factor
+        found: list[float] = []
+        for at in range(1, depth + 1):
+            whole *= rates.rate(cell(None, at))
+            found.append(whole)
+        return found
+
+    def note(self, ledger: Ledger, arm: str, draft: Draft, length: int) -> None:
+        """A drafter has guessed how a text of `length` tokens goes on."""
+        ledger.open.append(Guess(arm, draft, length))
+
+    def learn(self, ledger: Ledger, tokens: list[int]) -> None:
+        """The text has grown: find out the open guesses."""
+        ledger.open = [guess for guess in ledger.open if not guess.follow(tokens, self.rates(ledger, guess.arm))]
+
+    def first_rate(self, arm: str) -> float:
+        """How often a drafter's first guess stands, over all."""
+        rates = self._drafters.get(arm)
+        return PRIOR if rates is None else rates.rate(cell(None, 1))
+
+    def forget(self, seq_id: int) -> None:
+        self._ledgers.pop(seq_id, None)

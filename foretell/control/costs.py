@@ -1,0 +1,162 @@
+"""What steps and drafts cost here: learnt from the steps themselves, and kept true while the machine changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+NOISE = 0.08  # how far a step strays from what it should take, as a share, on a quiet machine
+OUTLIER = 3.0  # surprises are cut at so many of the usual ones
+DRIFT = 0.002  # how far the machine's pace wanders from step to step, as a share
+PACE, BEND = 0.5, 0.1  # how far off the first step's pace, and how bent the curve of rows, may be, as shares
+USUAL_RATE = 0.05  # how fast the usual surprise is learnt
+
+Vector = NDArray[np.float64]
+
+
+class Fit:
+    """Recursive least squares with a prior: seconds as a sum of weighted features.
+
+    One observation far off the mark moves it only as far as a usual surprise would, but when surprises stay, they
+    become usual.
+    """
+
+    def __init__(self, mean: Vector, spread: NDArray[np.float64]) -> None:
+        """`spread` is the covariance of the prior."""
+        self.mean, self.spread = mean, spread
+        self.usual = NOISE
+
+    def value(self, features: Vector) -> float:
+        return float(features @ self.mean)
+
+    def observe(self, features: Vector, seconds: float) -> None:
+        expected = max(self.value(features), 1e-9)
+        surprise = seconds / expected - 1
+        limit = OUTLIER * max(self.usual, NOISE)
+        self.usual += USUAL_RATE * (min(abs(surprise), 2 * limit) - self.usual)
+        surprise = min(max(surprise, -limit), limit)
+        # The pace of all wanders together: a slower machine makes every step dearer by the same share.
+        self.spread = self.spread + DRIFT**2 * np.outer(self.mean, self.mean)
+        seen = self.spread @ features
+        gain = seen / (float(features @ seen) + (max(self.usual, NOISE) * expected) ** 2)
+        self.mean = np.maximum(self.mean + gain * surprise * expected, 0.0)
+        self.spread = self.spread - np.outer(gain, seen)
+
+
+@dataclass(frozen=True)
+class CostPrior:
+    """What is believed of a device before anything ran: shapes, not seconds; the first steps set the pace."""
+
+    row: float = 0.03  # what a further row costs, as a share of a step with one
+    token: float = 1e-4  # what a cached token costs, as a share of a step with one row
+    free_rows: int = 1  # rows that cost no more than one
+
+
+class StepCosts:
+    """Seconds of a step of the target by the rows it runs and the cached tokens they look at."""
+
+    def __init__(self, prior: CostPrior = CostPrior()) -> None:
+        self.prior = prior
+        self.steps = 0
+        self._fit: Fit | None = None
+        self._curve: Vector | None = None
+
+    @property
+    def known(self) -> bool:
+        return self._fit is not None
+
+    def seconds(self, rows: int, context: int = 0) -> float:
+        """What a step of `rows` rows should take; 0 before the first one ran."""
+        return 0.0 if self._fit is None else self._fit.value(_features(rows, context))
+
+    def curve(self, rows: int) -> Vector:
+        """Seconds of steps of 0..`rows` rows with nothing cached; never falling, because rows are not rewarded."""
+        if self._fit is None:
+            return np.zeros(rows + 1)
+        if self._curve is None or len(self._curve) <= rows:
+            most = max(rows, 64)
+            knots = np.maximum.accumulate(self._fit.mean[: len(KNOTS)])
+            self._curve = np.interp(np.arange(most + 1), KNOTS, knots)
+        return self._curve[: rows + 1]
+
+    def observe(self, rows: int, context: int, seconds: float) -> None:
+        """A step of the target ran."""
+        if seconds <= 0:
+            return
+        if self._fit is None:
+            self._fit = self._start(rows, context, seconds)
+        self._fit.observe(_features(rows, context), seconds)
+        self.steps += 1
+        self._curve = None
+
+    def _start(self, rows: int, context: int, seconds: float) -> Fit:
+        prior = self.prior
+        shape = np.array([1 + prior.row * max(0, knot - prior.free_rows) for knot in KNOTS] + [prior.token])
+        shape *= seconds / float(_features(rows, context) @ shape)
+        # All may err by the pace of the first step, which may have been an odd one, and by what a row costs; around
+        # that line the curve may bend a little, near neighbours alike.
+        place, rows = np.log2(np.array(KNOTS, float)), np.append(np.array(KNOTS, float) - 1, 0.0)
+        bend = np.zeros((len(shape), len(shape)))
+        bend[:-1, :-1] = BEND**2 * np.exp(-np.abs(place[:, None] - place[None, :]))
+        bend[-1, -1] = 1.0
+        slope = 3 * prior.row * shape[0] * rows
+        return Fit(shape, np.outer(shape, shape) * (bend + PACE**2) + np.outer(slope, slope))
+
+    def dump(self) -> dict[str, Any]:
+        """What was learnt, as plain values."""
+        if self._fit is None:
+            return {}
+        return {"mean": self._fit.mean.tolist(), "spread": self._fit.spread.tolist(), "usual": self._fit.usual}
+
+    def load(self, kept: dict[str, Any]) -> None:
+        """Go on from what an earlier run learnt; the machine may have changed, so the pace is open again."""
+        mean, spread = np.array(kept["mean"], float), np.array(kept["spread"], float)
+        if mean.shape != (len(KNOTS) + 1,) or spread.shape != (len(KNOTS) + 1,) * 2:
+            return  # written by another version
+        self._fit = Fit(mean, spread + 0.2**2 * np.outer(mean, mean))
+        self._fit.usual = float(kept["usual"])
+        self._curve = None
+
+
+def _features(rows: int, context: int) -> Vector:
+    """Weights of the knots beside `rows`, and the cached tokens."""
+    found = np.zeros(len(KNOTS) + 1)
+    found[-1] = context
+    above = int(np.searchsorted(KNOTS, rows))
+    if above == 0 or KNOTS[min(above, len(KNOTS) - 1)] == rows:
+        found[min(above, len(KNOTS) - 1)] = 1.0
+    elif above == len(KNOTS):
+        found[above - 1] = rows / KNOTS[-1]
+    else:
+        low, high = KNOTS[above - 1], KNOTS[above]
+        found[above] = (rows - low) / (high - low)
+        found[above - 1] = 1 - found[above]
+    return found
+
+
+class DraftCosts:
+    """Seconds of a draft by its depth, its nodes in all sequences, and the tokens that had to be read before."""
+
+    def __init__(self, share: float) -> None:
+        """`share` is what one node of one sequence is believed to cost, of a plain step."""
+        self.share = share
+        self._fit: Fit | None = None
+
+    def seconds(self, depth: int, nodes: int, read: int, plain: float) -> float:
+        """`plain` is what a plain step costs, for as long as nothing else is known."""
+        features = np.array([depth, nodes, read], float)
+        return (self._start(plain) if self._fit is None else self._fit).value(features)
+
+    def observe(self, depth: int, nodes: int, read: int, seconds: float, plain: float) -> None:
+        if self._fit is None:
+            self._fit = self._start(plain)
+        self._fit.observe(np.array([depth, nodes, read], float), seconds)
+
+    def _start(self, plain: float) -> Fit:
+        whole = max(self.share * plain, 1e-9)
+        mean = np.array([0.8 * whole, 0.2 * whole, 0.05 * whole])
+        return Fit(mean, np.outer(mean, mean) * 0.5**2 + np.diag(mean**2))

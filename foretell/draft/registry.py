@@ -1,0 +1,121 @@
+"""Drafters by name: which there are, what they need before they can be made, and how they are made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+
+from foretell.config import SpeculationConfig
+from foretell.errors import RequestError
+from foretell.models.decoder import Decoder
+from foretell.models.variants import first_layers
+from foretell.options import nearest
+from foretell.runner.runner import ModelRunner
+from foretell.tokenizer import Tokenizer
+
+from .base import Drafter
+from .drawing import DraftTemperature
+from .model import ModelDrafter
+from .ngram import NGramDrafter
+from .prediction import PredictionDrafter
+from .shared import SharedDrafter
+from .suffix import SuffixDrafter
+
+OUTSIDE = "foretell.drafters"  # the entry points under which other packages offer theirs
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A draft model, loaded."""
+
+    runner: ModelRunner
+    tokenizer: Tokenizer | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What drafters are made of."""
+
+    config: SpeculationConfig
+    target: ModelRunner
+    tokenizer: Tokenizer | None = None
+    helpers: Mapping[str, Helper] = field(default_factory=dict)  # draft models by name
+    copies: Mapping[int, Decoder] = field(default_factory=dict)  # the target's weights in so many bits
+
+    @property
+    def vocab(self) -> int:
+        return self.target.model.config.vocab
+
+    @property
+    def sharpening(self) -> DraftTemperature:
+        return "entropy" if self.config.draft_temperature == "entropy" else "fixed"
+
+
+Maker = Callable[[Parts, str], Drafter]  # the second is what stands behind the colon of its name
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to guess ahead. `argument` shows what stands behind the colon, where something does."""
+
+    name: str
+    make: Maker
+    argument: str = ""
+    pattern: str = ".+"
+
+    @property
+    def shown(self) -> str:
+        return f"{self.name}:{self.argument}" if self.argument else self.name
+
+    def check(self, argument: str) -> None:
+        """Refuse an argument that cannot be right, before anything is loaded."""
+        if not self.argument and argument:
+            raise RequestError("drafter", f"{self.name} takes nothing behind a colon")
+        if self.argument and not re.fullmatch(self.pattern, argument):
+            raise RequestError("drafter", f"{self.name} is written {self.shown}, not {self.name}:{argument}")
+
+
+def _draft_model(parts: Parts, name: str) -> Drafter:
+    return ModelDrafter(parts.helpers[name].runner, parts.vocab, f"model:{name}", parts.sharpening)
+
+
+def _early_exit(parts: Parts, layers: str) -> Drafter:
+    most = parts.target.model.config.layers - 1
+    if int(layers) > most:
+        raise RequestError("drafter", f"exit:{layers} leaves nothing out; this model can exit after 1 to {most} layers")
+    runner = parts.target.lend(first_layers(parts.target.model, int(layers)))
+    return SharedDrafter(runner, parts.vocab, f"exit:{layers}", parts.sharpening)
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("ngram", lambda parts, _: NGramDrafter(*parts.config.match_lengths)),
+        Kind("suffix", lambda parts, _: SuffixDrafter()),
+        Kind("prediction", lambda parts, _: PredictionDrafter()),
+        Kind("model", _draft_model, "NAME"),
+        Kind("exit", _early_exit, "N", r"[1-9]\d*"),
+    )
+}
+
+
+def find_kind(name: str) -> Kind:
+    """The kind of that name, ours or another package's."""
+    if name in KINDS:
+        return KINDS[name]
+    outside = {point.name: point for point in entry_points(group=OUTSIDE)}
+    if name not in outside:
+        shown = [kind.shown for kind in KINDS.values()]
+        raise RequestError("drafter", f"{name!r} is not known; {nearest(name, ['none', 'auto', *shown, *outside])}")
+    return Kind(name, outside[name].load(), "...", ".*")
+
+
+def make(parts: Parts, name: str) -> Drafter:
+    """The drafter of that name."""
+    kind, _, argument = name.partition(":")
+    drafter = find_kind(kind).make(parts, argument)
+    if not isinstance(drafter, Drafter):
+        raise RequestError("drafter", f"{name} is offered by another package and is no Drafter, but {drafter!r}")
+    return drafter
