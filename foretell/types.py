@@ -145,7 +145,7 @@ class Draft:
     parents: tuple[int, ...] = ()
     source: str = ""
     drawn: tuple[bool, ...] | None = None  # None: no node was drawn at random
-    confidence: tuple[float, ...] | None = None
+    confidence: tuple[float, ...] | None = None  # 0 to 1; a probability only where the drafter says it gives one
     probs: Tensor | None = None  # [nodes, vocab]
 
     def __post_init__(self) -> None:

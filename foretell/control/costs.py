@@ -99,11 +99,11 @@ class StepCosts:
         shape *= seconds / float(_features(rows, context) @ shape)
         # All may err by the pace of the first step, which may have been an odd one, and by what a row costs; around
         # that line the curve may bend a little, near neighbours alike.
-        place, rows = np.log2(np.array(KNOTS, float)), np.append(np.array(KNOTS, float) - 1, 0.0)
+        place, more = np.log2(np.array(KNOTS, float)), np.append(np.array(KNOTS, float) - 1, 0.0)
         bend = np.zeros((len(shape), len(shape)))
         bend[:-1, :-1] = BEND**2 * np.exp(-np.abs(place[:, None] - place[None, :]))
         bend[-1, -1] = 1.0
-        slope = 3 * prior.row * shape[0] * rows
+        slope = 3 * prior.row * shape[0] * more
         return Fit(shape, np.outer(shape, shape) * (bend + PACE**2) + np.outer(slope, slope))
 
     def dump(self) -> dict[str, Any]:

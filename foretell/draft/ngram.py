@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foretell.types import Budget, Draft, Sequence
 
@@ -38,7 +38,8 @@ class NGramDrafter(Drafter):
         for length in self.lengths:
             place = index.places.get(tuple(seq.tokens[-length:]))
             if place is not None and length < len(seq.tokens):
-                return Draft.chain(_copy(seq.tokens, place, nodes), self.name)
+                copied = Draft.chain(_copy(seq.tokens, place, nodes), self.name)
+                return replace(copied, confidence=(length / (self.lengths[0] + 1),) * nodes)
         return Draft()
 
     def _catch_up(self, seq: Sequence) -> _Index:

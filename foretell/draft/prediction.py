@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foretell.types import Budget, Draft, Sequence
 
@@ -22,6 +22,7 @@ class _Pointer:
     read: int = 0  # written tokens it has followed
     place: int | None = 0  # of the token that is expected next; None: the text has departed
     trusted: int = 0  # the last place that more than one token spoke for
+    followed: int = 4  # tokens that came as expected since it last sought its place; a text's beginning is likely
     places: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # behind each run, in order
 
     def __post_init__(self) -> None:
@@ -36,6 +37,7 @@ class _Pointer:
         for end in range(start + self.read + 1, len(tokens) + 1):
             if self._expects(tokens[end - 1]):
                 self.place = self.trusted = (self.place or 0) + 1
+                self.followed += 1
             else:
                 self._seek(tokens[max(start, end - RUNS[0]) : end])
         self.read = len(tokens) - start
@@ -45,7 +47,7 @@ class _Pointer:
 
     def _seek(self, tail: list[int]) -> None:
         """Find how the text ends in the prediction: the longest run, the nearest place ahead, else behind."""
-        self.place = None
+        self.place, self.followed = None, 0
         for length in RUNS[-len(tail) :]:
             places = self.places.get(tuple(tail[-length:]))
             if places and self._believes(place := self._nearest(places), length, len(places)):
@@ -85,7 +87,8 @@ class PredictionDrafter(Drafter):
         pointer = self._catch_up(seq)
         if pointer.place is None:
             return Draft()
-        return Draft.chain(pointer.prediction[pointer.place : pointer.place + nodes], self.name)
+        copied = Draft.chain(pointer.prediction[pointer.place : pointer.place + nodes], self.name)
+        return replace(copied, confidence=(1 - 1 / (1 + pointer.followed),) * len(copied))
 
     def _catch_up(self, seq: Sequence) -> _Pointer:
         pointer = self._pointers.get(seq.id)

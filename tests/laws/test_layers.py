@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "llm": BASE | {"build", "engine", "draft"},
     "pairing": BASE | {"hub", "models", "draft"},
     "server": BASE | {"build", "engine", "version", "hub"},
-    "bench": BASE | {"llm", "build", "engine"},
+    "bench": BASE | {"llm", "build", "engine", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
     "cli": BASE | {"llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"},
 }
