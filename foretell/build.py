@@ -132,7 +132,7 @@ def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened
         throughput=config.goal == "throughput",
         shortest=config.min_draft,
     )
-    traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.arms.items()}
+    traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior) for name, arm in drafter.arms.items()}
     return AdaptiveController(traits, settings, StepCosts(_cost_prior(target)))
 
 
@@ -168,7 +168,10 @@ def _plan_memory(
     extra = sum(helper.weights for helper in helpers) + (0 if drafter is None else drafter.memory)
     page_bytes = config.page_size * token_bytes
     needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs)
-    return plan_memory(needs, device_memory(target.device), config.kv_memory)
+    free = device_memory(target.device)
+    if target.device.type == "cuda":
+        free = int(free * config.gpu_memory_utilization)
+    return plan_memory(needs, free, config.kv_memory)
 
 
 def choose_device(name: str) -> torch.device:

@@ -30,6 +30,7 @@ class EngineConfig:
     max_num_batched_tokens: int = option(2048, "the most tokens run in one step; longer prompts take several")
     page_size: int = option(16, "tokens a page of the cache holds", aliases=("--block-size",))
     kv_memory: float | None = option(None, "GiB for the cache of keys and values (default: by model and memory)")
+    gpu_memory_utilization: float = option(0.9, "the most of a GPU's free memory that all parts may take")
     prefix_cache: bool = option(True, "share the cache of equal beginnings", aliases=("--enable-prefix-caching",))
     threads: int | None = option(None, "CPU threads (default: physical cores)")
 
@@ -41,6 +42,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise RequestError(name, f"must be above 0, not {value}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise RequestError(
+                "gpu_memory_utilization", f"must be above 0 and at most 1, not {self.gpu_memory_utilization}"
+            )
         if self.threads is not None and self.threads > MOST_THREADS:
             raise RequestError("threads", f"must be {MOST_THREADS} or fewer, not {self.threads}")
         if self.max_num_batched_tokens < self.max_num_seqs:

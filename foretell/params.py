@@ -33,6 +33,7 @@ class SamplingParams:
     max_tokens: int | None = option(
         None, f"the most tokens to write (default: {DEFAULT_MAX_TOKENS}, or fewer where the context ends)"
     )
+    skip_special_tokens: bool = option(True, "leave marks such as <|im_end|> out of the text")
     min_tokens: int = option(0, "do not end before this many tokens are written")
     seed: int | None = option(None, "the same seed gives the same text; drawn and reported where left out")
     stop: tuple[str, ...] = option((), "end the text before this string; may be given several times")

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from foretell.certify.draws import random_decoder
-from foretell.control.controller import FixedController
+from foretell.control.controller import FixedController, Offers
 from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.shared import SharedDrafter
@@ -52,10 +53,27 @@ class World:
         runner = ModelRunner(model, self.pages, self.page_size, CONTEXT)
         prefix = PrefixIndex(runner.pool) if self.prefix_cache else None
         scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
-        engine = Engine(runner, drafter or NoDrafter(), FixedController(self.budget), scheduler)
+        controller = Turns(self.budget) if isinstance(drafter, MixDrafter) else FixedController(self.budget)
+        engine = Engine(runner, drafter or NoDrafter(), controller, scheduler)
         if isinstance(drafter, EarlyExit):
             drafter.bind(engine)
         return engine
+
+
+class Turns(FixedController):
+    """Lets the arms of a mix take turns, so that each meets texts that moved on without it."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(nodes)
+        self.step = 0
+
+    def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
+        return (seqs[::2], self.nodes - 1) if self.step % 3 else ([], 0)
+
+    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+        self.step += 1
+        arms = [seq.request.drafters[(self.step + seq.id) % len(seq.request.drafters)] for seq in seqs]
+        return [Budget(self._nodes(seq), arm) for seq, arm in zip(seqs, arms, strict=True)]
 
 
 def model_drafter(seed: int = 0, pages: int = 256, device: str = "cpu", **settings: object) -> ModelDrafter:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 
@@ -15,7 +17,7 @@ PRIOR = 0.5  # of a drafter nobody has seen
 HONEST, STEADY = 20.0, 0.995  # guesses it takes to doubt the rates, and how fast those are forgotten
 
 # (how fast old counts fade, how many counts of its own it takes to outweigh what is above)
-REQUEST, KIND, DRAFTER = (0.97, 8.0), (0.998, 12.0), (0.999, 12.0)
+REQUEST, KIND, DRAFTER = (0.97, 16.0), (0.998, 12.0), (0.999, 12.0)
 
 
 def level(confidence: float | None) -> int:
@@ -36,10 +38,11 @@ def cell(confidence: float | None, depth: int) -> int:
 class Rates:
     """How often guesses stood whose forerunners stood, by cell; what is not known yet is taken from `above`."""
 
-    __slots__ = ("above", "fade", "tried", "stood", "weight")
+    __slots__ = ("above", "fade", "prior", "tried", "stood", "weight")
 
-    def __init__(self, above: Rates | None, fading: tuple[float, float]) -> None:
-        self.above, (self.fade, self.weight) = above, fading
+    def __init__(self, above: Rates | None, fading: tuple[float, float], prior: float = PRIOR) -> None:
+        """`prior` is what is believed where nothing is above."""
+        self.above, (self.fade, self.weight), self.prior = above, fading, prior
         self.tried = [0.0] * CELLS
         self.stood = [0.0] * CELLS
 
@@ -47,12 +50,17 @@ class Rates:
         prior = self._alike(at) if self.above is None else self.above.rate(at)
         return (self.weight * prior + self.stood[at]) / (self.weight + self.tried[at])
 
+    def hope(self, at: int) -> float:
+        """The rate it may well have, for all that was tried: little of it at first, or bad luck would be believed."""
+        rate, tried = self.rate(at), self.tried[at] if self.above is None else max(self.tried[at], self.above.tried[at])
+        return min(1.0, rate + math.sqrt(rate * (1 - rate) / (1 + tried)))
+
     def _alike(self, at: int) -> float:
         """What a cell is believed to be before it was tried: as one guess earlier, or as whatever the confidence."""
         row, depth = divmod(at, DEPTHS)
         if row != UNSEEN:
             return self.rate(UNSEEN * DEPTHS + depth)
-        return self.rate(at - 1) if depth else PRIOR
+        return self.rate(at - 1) if depth else self.prior
 
     def count(self, at: int, stood: bool) -> None:
         self.tried[at] = self.tried[at] * self.fade + 1
@@ -125,7 +133,9 @@ class Honesty:
 class Acceptance:
     """Rates of every drafter: of the request, over those of its kind of request, over all."""
 
-    def __init__(self) -> None:
+    def __init__(self, priors: Mapping[str, float] | None = None) -> None:
+        """`priors`: how often a drafter's guess should stand, before it ever guessed."""
+        self._priors = priors or {}
         self._honesty: dict[tuple[str, str], Honesty] = {}
         self._drafters: dict[str, Rates] = {}
         self._kinds: dict[tuple[str, str], Rates] = {}
@@ -140,7 +150,7 @@ class Acceptance:
         """A request's own rates for a drafter."""
         found = ledger.rates.get(arm)
         if found is None:
-            whole = self._drafters.setdefault(arm, Rates(None, DRAFTER))
+            whole = self._drafters.setdefault(arm, Rates(None, DRAFTER, self._priors.get(arm, PRIOR)))
             kind = self._kinds.setdefault((arm, ledger.kind), Rates(whole, KIND))
             found = ledger.rates[arm] = Rates(kind, REQUEST)
         return found
@@ -159,12 +169,12 @@ class Acceptance:
             found.append(honest * stands if parent < 0 else found[parent] * stands)
         return found
 
-    def unseen(self, ledger: Ledger, arm: str, depth: int) -> list[float]:
-        """The same for a chain that is not drafted yet."""
-        rates, whole = self.rates(ledger, arm), self.honesty(ledger, arm).factor
+    def unseen(self, ledger: Ledger, arm: str, depth: int, hopeful: bool = True) -> list[float]:
+        """The same for a chain that is not drafted yet; in hope, because it must be tried to be known."""
+        rates, whole = self.rates(ledger, arm), 1.0
         found: list[float] = []
         for at in range(1, depth + 1):
-            whole *= rates.rate(cell(None, at))
+            whole *= rates.hope(cell(None, at)) if hopeful else rates.rate(cell(None, at))
             found.append(whole)
         return found
 
@@ -179,7 +189,7 @@ class Acceptance:
     def first_rate(self, arm: str) -> float:
         """How often a drafter's first guess stands, over all."""
         rates = self._drafters.get(arm)
-        return PRIOR if rates is None else rates.rate(cell(None, 1))
+        return self._priors.get(arm, PRIOR) if rates is None else rates.rate(cell(None, 1))
 
     def forget(self, seq_id: int) -> None:
         self._ledgers.pop(seq_id, None)

@@ -20,7 +20,7 @@ SMALL = 64  # rows of a step from which the pace of a machine may be learnt firs
 PROBE_NODES = 2
 PROBE_SHARE = 0.01  # of the time may go into finding out whether a drafter has become worth it
 PROBE_EVERY = 32  # steps between two probes, at the least
-STRETCH_EVERY, STRETCH = 16, 2  # of so many drafts one goes so many nodes farther
+STRETCH_EVERY = 24  # of so many drafts one goes a node farther
 ASK_SHARE = 0.005  # of the time may go into looking at free guesses that are not taken
 PATIENCE = 16  # guesses in vain before a sequence is asked less often
 READ_AHEAD = 64  # tokens over which it must pay that a drafter has to read the text first
@@ -28,12 +28,13 @@ READ_AHEAD = 64  # tokens over which it must pay that a drafter has to read the 
 
 @dataclass(frozen=True)
 class ArmTraits:
-    """What the controller knows of a drafter: whether it guesses for nothing, whether it must read the text itself, and
-    what a node costs at first sight, as a share of a plain step."""
+    """What the controller knows of a drafter: whether it guesses for nothing, whether it must read the text itself, what
+    a node costs at first sight, as a share of a plain step, and how often a guess should stand."""
 
     free: bool = False
     reads: bool = False
     share: float = 0.3
+    prior: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class AdaptiveController(Controller):
         self.arms, self.settings = dict(arms), settings
         self.costs = costs or StepCosts()
         self.draft_costs = {name: DraftCosts(traits.share) for name, traits in arms.items()}
-        self.acceptance = Acceptance()
+        self.acceptance = Acceptance({name: traits.prior for name, traits in arms.items()})
         self.decisions = Decisions()
         self._patience: dict[int, _Patience] = {}
         self._read: dict[tuple[int, str], int] = {}  # tokens a drafter has read of a sequence
@@ -185,7 +186,7 @@ class AdaptiveController(Controller):
         if self.arms[plan.arm].free:
             return 0
         self._drafts[plan.arm] += 1
-        wanted = 0 if self._drafts[plan.arm] % STRETCH_EVERY else STRETCH
+        wanted = 0 if self._drafts[plan.arm] % STRETCH_EVERY else 1
         return min(wanted, self._cap(seq) - nodes)
 
     def _floor(self, market: Market, plan: Plan) -> float:
@@ -212,7 +213,7 @@ class AdaptiveController(Controller):
         ledger, best, most = self._ledger(seq), "", 0.0
         for arm in seq.request.drafters:
             if not self.arms[arm].free:
-                worth = sum(self.acceptance.unseen(ledger, arm, nodes))
+                worth = sum(self.acceptance.unseen(ledger, arm, nodes, hopeful=False))
             else:
                 worth = sum(self.acceptance.survival(ledger, arm, offered.get(arm, Draft()).cut(nodes)))
             if worth > most:
@@ -280,7 +281,7 @@ class AdaptiveController(Controller):
             if outcome.accepted:
                 self._probing.pop(arm, None)
         expected = self._expected.pop(share.seq.id, None)
-        if expected is not None and len(outcome.draft):
+        if expected is not None and len(outcome.draft) and self._is_free(arm):
             factor = self.acceptance.honesty(ledger, arm).factor
             self.acceptance.honesty(ledger, arm).count(expected / factor, outcome.accepted)
         self.acceptance.learn(ledger, share.seq.tokens)
@@ -307,7 +308,7 @@ class AdaptiveController(Controller):
         for seq in writers:
             if seq.id not in found:
                 self.decisions.skipped["does not pay" if offers.get(seq.id) else "nothing to guess"] += 1
-        self._drafting += 0.03 * (bool(found) - self._drafting)
+        self._drafting += 0.06 * (bool(found) - self._drafting)
         on = self._drafting > (0.05 if self.decisions.on else 0.2)
         if on != self.decisions.on:
             self.decisions.on, self.decisions.reason = on, self._reason(market, writers)
@@ -322,6 +323,9 @@ class AdaptiveController(Controller):
             need, have = break_even(market, node), self.acceptance.first_rate(arm)
             said.append(f"{arm} acceptance {have:.2f} {'>=' if have >= need else '<'} break-even {need:.2f}")
         return f"{', '.join(said)} at batch {market.writers}"
+
+    def plain_seconds(self, batch: int, context: int) -> float | None:
+        return self.costs.seconds(batch, context) if self.costs.known else None
 
     def forget(self, seq: Sequence) -> None:
         self.acceptance.forget(seq.id)

@@ -13,6 +13,7 @@ NOISE = 0.08  # how far a step strays from what it should take, as a share, on a
 OUTLIER = 3.0  # surprises are cut at so many of the usual ones
 DRIFT = 0.002  # how far the machine's pace wanders from step to step, as a share
 PACE, BEND = 0.5, 0.1  # how far off the first step's pace, and how bent the curve of rows, may be, as shares
+LEAN_RATE, CHANGED = 0.1, 0.5
 USUAL_RATE = 0.05  # how fast the usual surprise is learnt
 
 Vector = NDArray[np.float64]
@@ -21,14 +22,14 @@ Vector = NDArray[np.float64]
 class Fit:
     """Recursive least squares with a prior: seconds as a sum of weighted features.
 
-    One observation far off the mark moves it only as far as a usual surprise would, but when surprises stay, they
-    become usual.
+    One observation far off the mark moves it only as far as a usual surprise would; when they all point one way,
+    the pace is learnt anew.
     """
 
     def __init__(self, mean: Vector, spread: NDArray[np.float64]) -> None:
         """`spread` is the covariance of the prior."""
         self.mean, self.spread = mean, spread
-        self.usual = NOISE
+        self.usual, self.lean = NOISE, 0.0  # the usual surprise, and whether they all point one way
 
     def value(self, features: Vector) -> float:
         return float(features @ self.mean)
@@ -39,6 +40,10 @@ class Fit:
         limit = OUTLIER * max(self.usual, NOISE)
         self.usual += USUAL_RATE * (min(abs(surprise), 2 * limit) - self.usual)
         surprise = min(max(surprise, -limit), limit)
+        self.lean += LEAN_RATE * (surprise / limit - self.lean)
+        if abs(self.lean) > CHANGED:  # no chain of hiccups: the machine has another pace now
+            self.spread = self.spread + PACE**2 * np.outer(self.mean, self.mean)
+            self.usual, self.lean = NOISE, 0.0
         # The pace of all wanders together: a slower machine makes every step dearer by the same share.
         self.spread = self.spread + DRIFT**2 * np.outer(self.mean, self.mean)
         seen = self.spread @ features

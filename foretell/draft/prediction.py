@@ -71,6 +71,7 @@ class PredictionDrafter(Drafter):
 
     name = "prediction"
     free = True
+    prior = 0.85  # whoever sends a prediction expects it to come true
 
     def __init__(self, reach: int = 16) -> None:
         """`reach`: how far ahead a token that occurs more than once may be found; its power for a run of them."""

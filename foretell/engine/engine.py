@@ -82,7 +82,7 @@ class Engine:
 
     def add(self, request: Request, grammar: Grammar | None = None) -> Track:
         """Take a request in; it is written from the next steps on. `grammar` is its `structured_outputs`, compiled."""
-        self._check(request)
+        self.check(request)
         assert (grammar is None) == (request.params.structured_outputs is None), "a grammar comes compiled"
         seq = Sequence(next(self._ids), request, list(request.prompt))
         writer = Writer(request, self.tokenizer)
@@ -91,13 +91,18 @@ class Engine:
         self.scheduler.add(seq)
         return track
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Refuse a request that could never be written here."""
         pool = self.runner.pool
         if pool.pages_for(len(request.prompt) + request.max_tokens) > pool.count:
             raise CapacityError(
                 f"the text may need {len(request.prompt) + request.max_tokens} tokens of cache and there is room for "
                 f"{pool.count * pool.page_size}; lower max_tokens or give more kv_memory"
             )
+
+    def plain_seconds(self, batch: int, context: int) -> float | None:
+        """What a step without drafts takes for `batch` texts with `context` tokens cached in all, if that is known."""
+        return self.controller.plain_seconds(batch, context)
 
     def abort(self, request_id: str) -> list[Delta]:
         """End a request at once, all its choices; its pages are free when this returns."""

@@ -27,7 +27,8 @@ class Writer:
         self.request = request
         # The prompt's tail decides how the first token reads: a space in front of it, half a character before it.
         tail = request.prompt[-CONTEXT:]
-        self.decoder = StreamDecoder(tokenizer, context=tail) if tokenizer is not None else None
+        skip = request.params.skip_special_tokens
+        self.decoder = StreamDecoder(tokenizer, skip_special=skip, context=tail) if tokenizer is not None else None
         self.stops = request.params.stop
         self.ends = frozenset(request.params.stop_token_ids)
         if not request.params.ignore_eos:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.prediction import PredictionDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
@@ -44,6 +45,7 @@ DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "ngram": lambda truth: NGramDrafter(1, 3),
     "suffix": lambda truth: SuffixDrafter(offset=2),
     "early exit": lambda truth: EarlyExit(),
+    "mix": lambda truth: MixDrafter([NGramDrafter(1, 3), SuffixDrafter(offset=2), model_drafter(seed=5)]),
     "oracle": lambda truth: oracle(truth, 0.0),
     "oracle that errs": lambda truth: oracle(truth, 0.3),
     "always wrong": lambda truth: oracle(truth, 1.0),

@@ -17,7 +17,7 @@ WORDS = dict(enumerate(["<end>", "a", "b", "ab", "c", "<stop>", "ba", "x"]))
 class Decoder:
     """Each token is a word."""
 
-    def __init__(self, tokenizer: object, context: tuple[int, ...]) -> None:
+    def __init__(self, tokenizer: object, skip_special: bool, context: tuple[int, ...]) -> None:
         self.left = "~" if tokenizer == "holds back" else ""
 
     def push(self, tokens: list[int]) -> str:

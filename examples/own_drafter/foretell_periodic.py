@@ -1,0 +1,30 @@
+"""A drafter for texts that repeat with a fixed period, such as tables: guesses what stood one period earlier."""
+
+from __future__ import annotations
+
+from foretell.draft import Parts
+from foretell.draft.base import Drafter
+from foretell.types import Budget, Draft, Sequence
+
+
+class PeriodicDrafter(Drafter):
+    """Keeps nothing: a guess is read off the text each time."""
+
+    free = True  # it costs next to nothing to ask, so the controller may look before it decides
+
+    def __init__(self, period: int) -> None:
+        self.period, self.name = period, f"periodic:{period}"
+
+    def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        return [self._guess(seq.tokens, budget.nodes) for seq, budget in zip(seqs, budgets, strict=True)]
+
+    def _guess(self, tokens: list[int], nodes: int) -> Draft:
+        if len(tokens) < self.period:
+            return Draft()
+        earlier = tokens[-self.period :]
+        return Draft.chain([earlier[i % self.period] for i in range(nodes)], self.name)
+
+
+def make(parts: Parts, argument: str) -> Drafter:
+    """What `--drafter periodic:12` calls; `parts` has the target's runner, its tokenizer and the config."""
+    return PeriodicDrafter(int(argument))

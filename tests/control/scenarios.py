@@ -1,0 +1,56 @@
+"""Scenarios to try controllers in."""
+
+from __future__ import annotations
+
+from foretell.control.adaptive import AdaptiveController, ArmTraits, Settings
+from foretell.control.simulation import Arm, Chance, Machine, Result, Scenario, World
+
+
+def steady(rate: float) -> Chance:
+    return lambda request, place: rate
+
+
+def free(chance: Chance, machine: Machine = Machine(), **settings: object) -> Scenario:
+    return Scenario((Arm("free", chance),), machine, **settings)  # type: ignore[arg-type]
+
+
+def model(chance: Chance, seconds: float, machine: Machine = Machine(), **settings: object) -> Scenario:
+    return Scenario((Arm("model", chance, seconds, free=False),), machine, **settings)  # type: ignore[arg-type]
+
+
+STATIONARY = {
+    **{f"free {rate}": free(steady(rate)) for rate in (0.05, 0.3, 0.6, 0.95)},
+    **{f"free, dear rows {rate}": free(steady(rate), Machine(row=0.012)) for rate in (0.3, 0.8, 0.95)},
+    **{
+        f"free, batch 16, {rate}": free(steady(rate), Machine(row=0.004), load=lambda begun: 16) for rate in (0.05, 0.8)
+    },
+    **{f"model {rate}": model(steady(rate), 0.01) for rate in (0.3, 0.6, 0.95)},
+    "dear model": model(steady(0.8), 0.02, Machine(row=0.003)),
+    "useless model": model(steady(0.02), 0.01),
+    "free and model": Scenario((Arm("free", steady(0.3)), Arm("model", steady(0.75), 0.008, free=False))),
+    "restless machine": free(steady(0.5), Machine(row=0.006, noise=0.3, hiccup=0.1)),
+}
+
+DRIFTING = {
+    "within a text": free(lambda request, place: 0.9 if (place // 40) % 2 else 0.1, Machine(row=0.004)),
+    "from text to text": free(lambda request, place: 0.9 if (request // 10) % 2 else 0.1, Machine(row=0.004)),
+    "a model from text to text": model(
+        lambda request, place: 0.9 if (request // 10) % 2 else 0.1, 0.008, Machine(row=0.002)
+    ),
+    "adversary": free(lambda request, place: 0.95 if place % 7 < 2 else 0.02, Machine(row=0.006)),
+    "bursts": free(steady(0.4), Machine(row=0.005), load=lambda begun: 32 if begun % 20 < 5 else 2),
+    "load of 1 and 64": free(
+        steady(0.6), Machine(row=0.003), requests=140, load=lambda begun: 64 if (begun // 64) % 2 else 1
+    ),
+    "a model under load of 1 and 64": model(
+        steady(0.7), 0.006, Machine(row=0.003), requests=140, load=lambda begun: 64 if (begun // 64) % 2 else 1
+    ),
+}
+
+
+def adaptive(scenario: Scenario, settings: Settings = Settings()) -> AdaptiveController:
+    return AdaptiveController({arm.name: ArmTraits(arm.free, not arm.free) for arm in scenario.arms}, settings)
+
+
+def adapted(scenario: Scenario, settings: Settings = Settings()) -> Result:
+    return World(scenario, adaptive(scenario, settings)).run()

@@ -1,0 +1,95 @@
+"""Guesses are counted as the text finds them out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from foretell.control.acceptance import KIND, REQUEST, Acceptance, Honesty, Rates, cell, level
+from foretell.types import Draft
+
+
+def test_confidence_falls_into_levels() -> None:
+    assert [level(value) for value in (0.0, 0.19, 0.2, 0.5, 0.94, 0.95, 1.0)] == [0, 0, 1, 2, 4, 5, 5]
+    assert cell(None, 1) != cell(0.0, 1)
+    assert cell(0.5, 3) == cell(0.5, 9) != cell(0.5, 2)
+
+
+def test_a_chain_is_counted_up_to_its_first_wrong_guess_and_no_further() -> None:
+    acceptance = Acceptance()
+    ledger = acceptance.ledger(0, "greedy")
+    acceptance.note(ledger, "a", Draft.chain([5, 6, 9, 7], "a"), 2)
+    rates = acceptance.rates(ledger, "a")
+    acceptance.learn(ledger, [1, 2, 5])
+    assert (rates.tried[cell(None, 1)], rates.tried[cell(None, 2)]) == (1, 0), "the second is still open"
+    acceptance.learn(ledger, [1, 2, 5, 6, 8, 7])
+    assert rates.stood[cell(None, 2)] == 1
+    assert (rates.tried[cell(None, 3)], rates.stood[cell(None, 3)]) == (1, 0)
+    assert not ledger.open
+
+
+def test_every_branch_of_a_tree_is_found_out() -> None:
+    acceptance = Acceptance()
+    ledger = acceptance.ledger(0, "greedy")
+    tree = Draft((5, 6, 7, 8), (-1, -1, 1, 1), "t", confidence=(0.5, 0.3, 0.9, 0.1))
+    acceptance.note(ledger, "t", tree, 1)
+    acceptance.learn(ledger, [1, 6, 8])
+    rates = acceptance.rates(ledger, "t")
+    assert (rates.tried[cell(0.5, 1)], rates.stood[cell(0.5, 1)]) == (1, 0)
+    assert (rates.tried[cell(0.3, 1)], rates.stood[cell(0.3, 1)]) == (1, 1)
+    assert (rates.stood[cell(0.9, 2)], rates.stood[cell(0.1, 2)]) == (0, 1)
+
+
+def test_a_request_starts_from_what_its_kind_has_taught() -> None:
+    acceptance = Acceptance()
+    for request in range(20):
+        ledger = acceptance.ledger(request, "greedy")
+        for place in range(10):
+            acceptance.note(ledger, "a", Draft.chain([9], "a"), place)
+            acceptance.learn(ledger, [9] * (place + 1))
+        acceptance.forget(request)
+    fresh = acceptance.unseen(acceptance.ledger(99, "greedy"), "a", 1)[0]
+    other = acceptance.unseen(acceptance.ledger(98, "warm"), "a", 1)[0]
+    assert fresh > 0.9
+    assert other > 0.5, "another kind starts from the drafter's own"
+    assert acceptance.unseen(acceptance.ledger(97, "greedy"), "b", 1) == [1.0], "who was never tried is hoped for"
+    assert acceptance.unseen(acceptance.ledger(97, "greedy"), "b", 1, hopeful=False) == [0.5]
+    assert Acceptance({"b": 0.9}).first_rate("b") == 0.9
+
+
+def test_hope_goes_as_tries_come() -> None:
+    rates = Rates(Rates(None, KIND), REQUEST)
+    hopes = []
+    for tries in range(200):
+        rates.count(cell(None, 1), tries % 5 == 0)
+        hopes.append(rates.hope(cell(None, 1)) - rates.rate(cell(None, 1)))
+    assert hopes[0] > 0.3 > 0.1 > hopes[30] > hopes[-1]
+
+
+def test_a_depth_never_tried_is_believed_like_the_one_before() -> None:
+    rates = Rates(None, (0.999, 2.0))
+    for _ in range(50):
+        rates.count(cell(None, 1), True)
+    assert rates.rate(cell(None, 3)) > 0.9
+    assert rates.rate(cell(0.3, 1)) > 0.9
+
+
+def test_survival_multiplies_along_a_branch() -> None:
+    acceptance = Acceptance()
+    ledger = acceptance.ledger(0, "greedy")
+    found = acceptance.survival(ledger, "a", Draft((1, 2, 3), (-1, 0, 0), "a"))
+    assert found == pytest.approx([0.5, 0.25, 0.25])
+    sure = replace(Draft.chain([1, 2], "a"), confidence=(0.99, 0.99))
+    assert acceptance.survival(ledger, "a", sure) == pytest.approx([0.5, 0.25])
+
+
+def test_luck_that_runs_out_when_counted_on_is_noticed() -> None:
+    honesty = Honesty()
+    for _ in range(300):
+        honesty.count(1.0, 0)
+    assert honesty.factor < 0.2
+    lucky = Honesty()
+    for _ in range(300):
+        lucky.count(0.5, 2)
+    assert lucky.factor == 1.0

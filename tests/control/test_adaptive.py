@@ -1,0 +1,151 @@
+"""The controller in a real engine: it decides how far to guess, never what is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretell.control.adaptive import AdaptiveController, ArmTraits, Settings
+from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.draft.scripted import OracleDrafter
+from foretell.draft.suffix import SuffixDrafter
+from foretell.engine.engine import Engine
+from foretell.params import SamplingParams
+from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, StepTimes, Verdict
+from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, run
+
+
+def adapted(drafter: Drafter, settings: Settings = Settings(), world: World = World()) -> Engine:
+    engine = world.engine(drafter)
+    traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.arms.items()}
+    engine.controller = AdaptiveController(traits, settings)
+    return engine
+
+
+def write(engine: Engine, **params: object) -> list[list[int]]:
+    tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, **params)]
+    run(engine)
+    assert engine.runner.pool.held == 0
+    return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("settings", [Settings(), Settings(throughput=True), Settings(fixed=lambda batch: 3)])
+@pytest.mark.parametrize("world", [World(), World(pages=24, max_num_seqs=3)], ids=["roomy", "cramped"])
+def test_the_text_is_the_same_whatever_it_decides(temperature: float, settings: Settings, world: World) -> None:
+    truth = generate(world=world, temperature=temperature)
+    drafter = MixDrafter([NGramDrafter(1, 3), SuffixDrafter(offset=2), model_drafter(seed=5)])
+    assert write(adapted(drafter, settings, world), temperature=temperature) == truth
+
+
+def test_nothing_is_kept_of_who_has_left() -> None:
+    engine = adapted(MixDrafter([NGramDrafter(1, 3), model_drafter(seed=5)]))
+    write(engine)
+    controller = engine.controller
+    assert isinstance(controller, AdaptiveController)
+    assert not controller._patience
+    assert not controller._read
+    assert not controller._expected
+    assert not controller.acceptance._ledgers
+
+
+class Clock:
+    """Steps of set prices, to see what is decided at them."""
+
+    def __init__(self, arms: dict[str, ArmTraits], settings: Settings = Settings()) -> None:
+        self.controller = AdaptiveController(arms, settings)
+        self.ids = 0
+
+    def sequence(self, room: int = 100, **choice: object) -> Sequence:
+        self.ids += 1
+        request = Request(
+            str(self.ids),
+            (1,),
+            SamplingParams(),
+            0,
+            room + 1,
+            drafters=tuple(self.controller.arms),
+            speculation=SpeculationChoice(**choice),  # type: ignore[arg-type]
+        )
+        return Sequence(self.ids, request, [1, 2], cached=1)
+
+    def step(self, seqs: list[Sequence], offers: dict[str, Draft], row: float, stands: int) -> list[Budget]:
+        asked, _ = self.controller.asks(seqs)
+        budgets = self.controller.budgets(seqs, {seq.id: offers for seq in asked})
+        outcomes = [self._outcome(seq, budget, offers, stands) for seq, budget in zip(seqs, budgets, strict=True)]
+        rows = sum(1 + len(outcome.draft) for outcome in outcomes)
+        self.controller.observe(outcomes, StepTimes(1e-5, 0.03 + row * rows))
+        return budgets
+
+    def _outcome(self, seq: Sequence, budget: Budget, offers: dict[str, Draft], stands: int) -> Outcome:
+        draft = offers[budget.drafter].cut(budget.nodes) if budget.nodes else Draft()
+        share = Share.of(seq, 1, budget)
+        path = tuple(range(min(stands, len(draft))))
+        kept = (*draft.tokens[: len(path)], 7)
+        right = next(iter(offers.values())).tokens[0]
+        kept = kept if path or not stands else (right,)
+        seq.tokens += kept
+        seq.cached = len(seq.tokens) - 1
+        return Outcome(share, draft, Verdict(path, kept[-1]), kept=kept)
+
+
+FREE = {"free": ArmTraits(free=True)}
+GUESS = {"free": Draft.chain([5, 5, 5, 5], "free")}
+
+
+def test_guesses_that_stand_are_followed_and_guesses_that_fall_are_dropped() -> None:
+    good, bad = Clock(FREE), Clock(FREE)
+    seqs = [good.sequence(10_000)], [bad.sequence(10_000)]
+    for _ in range(60):
+        taken = good.step(seqs[0], GUESS, 0.004, stands=4)
+        dropped = bad.step(seqs[1], GUESS, 0.004, stands=0)
+    assert taken[0].nodes == 4
+    assert dropped[0].nodes == 0
+    assert not bad.controller.decisions.on
+    assert "acceptance" in bad.controller.decisions.reason
+    assert "break-even" in bad.controller.decisions.reason
+
+
+def test_the_first_step_is_plain_because_its_price_is_not_known() -> None:
+    clock = Clock(FREE)
+    assert clock.step([clock.sequence()], GUESS, 0.0, stands=4)[0].nodes == 0
+
+
+@pytest.mark.parametrize(
+    ("room", "wanted", "most"), [(3, None, 2), (1, None, 0), (50, 1, 1), (50, 0, 0), (50, None, 4)]
+)
+def test_no_more_than_there_is_room_for_or_was_asked_for(room: int, wanted: int | None, most: int) -> None:
+    clock = Clock(FREE)
+    for _ in range(30):
+        clock.step([clock.sequence(10_000)], GUESS, 0.001, stands=4)
+    seq = clock.sequence(room, max_draft=wanted)
+    assert clock.step([seq], GUESS, 0.001, stands=4)[0].nodes == most
+
+
+def test_a_crowd_drafts_less_than_one_alone() -> None:
+    clock = Clock(FREE)
+    one = [clock.sequence(10_000)]
+    many = [clock.sequence(10_000) for _ in range(24)]
+    alone = [clock.step(one, GUESS, 0.01, stands=i % 2)[0].nodes for i in range(60)]
+    crowd = [budget.nodes for i in range(30) for budget in clock.step(many, GUESS, 0.01, stands=i % 2)]
+    assert sum(alone) / len(alone) > 0.5
+    assert sum(crowd) / len(crowd) < 0.1
+
+
+def test_a_request_that_wants_no_drafts_gets_none() -> None:
+    truth = generate()
+    drafter = OracleDrafter({tuple(p): t for p, t in zip(PROMPTS, truth, strict=True)}, VOCAB, 0.0)
+    engine = adapted(drafter, Settings(fixed=lambda batch: 4))
+    for i, prompt in enumerate(PROMPTS):
+        add(engine, str(i), prompt, SpeculationChoice(enabled=False))
+    run(engine)
+    assert engine.stats.speculation.drafted == 0
+
+
+def test_short_drafts_are_left_out_where_that_was_asked_for() -> None:
+    controller = AdaptiveController(FREE, Settings(shortest=3))
+    seq = Clock(FREE).sequence()
+    share = Share.of(seq, 1, Budget(4, "free"))
+    long, short = Draft.chain([1, 2, 3], "free"), Draft.chain([1, 2], "free")
+    assert controller.trim([share, share], [long, short]) == [long, Draft()]

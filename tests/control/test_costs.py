@@ -1,0 +1,89 @@
+"""What steps cost, learnt from restless clocks."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from foretell.control.costs import KNOTS, CostPrior, DraftCosts, StepCosts
+
+
+def learnt(rows: list[int], seed: int = 0, hiccups: float = 0.0, pace: float = 1.0) -> StepCosts:
+    costs, rng = StepCosts(), random.Random(seed)
+    for _ in range(300):
+        some = rng.choice(rows)
+        late = rng.uniform(3, 10) if rng.random() < hiccups else 1.0
+        costs.observe(some, 100, pace * late * true_seconds(some, 100) * rng.lognormvariate(0, 0.05))
+    return costs
+
+
+def true_seconds(rows: int, context: int) -> float:
+    return 0.03 + 0.002 * rows + 2e-6 * context
+
+
+def test_nothing_is_known_before_the_first_step() -> None:
+    costs = StepCosts()
+    assert not costs.known
+    assert costs.seconds(4) == 0
+    assert not costs.curve(4).any()
+
+
+@pytest.mark.parametrize("hiccups", [0.0, 0.1])
+def test_what_was_run_is_known_well_and_what_lies_between_too(hiccups: float) -> None:
+    costs = learnt([1, 3, 5, 9, 17], hiccups=hiccups)
+    for rows in (1, 2, 4, 8, 12, 17):
+        assert costs.seconds(rows, 100) == pytest.approx(true_seconds(rows, 100), rel=0.10)
+
+
+def test_a_row_count_never_run_is_told_by_the_line_through_the_others() -> None:
+    assert learnt([4, 8, 16]).seconds(1, 100) == pytest.approx(true_seconds(1, 100), rel=0.15)
+    assert learnt([1, 2, 4]).seconds(32, 100) == pytest.approx(true_seconds(32, 100), rel=0.35)
+
+
+def test_one_stalled_step_moves_little() -> None:
+    costs = learnt([1, 4, 8])
+    before = costs.seconds(4, 100)
+    costs.observe(4, 100, 100 * before)
+    assert costs.seconds(4, 100) < 1.15 * before
+
+
+def test_a_machine_that_slows_down_for_good_is_followed() -> None:
+    costs = learnt([1, 4, 8])
+    for i in range(120):
+        costs.observe((1, 4, 8)[i % 3], 100, 3 * true_seconds((1, 4, 8)[i % 3], 100))
+    for rows in (1, 4, 8):
+        assert costs.seconds(rows, 100) == pytest.approx(3 * true_seconds(rows, 100), rel=0.15)
+
+
+def test_the_curve_never_falls() -> None:
+    costs = StepCosts()
+    for _ in range(200):
+        costs.observe(1, 0, 0.04)
+        costs.observe(4, 0, 0.03)  # seen on a machine whose kernels like four rows better than one
+    curve = costs.curve(64)
+    assert (np.diff(curve) >= 0).all()
+
+
+def test_what_was_learnt_can_be_kept() -> None:
+    costs = learnt([1, 4, 8])
+    other = StepCosts(CostPrior(row=0.5))
+    other.load(costs.dump())
+    assert other.seconds(6, 50) == pytest.approx(costs.seconds(6, 50))
+    strange = StepCosts()
+    strange.load({"mean": [1.0], "spread": [[1.0]], "usual": 0.1})
+    assert not strange.known, "another version's numbers are left alone"
+    assert len(costs.dump()["mean"]) == len(KNOTS) + 1
+
+
+def test_drafts_are_priced_by_depth_nodes_and_reading() -> None:
+    costs, rng = DraftCosts(0.3), random.Random(1)
+    assert costs.seconds(1, 1, 0, 0.03) == pytest.approx(0.009)
+    for _ in range(400):
+        depth, sequences, read = rng.randint(1, 8), rng.randint(1, 8), rng.choice([0, 0, 0, 300])
+        seconds = 0.004 * depth + 0.0005 * depth * sequences + 1e-5 * read
+        costs.observe(depth, depth * sequences, read, seconds * rng.lognormvariate(0, 0.05), 0.03)
+    assert costs.seconds(4, 4, 0, 0.03) == pytest.approx(0.018, rel=0.1)
+    assert costs.seconds(2, 16, 0, 0.03) == pytest.approx(0.016, rel=0.15)
+    assert costs.seconds(0, 0, 300, 0.03) == pytest.approx(0.003, rel=0.3)
