@@ -23,8 +23,11 @@ from .hub import Checkpoint, open_checkpoint, resolve
 from .kv.cache import LayerShape
 from .kv.prefix import PrefixIndex
 from .models.config import ModelConfig
+from .models.decoder import Decoder
 from .models.load import choose_dtype, load_model, weight_bytes
+from .models.quantize import Bits
 from .models.read_config import end_ids, read_config, sampling_defaults
+from .models.variants import quantized, quantized_bytes
 from .runner.memory import MemoryPlan, Needs, device_memory, plan_memory
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
@@ -74,10 +77,25 @@ class Opened:
         layer = LayerShape(self.config.kv_heads, self.config.head_dim)
         return self.config.layers * layer.bytes_per_token(self.dtype)
 
-    def runner(self, pages: int, page_size: int, context: int, taps: tuple[int, ...] = ()) -> ModelRunner:
-        """Load it."""
-        model = load_model(self.checkpoint, self.dtype, self.device)
-        return ModelRunner(model, pages, page_size, min(context, self.config.context), taps)
+    def load(self) -> Decoder:
+        return load_model(self.checkpoint, self.dtype, self.device)
+
+    def runner(self, model: Decoder, room: Room, taps: tuple[int, ...] = ()) -> ModelRunner:
+        """What runs it, once it is loaded."""
+        return ModelRunner(model, room.pages, room.page_size, min(room.context, self.config.context), taps)
+
+    def copy_bytes(self, bits: Bits) -> int:
+        """What its weights take again in so many bits."""
+        return quantized_bytes(self.config, bits, self.dtype, self.device)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Pages of the cache, and the longest text in them."""
+
+    pages: int
+    page_size: int
+    context: int
 
 
 def open_model(name: str, config: EngineConfig, say: Callable[[str], None]) -> Opened:
@@ -106,14 +124,17 @@ def build_engine(
     for name, helper in helpers.items():
         check_pair(target, helper, f"model:{name}")
     context = _context(config, target.config)
-    memory = _plan_memory(config, target, list(helpers.values()), drafter, context)
-    runner = target.runner(memory.pages, config.page_size, context, () if drafter is None else drafter.taps)
+    copies = () if drafter is not None else draft.copies_wanted(speculation)
+    extra = sum(map(target.copy_bytes, copies)) + (0 if drafter is None else drafter.memory)
+    memory = _plan_memory(config, target, list(helpers.values()), extra, context)
+    room, model = Room(memory.pages, config.page_size, context), target.load()
+    twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
+    runner = target.runner(model, room, () if drafter is None else drafter.taps)
     if drafter is None:
         loaded = {
-            name: draft.Helper(helper.runner(memory.pages, config.page_size, context), helper.tokenizer)
-            for name, helper in helpers.items()
+            name: draft.Helper(helper.runner(helper.load(), room), helper.tokenizer) for name, helper in helpers.items()
         }
-        drafter = draft.build(draft.Parts(speculation, runner, target.tokenizer, loaded))
+        drafter = draft.build(draft.Parts(speculation, runner, target.tokenizer, loaded, twins))
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens)
     engine = Engine(runner, drafter, build_controller(speculation, drafter, target), scheduler, target.tokenizer)
@@ -160,12 +181,10 @@ def check_pair(target: Opened, helper: Opened, name: str) -> None:
         raise RequestError("drafter", f"{name} has another tokenizer than the model; take a draft of the same family")
 
 
-def _plan_memory(
-    config: EngineConfig, target: Opened, helpers: list[Opened], drafter: Drafter | None, context: int
-) -> MemoryPlan:
+def _plan_memory(config: EngineConfig, target: Opened, helpers: list[Opened], extra: int, context: int) -> MemoryPlan:
     """A draft model has as many pages as the target, so that it can follow every text."""
     token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers)
-    extra = sum(helper.weights for helper in helpers) + (0 if drafter is None else drafter.memory)
+    extra += sum(helper.weights for helper in helpers)
     page_bytes = config.page_size * token_bytes
     needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs)
     free = device_memory(target.device)

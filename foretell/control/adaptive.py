@@ -28,8 +28,8 @@ READ_AHEAD = 64  # tokens over which it must pay that a drafter has to read the 
 
 @dataclass(frozen=True)
 class ArmTraits:
-    """What the controller knows of a drafter: whether it guesses for nothing, whether it must read the text itself, what
-    a node costs at first sight, as a share of a plain step, and how often a guess should stand."""
+    """What the controller knows of a drafter at first sight: whether it guesses for nothing, whether it must read the
+    text itself, what a node costs, as a share of a plain step, and how often a guess should stand."""
 
     free: bool = False
     reads: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
+from foretell.models.quantize import Bits
 
 from .base import Drafter, NoDrafter
 from .mix import MixDrafter
@@ -35,9 +36,10 @@ def models_wanted(config: SpeculationConfig) -> tuple[str, ...]:
     return tuple(name.partition(":")[2] for name in arms(config) if name.startswith("model:"))
 
 
-def copies_wanted(config: SpeculationConfig) -> tuple[int, ...]:
+def copies_wanted(config: SpeculationConfig) -> tuple[Bits, ...]:
     """In how many bits the target's own weights are wanted again."""
-    return tuple(int(name.removeprefix("self:int")) for name in arms(config) if name.startswith("self:"))
+    named = [name for name in arms(config) if name.startswith("self:")]
+    return tuple(8 if name == "self:int8" else 4 for name in named)
 
 
 def build(parts: Parts) -> Drafter:

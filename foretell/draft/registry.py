@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
+from foretell.models.quantize import Bits
 from foretell.models.variants import first_layers
 from foretell.options import nearest
 from foretell.runner.runner import ModelRunner
@@ -42,7 +43,7 @@ class Parts:
     target: ModelRunner
     tokenizer: Tokenizer | None = None
     helpers: Mapping[str, Helper] = field(default_factory=dict)  # draft models by name
-    copies: Mapping[int, Decoder] = field(default_factory=dict)  # the target's weights in so many bits
+    copies: Mapping[Bits, Decoder] = field(default_factory=dict)  # the target's weights in so many bits
 
     @property
     def vocab(self) -> int:
@@ -78,7 +79,9 @@ class Kind:
 
 
 def _draft_model(parts: Parts, name: str) -> Drafter:
-    return ModelDrafter(parts.helpers[name].runner, parts.vocab, f"model:{name}", parts.sharpening)
+    return ModelDrafter(
+        parts.helpers[name].runner, parts.vocab, f"model:{name}", parts.sharpening, parts.config.min_confidence
+    )
 
 
 def _early_exit(parts: Parts, layers: str) -> Drafter:
@@ -86,7 +89,14 @@ def _early_exit(parts: Parts, layers: str) -> Drafter:
     if int(layers) > most:
         raise RequestError("drafter", f"exit:{layers} leaves nothing out; this model can exit after 1 to {most} layers")
     runner = parts.target.lend(first_layers(parts.target.model, int(layers)))
-    return SharedDrafter(runner, parts.vocab, f"exit:{layers}", parts.sharpening)
+    return SharedDrafter(runner, parts.vocab, f"exit:{layers}", parts.sharpening, parts.config.min_confidence)
+
+
+def _quantized_self(parts: Parts, form: str) -> Drafter:
+    runner = parts.target.lend(parts.copies[8 if form == "int8" else 4])
+    drafter = SharedDrafter(runner, parts.vocab, f"self:{form}", parts.sharpening, parts.config.min_confidence)
+    drafter.prior = 0.9
+    return drafter
 
 
 KINDS: dict[str, Kind] = {
@@ -96,6 +106,7 @@ KINDS: dict[str, Kind] = {
         Kind("suffix", lambda parts, _: SuffixDrafter()),
         Kind("prediction", lambda parts, _: PredictionDrafter()),
         Kind("model", _draft_model, "NAME"),
+        Kind("self", _quantized_self, "int8", "int8|int4"),
         Kind("exit", _early_exit, "N", r"[1-9]\d*"),
     )
 }

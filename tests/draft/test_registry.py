@@ -70,7 +70,7 @@ def test_a_prediction_brings_its_own_drafter(several: LLM) -> None:
     truth = several.generate(PROMPT, params)[0].outputs[0]
     (output,) = several.generate(PROMPT, params, speculation=SpeculationChoice(prediction=truth.text))
     assert output.outputs[0].token_ids == truth.token_ids
-    assert output.speculation.by_drafter["prediction"].accepted > 0
+    assert output.speculation.by_drafter["prediction"].drafted > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""Compiling the library, once for each machine's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+COMPILERS = ("c++", "g++", "clang++")
+# Nothing that lets a compiler round otherwise than the source says; instructions are chosen when the library runs.
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
+PATIENCE = 300.0  # seconds; it takes about five
+
+
+class BuildError(Exception):
+    """Why there is no library, in one line."""
+
+
+def cache_folder() -> Path:
+    """`native` in Foretell's cache folder: FORETELL_HOME, or `foretell` in the user's cache folder."""
+    if own := os.environ.get("FORETELL_HOME"):
+        return Path(os.path.expanduser(own)).absolute() / "native"
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(caches)).absolute() / "foretell" / "native"
+
+
+def built_library() -> Path:
+    """The library's file, compiled now if nobody has compiled these sources with this compiler before."""
+    compiler = find_compiler()
+    try:
+        path = cache_folder() / f"foretell-{_key(compiler)}.so"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _compile(compiler, path)
+    except OSError as error:
+        raise BuildError(f"{error.filename or compiler}: {error.strerror or error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{compiler} took longer than {PATIENCE:.0f} s") from error
+    return path
+
+
+def find_compiler() -> str:
+    """CXX, or the first of the usual names that is here."""
+    for name in (os.environ.get("CXX"), *COMPILERS):
+        if name and (found := shutil.which(name)):
+            return found
+    raise BuildError("no C++ compiler is here (Debian: apt-get install g++)")
+
+
+def _key(compiler: str) -> str:
+    """Changes with the sources, the flags, the compiler and the kind of processor."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=PATIENCE).stdout
+    digest = hashlib.sha256(repr((FLAGS, platform.system(), platform.machine())).encode() + version)
+    for source in sorted(SOURCES.glob("*.[ch]*")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Compile beside the goal and rename: others see all of the library or nothing, and two may do it at once."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        draft = Path(folder) / path.name
+        sources = sorted(str(source) for source in SOURCES.glob("*.cpp"))
+        done = subprocess.run([compiler, *FLAGS, *sources, "-o", str(draft)], capture_output=True, timeout=PATIENCE)
+        if done.returncode:
+            raise BuildError(f"{compiler} failed: {_first_complaint(done.stderr)}")
+        draft.replace(path)
+
+
+def _first_complaint(stderr: bytes) -> str:
+    lines = stderr.decode(errors="replace").splitlines()
+    return next((line for line in lines if "error" in line), lines[0] if lines else "it said nothing")

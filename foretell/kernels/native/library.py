@@ -1,0 +1,60 @@
+"""The compiled library as Python sees it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from .build import BuildError, built_library
+
+LOG = logging.getLogger("foretell")
+SWITCH = "FORETELL_NATIVE"  # 0: do without
+
+
+class WeightsRecord(ctypes.Structure):
+    """`foretell::Weights` in kernels.h."""
+
+    _fields_ = (
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("packed", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("bits", ctypes.c_int32),
+        ("level", ctypes.c_int32),
+    )
+
+
+class Library:
+    """Calls release Python's lock, and use as many threads as torch does."""
+
+    def __init__(self, path: str) -> None:
+        loaded = ctypes.CDLL(path)
+        self.best_level: int = loaded.foretell_best_level()  # 2: AVX-512 VNNI, 1: AVX2, 0: neither
+        self._linear = loaded.foretell_linear
+        self._linear.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
+        self._linear.restype = None
+
+    def linear(self, weights: int, x: Tensor, outputs: int) -> Tensor:
+        """x [rows, in], float32 on a CPU, times the weights whose record is at that address."""
+        x = x.contiguous()
+        y = x.new_empty(x.shape[0], outputs)
+        self._linear(weights, x.data_ptr(), x.shape[0], y.data_ptr(), torch.get_num_threads())
+        return y
+
+
+@cache
+def library() -> Library | None:
+    """The library, compiled if need be. None where that cannot be done, which is said once, or is not wanted."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    try:
+        return Library(str(built_library()))
+    except (BuildError, OSError) as error:
+        LOG.warning("no native kernels, quantized layers will be slow: %s (%s=0 says it is no matter)", error, SWITCH)
+        return None

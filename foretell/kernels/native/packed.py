@@ -1,0 +1,84 @@
+"""Quantized weights laid out for the library."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..quantized import GROUP, Int4Weights, Int8Weights
+from .library import Library, WeightsRecord
+from .room import Room
+
+BLOCK = 32  # outputs the library works on together
+STEP = 4  # inputs of an output that lie side by side
+
+
+class PackedLinear:
+    """`int8_linear` or `int4_linear` with these weights, by the library."""
+
+    def __init__(
+        self,
+        library: Library,
+        weights: Int8Weights | Int4Weights,
+        bias: Tensor | None = None,
+        room: Room | None = None,
+        level: int | None = None,
+    ) -> None:
+        """`room` is where the weights go; `level` picks lesser instructions than the best there are, for tests."""
+        self.outputs, self.inputs = weights.values.shape
+        is_int8 = isinstance(weights, Int8Weights)
+        self._library = library
+        packed = pack_int8(weights) if isinstance(weights, Int8Weights) else pack_int4(weights)
+        self._packed = packed if room is None else room.put(packed)
+        self._scales = F.pad(weights.scales.float(), (0, -self.outputs % BLOCK)) if is_int8 else None
+        self._bias = None if bias is None else bias.float().contiguous()
+        self._record = WeightsRecord(
+            self.inputs,
+            self.outputs,
+            self._packed.data_ptr(),
+            _address(self._scales),
+            _address(self._bias),
+            8 if is_int8 else 4,
+            library.best_level if level is None else level,
+        )
+        self._at = ctypes.addressof(self._record)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, in], float32 on a CPU -> [rows, out]."""
+        assert x.dtype == torch.float32 and x.shape[1] == self.inputs
+        return self._library.linear(self._at, x, self.outputs)
+
+
+def packed_bytes(outputs: int, inputs: int, bits: int) -> int:
+    """What a matrix takes when packed, scales included."""
+    outputs, inputs = outputs + -outputs % BLOCK, inputs + -inputs % GROUP
+    return outputs * inputs + outputs * 4 if bits == 8 else outputs * inputs // 2 + outputs * (inputs // GROUP) * 2
+
+
+def pack_int8(weights: Int8Weights) -> Tensor:
+    """[blocks, steps, BLOCK, STEP], each value 128 higher than it is: the instruction multiplies unsigned by signed."""
+    values = _padded(weights.values)
+    blocks = values.view(-1, BLOCK, values.shape[1] // STEP, STEP).transpose(1, 2).contiguous()
+    return blocks.view(torch.uint8).bitwise_xor_(128)
+
+
+def pack_int4(weights: Int4Weights) -> Tensor:
+    """[blocks, groups, bytes]: a group's scales, then its values, 8 higher; the second half in the high four bits."""
+    values = _padded(weights.values).add_(8).view(torch.uint8)
+    halves = values.view(-1, BLOCK, values.shape[1] // GROUP, 2, GROUP // 2 // STEP, STEP).permute(0, 2, 3, 4, 1, 5)
+    nibbles = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(*halves.shape[:2], -1)
+    scales = F.pad(weights.scales, (0, 0, 0, -weights.scales.shape[0] % BLOCK))
+    groups = scales.view(-1, BLOCK, scales.shape[1]).transpose(1, 2).contiguous()
+    return torch.cat([groups.view(torch.uint8), nibbles], -1)
+
+
+def _padded(values: Tensor) -> Tensor:
+    outputs, inputs = values.shape
+    return F.pad(values, (0, -inputs % GROUP, 0, -outputs % BLOCK))
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

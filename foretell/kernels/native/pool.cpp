@@ -1,0 +1,114 @@
+#include "pool.h"
+
+#include <pthread.h>
+
+#include "gate.h"
+
+namespace foretell {
+namespace {
+
+// A job's number, its chunks and the next of them, in one word: whoever draws a chunk knows which job it is of.
+struct Ticket {
+    static constexpr int kBits = 20;
+    static constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
+    static constexpr int64_t kMostChunks = int64_t{1} << (kBits - 1);  // what threads draw in vain must fit, too
+
+    uint64_t word;
+
+    static uint64_t first(uint64_t job, int64_t chunks) { return job << (2 * kBits) | uint64_t(chunks) << kBits; }
+    uint64_t job() const { return word >> (2 * kBits); }
+    int64_t chunks() const { return int64_t(word >> kBits & kMask); }
+    int64_t next() const { return int64_t(word & kMask); }
+};
+
+class Pool {
+  public:
+    // False where going alone is quicker: another thread's job is running, or helpers have lost their cores.
+    bool run(int threads, int64_t chunks, Task task, const void* job) {
+        std::unique_lock<std::mutex> mine(callers_, std::try_to_lock);
+        if (!mine.owns_lock() || Clock::now() < alone_until_ || !grow(threads - 1)) return false;
+        task_ = task;
+        job_ = job;
+        helpers_.store(threads - 1);
+        done_.store(0);
+        state_.store(Ticket::first(++jobs_, chunks));
+        arrivals_.wake();
+        work();
+        const auto finished = Clock::now();
+        ends_.wait([this, chunks] { return done_.load() == chunks; });
+        const auto waited = Clock::now() - finished;
+        if (waited > kLost) alone_until_ = finished + waited + kAlone;
+        return true;
+    }
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    // A helper whose core another process takes in the middle of a chunk keeps everybody waiting for milliseconds.
+    static constexpr std::chrono::microseconds kLost{500}, kAlone{30000};
+
+    // Threads are made when first wanted and never ended: asleep they cost nothing, and exit takes them along.
+    bool grow(int workers) {
+        try {
+            for (; size_ < workers; ++size_) std::thread(&Pool::live, this, size_).detach();
+        } catch (const std::system_error&) {
+            return size_ > 0;
+        }
+        return true;
+    }
+
+    void live(int id) {
+        uint64_t seen = 0;
+        for (;;) {
+            arrivals_.wait([this, seen] { return Ticket{state_.load()}.job() != seen; });
+            seen = id < helpers_.load() ? work() : Ticket{state_.load()}.job();
+        }
+    }
+
+    // Draw chunks until there are none left. A job cannot end, nor another begin, while a drawn chunk of it is open.
+    uint64_t work() {
+        for (;;) {
+            const Ticket ticket{state_.fetch_add(1)};
+            if (ticket.next() >= ticket.chunks()) return ticket.job();
+            task_(job_, ticket.next());
+            if (done_.fetch_add(1) + 1 == ticket.chunks()) ends_.wake();
+        }
+    }
+
+    std::mutex callers_;
+    Gate arrivals_, ends_;
+    Task task_ = nullptr;
+    const void* job_ = nullptr;
+    uint64_t jobs_ = 0;
+    Clock::time_point alone_until_{};
+    int size_ = 0;
+    std::atomic<int> helpers_{0};
+    alignas(64) std::atomic<uint64_t> state_{0};
+    alignas(64) std::atomic<int64_t> done_{0};
+};
+
+std::atomic<Pool*> the_pool{nullptr};
+
+// A child of fork has none of the threads: it starts over. What the parent's pool held is left as it is.
+void forget_pool() { the_pool.store(nullptr); }
+
+Pool& pool() {
+    static const int hooked = pthread_atfork(nullptr, nullptr, forget_pool);
+    (void)hooked;
+    Pool* found = the_pool.load();
+    if (found == nullptr) {
+        Pool* made = new Pool;  // never deleted: its threads may be asleep in it when the process exits
+        if (the_pool.compare_exchange_strong(found, made)) return *made;
+        delete made;
+    }
+    return *found;
+}
+
+}  // namespace
+
+void run_chunks(int threads, int64_t chunks, Task task, const void* job) {
+    const bool shared = threads > 1 && chunks > 1 && chunks < Ticket::kMostChunks;
+    if (shared && pool().run(threads, chunks, task, job)) return;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) task(job, chunk);
+}
+
+}  // namespace foretell

@@ -1,0 +1,132 @@
+// AVX-512 with VNNI: 64 products and their sums in one instruction.
+#include "kernels.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include "quantize.h"
+#include "turns.h"
+
+#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#define VNNI_INLINE VNNI inline __attribute__((always_inline))
+
+namespace foretell {
+namespace {
+
+constexpr int kLanes = 16, kHalves = kBlock / kLanes, kHalfBytes = kLanes * kStep;
+constexpr int kMostRows = 5;  // as many as the registers hold the sums of
+
+VNNI void quantize(const float* x, int64_t inputs, int32_t excess, int8_t* values, float* scales, int32_t* offsets) {
+    quantize_row(x, inputs, excess, values, scales, offsets);
+}
+
+VNNI_INLINE __m512i repeat4(const int8_t* values) {
+    int32_t four;
+    std::memcpy(&four, values, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+struct Int8 {
+    static constexpr int64_t kBytes = kInt8GroupBytes;
+
+    template <int R>
+    static VNNI_INLINE void multiply(
+        const uint8_t* packed, const int8_t* values, int64_t stride, __m512i (&product)[R][kHalves]) {
+        for (int k = 0; k < kGroup; k += kStep) {
+            const __m512i w0 = _mm512_loadu_si512(packed + k * kBlock);
+            const __m512i w1 = _mm512_loadu_si512(packed + k * kBlock + kHalfBytes);
+            for (int r = 0; r < R; ++r) {
+                const __m512i v = repeat4(values + r * stride + k);
+                product[r][0] = _mm512_dpbusd_epi32(product[r][0], w0, v);
+                product[r][1] = _mm512_dpbusd_epi32(product[r][1], w1, v);
+            }
+        }
+    }
+
+    static VNNI_INLINE __m512 scaled(__m512 product, const uint8_t*, int, float scale) {
+        return _mm512_mul_ps(product, _mm512_set1_ps(scale));
+    }
+
+    static VNNI_INLINE __m512 finished(__m512 sum, const Weights& weights, int64_t output) {
+        return _mm512_mul_ps(sum, _mm512_loadu_ps(weights.scales + output));
+    }
+};
+
+struct Int4 {
+    static constexpr int64_t kBytes = kInt4GroupBytes;
+
+    template <int R>
+    static VNNI_INLINE void multiply(
+        const uint8_t* packed, const int8_t* values, int64_t stride, __m512i (&product)[R][kHalves]) {
+        const __m512i low = _mm512_set1_epi8(15);
+        for (int k = 0; k < kGroup / 2; k += kStep)
+            for (int h = 0; h < kHalves; ++h) {
+                const __m512i both = _mm512_loadu_si512(packed + kScaleBytes + k * kBlock + h * kHalfBytes);
+                const __m512i first = _mm512_and_si512(both, low);
+                const __m512i second = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+                for (int r = 0; r < R; ++r) {
+                    const int8_t* const at = values + r * stride + k;
+                    product[r][h] = _mm512_dpbusd_epi32(product[r][h], first, repeat4(at));
+                    product[r][h] = _mm512_dpbusd_epi32(product[r][h], second, repeat4(at + kGroup / 2));
+                }
+            }
+    }
+
+    static VNNI_INLINE __m512 scaled(__m512 product, const uint8_t* packed, int half, float scale) {
+        const auto* const at = reinterpret_cast<const __m256i*>(packed + half * kLanes * 2);
+        const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at)), 16);
+        return _mm512_mul_ps(_mm512_mul_ps(product, _mm512_castsi512_ps(bits)), _mm512_set1_ps(scale));
+    }
+
+    static VNNI_INLINE __m512 finished(__m512 sum, const Weights&, int64_t) { return sum; }
+};
+
+template <class Kind>
+VNNI_INLINE void store(const Weights& weights, __m512 sum, int64_t output, float* y) {
+    const int64_t valid = weights.outputs - output;
+    const __mmask16 mask = valid >= kLanes ? 0xffff : valid <= 0 ? 0 : (1u << valid) - 1;
+    sum = Kind::finished(sum, weights, output);
+    if (weights.bias != nullptr) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, weights.bias + output));
+    _mm512_mask_storeu_ps(y + output, mask, sum);
+}
+
+template <class Kind, int R>
+VNNI void few_rows(const Weights& weights, const Rows& rows, int64_t row, int64_t block, Ahead ahead, float* y) {
+    const uint8_t* packed = weights.packed + block * rows.groups * Kind::kBytes;
+    const int64_t stride = rows.groups * kGroup;
+    __m512 sum[R][kHalves];
+    for (int r = 0; r < R; ++r)
+        for (int h = 0; h < kHalves; ++h) sum[r][h] = _mm512_setzero_ps();
+    for (int64_t g = 0; g < rows.groups; ++g, packed += Kind::kBytes) {
+        const int64_t at = row * rows.groups + g;
+        __m512i product[R][kHalves];
+        for (int r = 0; r < R; ++r)
+            for (int h = 0; h < kHalves; ++h) product[r][h] = _mm512_set1_epi32(rows.offsets[at + r * rows.groups]);
+        ahead.fetch();
+        Kind::multiply(packed, rows.values + at * kGroup, stride, product);
+        for (int r = 0; r < R; ++r)
+            for (int h = 0; h < kHalves; ++h) {
+                const __m512 whole = _mm512_cvtepi32_ps(product[r][h]);
+                sum[r][h] = _mm512_add_ps(sum[r][h], Kind::scaled(whole, packed, h, rows.scales[at + r * rows.groups]));
+            }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int h = 0; h < kHalves; ++h)
+            store<Kind>(weights, sum[r][h], block * kBlock + h * kLanes, y + (row + r) * weights.outputs);
+}
+
+template <class Kind>
+void all_rows(const Weights& weights, const Rows& rows, int64_t first, int64_t stop, int64_t block, float* y) {
+    static constexpr FewRows few[kMostRows] = {few_rows<Kind, 1>, few_rows<Kind, 2>, few_rows<Kind, 3>,
+                                               few_rows<Kind, 4>, few_rows<Kind, 5>};
+    in_turns(few, weights, rows, first, stop, block, Kind::kBytes, y);
+}
+
+}  // namespace
+
+const Kernels vnni_kernels{quantize, all_rows<Int8>, all_rows<Int4>};
+
+}  // namespace foretell
+
+#endif

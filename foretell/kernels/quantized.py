@@ -1,0 +1,85 @@
+"""Rows times a matrix of 8- or 4-bit integers. These are the definitions; `kernels.native` has the fast twins.
+
+A row is quantized by itself, in groups of inputs, and the groups are added up in float32 from the first to the last,
+one rounding an operation. So a row's bits depend on nothing that stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+GROUP = 32  # inputs that share a scale, in rows and in 4-bit weights
+LEAST_PEAK = 1e-30  # a group no larger than this is taken for zeros
+
+
+@dataclass(frozen=True)
+class Int8Weights:
+    """values [out, in] from -127 to 127 times scales [out], float32."""
+
+    values: Tensor
+    scales: Tensor
+
+    def dequantized(self) -> Tensor:
+        """The matrix these stand for, in float32."""
+        return self.values.float() * self.scales[:, None]
+
+
+@dataclass(frozen=True)
+class Int4Weights:
+    """values [out, in] from -8 to 7 times scales [out, groups], bfloat16."""
+
+    values: Tensor
+    scales: Tensor
+
+    def dequantized(self) -> Tensor:
+        """The matrix these stand for, in float32."""
+        return (in_groups(self.values) * self.scales.float()[:, :, None]).flatten(1)[:, : self.values.shape[1]]
+
+
+def in_groups(x: Tensor) -> Tensor:
+    """x [rows, in] as [rows, groups, GROUP]; the last group is filled up with zeros."""
+    padded = F.pad(x, (0, -x.shape[1] % GROUP))
+    return padded.view(x.shape[0], padded.shape[1] // GROUP, GROUP)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [rows, in], float32, as int8 from -127 to 127, [rows, groups, GROUP], and float32 scales [rows, groups].
+
+    A group that is not finite has the scale NaN.
+    """
+    groups = in_groups(x)
+    peaks = groups.abs().amax(-1, keepdim=True)
+    usable = peaks.isfinite() & (peaks > LEAST_PEAK)
+    values = torch.where(usable, (groups * (127 / peaks)).round(), 0).to(torch.int8)
+    scales = torch.where(usable, peaks / 127, torch.where(peaks.isfinite(), 0.0, torch.nan))
+    return values, scales[:, :, 0]
+
+
+def int8_linear(x: Tensor, weights: Int8Weights, bias: Tensor | None = None) -> Tensor:
+    """x [rows, in], float32, times 8-bit weights -> [rows, out]."""
+    total = x.new_zeros(x.shape[0], weights.values.shape[0])
+    for product, scales, _ in _products(x, weights.values):
+        total = total + product * scales
+    total = total * weights.scales
+    return total if bias is None else total + bias
+
+
+def int4_linear(x: Tensor, weights: Int4Weights, bias: Tensor | None = None) -> Tensor:
+    """x [rows, in], float32, times 4-bit weights -> [rows, out]."""
+    total = x.new_zeros(x.shape[0], weights.values.shape[0])
+    for product, scales, group in _products(x, weights.values):
+        total = total + product * weights.scales[:, group].float() * scales
+    return total if bias is None else total + bias
+
+
+def _products(x: Tensor, matrix: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """By group: rows times outputs, [rows, out], whole numbers small enough for float32; the rows' scales [rows, 1]."""
+    values, scales = quantize_rows(x)
+    matrix = in_groups(matrix)
+    for group in range(matrix.shape[1]):
+        yield F.linear(values[:, group].float(), matrix[:, group].float()), scales[:, group, None], group

@@ -1,0 +1,129 @@
+"""Quantized copies of a decoder: on the grid they should be, and as drafts they change no text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from foretell.control.controller import FixedController
+from foretell.draft.shared import SharedDrafter
+from foretell.engine.engine import Engine
+from foretell.engine.scheduler import Scheduler
+from foretell.engine.stats import Speculation
+from foretell.kernels.native.library import library
+from foretell.kernels.native.room import Room
+from foretell.kernels.quantized import GROUP
+from foretell.kv.prefix import PrefixIndex
+from foretell.models import quantize
+from foretell.models.config import ModelConfig
+from foretell.models.decoder import Decoder
+from foretell.models.layers import Linear
+from foretell.models.quantize import Bits, QuantizedLinear, quantize_int4, quantize_int8
+from foretell.models.variants import quantized, quantized_bytes
+from foretell.runner.runner import ModelRunner
+from tests.tiny import CONFIG, CONTEXT, PROMPTS, VOCAB, add, generate, run, tiny_decoder
+
+BITS: list[Bits] = [8, 4]
+BIASED = ModelConfig(
+    vocab=50, width=40, layers=2, heads=2, kv_heads=1, head_dim=20, ffn=36, context=64, tied=False, qkv_bias=True
+)
+
+
+@pytest.fixture(params=["native", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the library, and without."""
+    if request.param == "torch":
+        monkeypatch.setattr(quantize, "library", lambda: None)
+    elif library() is None:
+        pytest.skip("no C++ compiler is here")
+    return str(request.param)
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def test_eight_bits_are_off_by_half_a_step_at_most() -> None:
+    weight = numbers(20, 50) * torch.logspace(-3, 3, 20)[:, None]
+    weight[3] = 0
+    rounded = quantize_int8(weight)
+    assert rounded.values.abs().amax(1).tolist() == [0 if i == 3 else 127 for i in range(20)]
+    assert ((rounded.dequantized() - weight).abs() <= rounded.scales[:, None] * 0.5001).all()
+
+
+@pytest.mark.parametrize("inputs", [GROUP, 70, 576])
+def test_four_bits_err_less_than_with_the_largest_weight_at_the_end_of_the_grid(inputs: int) -> None:
+    weight = numbers(300, inputs) * torch.logspace(-3, 3, 300)[:, None]
+    weight[7, :GROUP] = 0
+    rounded = quantize_int4(weight)
+    groups = nn.functional.pad(weight, (0, -inputs % GROUP)).view(300, -1, GROUP)
+    simple = groups.abs().amax(-1, keepdim=True) / 7
+    naive = ((groups / simple.clamp(min=1e-9)).round() * simple - groups).square().sum((1, 2))
+    error = (rounded.dequantized() - weight).square().sum(1)
+    assert (error / naive.clamp(min=1e-30)).mean() < 0.75
+    assert rounded.values.shape == weight.shape and rounded.values.amin() == -8 and rounded.values.amax() <= 7
+    assert rounded.scales.shape == (300, -(-inputs // GROUP)) and rounded.dequantized()[7, :GROUP].eq(0).all()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_layer_computes_what_its_weights_say(bits: Bits, way: str) -> None:
+    layer = Linear(70, 45, bias=True)
+    for parameter in layer.parameters():
+        parameter.copy_(numbers(*parameter.shape))
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = layer.to(dtype)
+        small, x = quantize.quantize_linear(layer, bits, Room()), numbers(9, 70).to(dtype)
+        assert isinstance(small, QuantizedLinear) == (way == "native")
+        off = (small(x).float() - layer(x).float()).norm() / layer(x).float().norm()
+        assert small(x).dtype == dtype and 0 < off < (0.02 if bits == 8 else 0.15)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("config", [CONFIG, BIASED])
+def test_the_copy_has_matrices_of_its_own_and_shares_the_rest(bits: Bits, config: ModelConfig, way: str) -> None:
+    model = tiny_decoder(config=config)
+    small = quantized(model, bits)
+    own = {id(tensor) for tensor in small.parameters()} - {id(tensor) for tensor in model.parameters()}
+    layers = [module for module in small.modules() if isinstance(module, Linear)]
+    assert len(layers) == 4 * config.layers + 1
+    assert own == {id(layer.weight) for layer in layers if layer.weight is not None}
+    assert small.embed is model.embed and all(layer.weight is not small.embed for layer in layers)
+    model.prepare(16)
+    assert small.tables is model.tables and len(small.tables) == 1
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("config", [CONFIG, BIASED])
+def test_the_bytes_are_known_before_anything_is_loaded(bits: Bits, config: ModelConfig, way: str) -> None:
+    layers = [module for module in quantized(tiny_decoder(config=config), bits).modules() if isinstance(module, Linear)]
+    assert sum(bytes_of(layer) for layer in layers) == quantized_bytes(config, bits)
+
+
+def bytes_of(layer: Linear) -> int:
+    if isinstance(layer, QuantizedLinear):
+        held = layer.product
+        return held._packed.nbytes + (0 if held._scales is None else held._scales.nbytes)
+    assert layer.packed is not None
+    return layer.inputs * layer.outputs * 4
+
+
+def self_drafting(model: Decoder, bits: Bits) -> Engine:
+    draft = quantized(model, bits)
+    runner = ModelRunner(model, 256, 4, CONTEXT)
+    drafter = SharedDrafter(runner.lend(draft), VOCAB, f"self:int{bits}")
+    return Engine(runner, drafter, FixedController(4), Scheduler(runner, PrefixIndex(runner.pool), 16, 64))
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_quantized_draft_leaves_the_text_as_it_is(bits: Bits, temperature: float, way: str) -> None:
+    engine = self_drafting(tiny_decoder(), bits)
+    tracks = [
+        track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=temperature)
+    ]
+    run(engine)
+    texts = [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+    assert texts == generate(temperature=temperature)
+    record = Speculation.total(track.speculation for track in tracks)
+    assert record.accepted_per_step > (3.5 if bits == 8 else 2), "it guesses as the model would"
