@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,14 +15,15 @@ import torch
 from . import draft
 from .config import EngineConfig, SpeculationConfig
 from .control.adaptive import AdaptiveController, ArmTraits, Settings
-from .control.controller import Controller
 from .control.costs import CostPrior, StepCosts
 from .draft.base import Drafter
 from .engine.engine import Engine
+from .engine.profile import Profiler
 from .engine.requests import AUTO, Limits, RequestMaker, check_rule
 from .engine.scheduler import Scheduler
 from .errors import RequestError
 from .hub import Checkpoint, open_checkpoint, resolve
+from .hub.home import home
 from .kv.cache import LayerShape
 from .kv.prefix import PrefixIndex
 from .models.config import ModelConfig
@@ -46,6 +50,7 @@ class Assembly:
     grammars: GrammarCompiler
     memory: MemoryPlan
     sampling_defaults: dict[str, Any]
+    profiler: Profiler
 
 
 def say_nothing(_: str) -> None:
@@ -137,14 +142,25 @@ def build_engine(
         drafter = draft.build(draft.Parts(speculation, runner, target.tokenizer, loaded, twins))
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens)
-    engine = Engine(runner, drafter, build_controller(speculation, drafter, target), scheduler, target.tokenizer)
+    controller = build_controller(speculation, drafter, target)
+    engine = Engine(runner, drafter, controller, scheduler, target.tokenizer)
+    profiler = Profiler(engine, controller, costs_file(config.model, target))
+    profiler.load()
     limits = Limits(context, target.tokenizer.end_ids | end_ids(target.checkpoint), target.config.vocab)
     requests = RequestMaker(limits, target.tokenizer, drafter, default_choice(speculation))
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
-    return Assembly(engine, target.tokenizer, requests, grammars, memory, sampling_defaults(target.checkpoint))
+    defaults = sampling_defaults(target.checkpoint)
+    return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler)
 
 
-def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened) -> Controller:
+def costs_file(model: str, target: Opened) -> Path:
+    """Where what steps cost is kept: for this model on this device with so many threads."""
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine()
+    parts = (model, target.config, target.dtype, device, torch.get_num_threads())
+    return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
+
+
+def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened) -> AdaptiveController:
     """Who decides how far to guess for these drafters."""
     fixed = config.num_speculative_tokens is not None or bool(config.draft_lengths)
     settings = Settings(

@@ -48,6 +48,10 @@ class LLM:
         """The sampling the model's makers recommend, with `overrides` on top."""
         return SamplingParams(**(self.assembly.sampling_defaults | overrides))
 
+    def measure(self) -> None:
+        """Find out now what steps and drafts cost here, in a few seconds, rather than from the first requests."""
+        self.assembly.profiler.run()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -12,13 +12,30 @@ from foretell import __version__
 from foretell.errors import ForetellError
 from foretell.options import nearest
 
+from .bench import BENCH
 from .certify import CERTIFY
 from .chat import CHAT
+from .check_pair import CHECK_PAIR
 from .demo import DEMO
+from .explain import EXPLAIN
 from .generate import GENERATE
 from .models import LIST, PULL
+from .pairs import PAIRS
+from .serve import SERVE
 
-COMMANDS = {"demo": DEMO, "generate": GENERATE, "chat": CHAT, "certify": CERTIFY, "pull": PULL, "models": LIST}
+COMMANDS = {
+    "demo": DEMO,
+    "generate": GENERATE,
+    "chat": CHAT,
+    "serve": SERVE,
+    "bench": BENCH,
+    "certify": CERTIFY,
+    "explain": EXPLAIN,
+    "pairs": PAIRS,
+    "check-pair": CHECK_PAIR,
+    "pull": PULL,
+    "models": LIST,
+}
 CALLERS_FAULT = 2
 INTERRUPTED = 130
 DEBUG = "FORETELL_DEBUG"
@@ -64,14 +81,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         parser.error(f"there is no command {argv[0]!r}; {nearest(argv[0], COMMANDS)}")
     args, unknown = parser.parse_known_args(argv)
+    inner: Parser = getattr(args, "parser", commands[args.command])  # a command may have commands of its own
     for word in unknown:
         if word.startswith("-"):
-            known = commands[args.command]._option_string_actions
-            commands[args.command].error(
-                f"there is no option {word.split('=')[0]}; {nearest(word.split('=')[0], known)}"
-            )
+            flag = word.split("=")[0]
+            inner.error(f"there is no option {flag}; {nearest(flag, inner._option_string_actions)}")
     if unknown:
-        commands[args.command].error(f"unexpected {unknown[0]!r}; put a text of several words in quotes")
+        inner.error(f"unexpected {unknown[0]!r}; put a text of several words in quotes")
     return args
 
 

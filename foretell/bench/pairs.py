@@ -1,0 +1,95 @@
+"""The same text, plain and by another arm, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .intervals import redraw
+from .measure import PLAIN, Sample, Written
+
+Text = tuple[str, int]  # an item and its turn
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One text in one round."""
+
+    text: Text
+    plain: Written
+    other: Written
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster than plain decoding; None for a text too short to be timed."""
+        plain, other = self.plain.a_token, self.other.a_token
+        return None if plain is None or other is None else plain / other
+
+    @property
+    def same(self) -> bool | None:
+        """None where the rule promises the distribution and not the tokens."""
+        return self.plain.tokens == self.other.tokens if self.other.promised else None
+
+
+@dataclass
+class Group:
+    """The pairs of one task, temperature and arm."""
+
+    task: str
+    temperature: float | None
+    arm: str
+    pairs: list[Pair] = field(default_factory=list)
+
+    @property
+    def seed(self) -> str:
+        """Each group draws on its own: with one seed for all, the mean of several would swing as one of them."""
+        return f"{self.task} {self.temperature} {self.arm}"
+
+    @cached_property
+    def ratios(self) -> list[list[float]]:
+        """For each text its ratios, one a round."""
+        found: dict[Text, list[float]] = {}
+        for pair in self.pairs:
+            if pair.ratio is not None:
+                found.setdefault(pair.text, []).append(pair.ratio)
+        return list(found.values())
+
+    @cached_property
+    def draws(self) -> list[float] | None:
+        """What other texts and other rounds might have given; one pair tells nothing."""
+        return redraw(self.ratios, self.seed, texts=True) if sum(map(len, self.ratios)) > 1 else None
+
+    @cached_property
+    def round_draws(self) -> list[float] | None:
+        """What other rounds of the same texts might have given."""
+        return redraw(self.ratios, self.seed, texts=False) if any(len(rounds) > 1 for rounds in self.ratios) else None
+
+    @property
+    def plain(self) -> list[Written]:
+        return [pair.plain for pair in self.pairs]
+
+    @property
+    def others(self) -> list[Written]:
+        return [pair.other for pair in self.pairs]
+
+
+def grouped(samples: Sequence[Sample], arms: Sequence[str]) -> list[Group]:
+    """Pairs by task, arm and temperature, arms in the order given.
+
+    What has no plain partner, as in a run that was stopped, is left out.
+    """
+    plain = {_occasion(each): each.written for each in samples if each.arm == PLAIN.name}
+    groups: dict[tuple[str, float | None, str], Group] = {}
+    for each in samples:
+        if each.arm == PLAIN.name or _occasion(each) not in plain:
+            continue
+        key = (each.job.task, each.temperature, each.arm)
+        pair = Pair((each.job.item, each.job.turn), plain[_occasion(each)], each.written)
+        groups.setdefault(key, Group(*key)).pairs.append(pair)
+    tasks = list(dict.fromkeys(group.task for group in groups.values()))
+    return sorted(groups.values(), key=lambda group: (tasks.index(group.task), arms.index(group.arm)))
+
+
+def _occasion(sample: Sample) -> tuple[str, int, float | None, int]:
+    return sample.job.item, sample.job.turn, sample.temperature, sample.round

@@ -1,0 +1,86 @@
+"""Results for people: Markdown that can go into a page as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .results import ALL, Cell, Result
+
+
+def markdown(result: Result) -> str:
+    """A row for each task and arm, and columns for each temperature."""
+    cells = [*result.cells, *result.overall]
+    temperatures = list(dict.fromkeys(cell.temperature for cell in cells))
+    rows: dict[tuple[str, str], dict[float | None, Cell]] = {}
+    for task in (*dict.fromkeys(cell.task for cell in result.cells), ALL):
+        for cell in cells:
+            if cell.task == task:
+                rows.setdefault((task, cell.arm), {})[cell.temperature] = cell
+    head = ["task", "drafter"]
+    for temperature in temperatures:
+        at = "" if len(temperatures) == 1 else f", {_degree(temperature)}"
+        head += [f"accepted per step{at}", f"time drafting{at}", f"ratio to plain{at}"]
+    lines = [_line([*head, "same text"]), _line(["---"] * 2 + ["---:"] * (len(head) - 2) + ["---"])]
+    for (_, arm), found in rows.items():
+        columns = [part for temperature in temperatures for part in _columns(found.get(temperature))]
+        lines.append(_line([_task(list(found.values())), arm, *columns, _same(list(found.values()))]))
+    return "\n".join(lines)
+
+
+def remarks(result: Result) -> list[str]:
+    """What a reader of the table must know."""
+    lines = [
+        "Ratio: plain decoding's time a token over the drafter's, with a 95% interval over texts and rounds; "
+        "accepted per step counts the target's own token."
+    ]
+    noise = [cell.noise for cell in result.overall if cell.noise is not None]
+    if noise:
+        lines.append(f"Noise of the machine on a mean: at most {max(noise):.1%} either way.")
+    if result.left_out:
+        lines.append(f"Left out, too long for the model: {', '.join(result.left_out)}.")
+    for cell in result.cells:
+        if cell.same_text is False:
+            lines.append(
+                f"NOT THE SAME TEXT: {cell.arm}, {cell.task}, {_degree(cell.temperature)}: {'; '.join(cell.differing)}."
+            )
+    for cell in result.overall:
+        if cell.drafter_failures:
+            lines.append(
+                f"{cell.arm} FAILED in {cell.drafter_failures} steps, {_degree(cell.temperature)}; see the log."
+            )
+    if not result.complete:
+        lines.append("Stopped before the end: the table has what was finished.")
+    return lines
+
+
+def _line(columns: Sequence[str]) -> str:
+    return f"| {' | '.join(columns)} |"
+
+
+def _task(cells: Sequence[Cell]) -> str:
+    """An arm that does not apply to every task has a mean of fewer."""
+    return f"mean of {cells[0].tasks}" if cells[0].task == ALL else cells[0].task
+
+
+def _columns(cell: Cell | None) -> list[str]:
+    if cell is None:
+        return ["", "", ""]
+    return [f"{cell.accepted_per_step:.2f}", f"{cell.time['drafting']:.1%}", _ratio(cell)]
+
+
+def _ratio(cell: Cell) -> str:
+    if cell.speedup is None:
+        return "too short"
+    if cell.speedup_interval is None:
+        return f"{cell.speedup:.2f}"
+    low, high = cell.speedup_interval
+    return f"{cell.speedup:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _same(cells: Sequence[Cell]) -> str:
+    found = [cell.same_text for cell in cells]
+    return "NO" if False in found else "yes" if True in found else "not promised"
+
+
+def _degree(temperature: float | None) -> str:
+    return "T as asked" if temperature is None else f"T={temperature:g}"

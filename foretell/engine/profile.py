@@ -1,0 +1,130 @@
+"""Measures what steps and drafts cost here, a piece at a time, while nobody waits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from foretell.control.adaptive import AdaptiveController
+from foretell.params import SamplingParams
+from foretell.types import Budget, Draft, Request, Sequence, Share
+
+from .engine import Engine
+
+LOG = logging.getLogger("foretell")
+
+CACHED = 128  # tokens of each made-up text
+ROUNDS = 3
+TEXTS_AND_ROWS = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (4, 1), (4, 4), (8, 1), (8, 4), (16, 1), (16, 4), (32, 1))
+TEXTS_AND_DEPTHS = ((1, 1), (1, 4), (4, 2))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One measurement: a step of the target, or with an arm named a draft."""
+
+    texts: int
+    rows: int
+    arm: str = ""
+
+
+class Profiler:
+    """Feeds a controller's cost curves with made-up texts, and keeps what was learnt in a file."""
+
+    def __init__(self, engine: Engine, controller: AdaptiveController, file: Path | None = None) -> None:
+        self.engine, self.controller, self.file = engine, controller, file
+        self._ids = itertools.count(-1, -1)  # no text of the engine's own has such a number
+        self._left = self._pieces()
+
+    def _pieces(self) -> Iterator[Piece]:
+        """The small ones first: they tell most. The first round only warms up."""
+        arms = [name for name, traits in self.controller.arms.items() if not traits.free]
+        for _ in range(ROUNDS + 1):
+            yield from (Piece(texts, rows) for texts, rows in TEXTS_AND_ROWS)
+            yield from (Piece(texts, depth, arm) for arm in arms for texts, depth in TEXTS_AND_DEPTHS)
+
+    def load(self) -> bool:
+        """Take up what an earlier run measured; then there is nothing left to do."""
+        if self.file is None or not self.file.exists():
+            return False
+        try:
+            kept = json.loads(self.file.read_text())
+            self.controller.costs.load(kept["steps"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            LOG.info("%s cannot be used and is measured anew: %s", self.file.name, error)
+            return False
+        if not self.controller.costs.known:
+            return False
+        self._left = iter(())
+        return True
+
+    def piece(self) -> bool:
+        """Measure one thing, in about the time of a step; False when all is known."""
+        found = next(self._left, None)
+        if found is None:
+            return False
+        seqs = self._texts(found)
+        if seqs:
+            try:
+                self._measure(found, seqs)
+            finally:
+                for seq in seqs:
+                    self.engine.drafter.forget(seq)
+                    self.engine.runner.trim(seq, 0)
+        return True
+
+    def run(self) -> None:
+        """Measure all of it, anew."""
+        self._left = self._pieces()
+        while self.piece():
+            pass
+        self.save()
+
+    def _texts(self, piece: Piece) -> list[Sequence]:
+        """Made-up texts with their pages; none where the pages do not suffice."""
+        seqs: list[Sequence] = []
+        for _ in range(piece.texts):
+            request = Request("profile", (0,), SamplingParams(temperature=0.0), 0, CACHED)
+            seq = Sequence(next(self._ids), request, [0] * (CACHED + 1), CACHED)
+            seqs.append(seq)
+            if not self.engine.runner.reserve(seq, CACHED + 1 + piece.rows):
+                for each in seqs:
+                    self.engine.runner.trim(each, 0)
+                return []
+        return seqs
+
+    def _measure(self, piece: Piece, seqs: list[Sequence]) -> None:
+        if piece.arm:
+            budgets = [Budget(piece.rows, piece.arm)] * len(seqs)
+            self.engine.drafter.propose(seqs, budgets)  # reads the texts, and is not what is to be measured
+            began = perf_counter()
+            drafts = self.engine.drafter.propose(seqs, budgets)
+            seconds, nodes = perf_counter() - began, sum(map(len, drafts))
+            if nodes:
+                costs = self.controller.draft_costs[piece.arm]
+                costs.observe(max(map(len, drafts)), nodes, 0, seconds, self.controller.costs.seconds(1))
+            return
+        drafts = [Draft.chain([0] * (piece.rows - 1), "profile")] * len(seqs)
+        began = perf_counter()
+        output = self.engine.runner.forward([Share.of(seq, 1) for seq in seqs], drafts)
+        output.logits.argmax(-1).tolist()  # a device is done when its answer is here
+        self.controller.costs.observe(piece.texts * piece.rows, CACHED * piece.texts, perf_counter() - began)
+
+    def save(self) -> None:
+        """Keep what was learnt, whole or not at all."""
+        if self.file is None:
+            return
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.file.parent, delete=False, suffix=".tmp") as temporary:
+                json.dump({"steps": self.controller.costs.dump()}, temporary)
+            os.replace(temporary.name, self.file)
+        except OSError as error:  # a full or read-only disk costs the next start a few seconds
+            LOG.info("measured costs are not kept: %s", error)

@@ -1,0 +1,62 @@
+"""A stage whose clock is a function: what a bench makes of times that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from foretell.bench.item import Item
+from foretell.bench.measure import Arm, Job, Written
+from foretell.bench.plan import Plan
+from foretell.config import SpeculationConfig
+from foretell.params import SamplingParams
+
+TEXT = tuple(range(11))  # ten tokens behind the first
+
+
+class FakeStage:
+    """Says how long an arm takes for a token of a job, and what it writes."""
+
+    def __init__(
+        self,
+        seconds: Callable[[str, Job, int], float] = lambda arm, job, time: 1.0,
+        tokens: Callable[[str, Job], tuple[int, ...]] = lambda arm, job: TEXT,
+        steps: int = len(TEXT),
+    ) -> None:
+        self.seconds, self.tokens, self.steps = seconds, tokens, steps
+        self.log: list[tuple[str, str]] = []  # arm and item, in the order they were written
+        self.refreshed: list[int] = []  # how much was written when arms were made anew
+        self.too_long: set[str] = set()
+        self.stop_after: int | None = None
+
+    def refresh(self, arms: Sequence[Arm]) -> None:
+        self.refreshed.append(len(self.log))
+
+    def fits(self, item: Item, plan: Plan) -> bool:
+        return item.id not in self.too_long
+
+    def prepare(self, item: Item, temperature: float | None, plan: Plan) -> list[Job]:
+        params = SamplingParams(temperature=temperature or 0.0)
+        return [Job(item.id, item.task, turn, (1,), params, item.prediction) for turn in range(len(item.turns) + 1)]
+
+    def write(self, arm: Arm, job: Job) -> Written:
+        if len(self.log) == self.stop_after:
+            raise KeyboardInterrupt
+        time = sum(logged == (arm.name, job.item) for logged in self.log)
+        self.log.append((arm.name, job.item))
+        tokens = self.tokens(arm.name, job)
+        decoding = self.seconds(arm.name, job, time) * (len(tokens) - 1)
+        steps = len(tokens) if arm.name == "plain" else self.steps
+        return Written(tokens, steps, decoding, decoding + 1.0, drafting=0.25 * decoding, running=0.5 * decoding)
+
+
+def arms(*names: str) -> list[Arm]:
+    return [Arm(name, SpeculationConfig(drafter="prediction" if name == "prediction" else "ngram")) for name in names]
+
+
+def items(**tasks: int) -> list[Item]:
+    """So many items of each task."""
+    return [Item(f"{task}-{i}", task) for task, count in tasks.items() for i in range(count)]
+
+
+def watch_nothing(done: int, total: int, what: str) -> None:
+    """For runs whose progress is not the point."""

@@ -1,0 +1,193 @@
+"""foretell bench, as it is typed, on a model that loads in a blink."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell.bench.arms import arms_of, default_names
+from foretell.bench.item import Item
+from foretell.bench.measure import PLAIN, Job, Written
+from foretell.bench.stage import EngineStage
+from foretell.cli import main as program
+from foretell.cli.bench import BENCH
+from foretell.config import SpeculationConfig
+from foretell.errors import RequestError
+from foretell.llm import LLM
+from tests.laws.test_layers import loaded_by
+
+QUICK = ("--rounds", "2", "--max-tokens", "12", "--temperature", "0")
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(program.COMMANDS, "bench", BENCH)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Short enough for the tiny model; the second brings a prediction."""
+    fox = "The quick brown fox jumps"
+    lines = [
+        {"id": "fox", "kind": "copy", "prompt": f"{fox}. {fox}. {fox}", "ignore_eos": True},
+        {"id": "sea", "kind": "edit", "prompt": "She sells", "prediction": "sea shells", "ignore_eos": True},
+        {"id": "long", "kind": "copy", "prompt": "word " * 200},
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    try:
+        code = program.main(["bench", *arguments])
+    except SystemExit as leaving:
+        code = int(str(leaving.code))
+    return code, *capsys.readouterr()
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code, out, _ = bench(capsys, *arguments, "--json")
+    return code, json.loads(out)
+
+
+def test_drafters_by_task_as_json(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path
+) -> None:
+    words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), *QUICK)
+    file = tmp_path / "result.json"
+    code, result = told(capsys, "drafters", *words, "--drafters", "ngram,suffix,prediction", "--out", str(file))
+    assert code == 0
+    assert json.loads(file.read_text()) == result
+    cells = [(cell["task"], cell["arm"]) for cell in result["cells"]]
+    assert cells == [("copy", "ngram"), ("copy", "suffix")] + [
+        ("edit", arm) for arm in ("ngram", "suffix", "prediction")
+    ]
+    assert [cell["arm"] for cell in result["overall"]] == ["ngram", "suffix", "prediction"]
+    for cell in (*result["cells"], *result["overall"]):
+        assert cell["same_text"] is True and cell["speedup"] > 0 and cell["accepted_per_step"] >= 1
+        assert cell["speedup_interval"][0] <= cell["speedup"] <= cell["speedup_interval"][1]
+        assert sum(cell["time"].values()) == pytest.approx(1.0)
+        assert 0 < cell["time"]["drafting"] < 1 and cell["drafter_failures"] == 0
+    assert result["left_out"] == ["long"] and result["complete"] is True
+    assert result["drafters"] == {"ngram": 4, "suffix": 4, "prediction": 4}
+    assert set(result["machine"]) >= {"device", "threads", "torch", "dtype"}
+
+
+def test_all_drafters_that_need_no_model_are_the_default(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path
+) -> None:
+    words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), "--tasks", "copy", "--quick")
+    code, out, err = bench(capsys, "drafters", *words)
+    assert code == 0
+    assert out.startswith("| task | drafter | accepted per step |")
+    assert all(f"| copy | {name} |" in out for name in ("ngram", "suffix", "exit:1", "auto"))
+    assert "| prediction |" not in out and "| model:" not in out
+    assert "[2/2] done" in err
+
+
+def test_offline_compares_one_drafter_with_none(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path
+) -> None:
+    words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), "--rounds", "1")
+    code, result = told(capsys, "offline", *words, "--max-tokens", "8", "--drafter", "suffix")
+    assert code == 0
+    assert [cell["arm"] for cell in result["overall"]] == ["suffix"]
+    assert result["bench"] == "offline" and result["temperatures"] == [None]
+
+
+def test_a_text_that_differs_ends_with_one(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = EngineStage.write
+
+    def wrong(self: EngineStage, arm: Any, job: Job) -> Written:
+        from dataclasses import replace
+
+        written = write(self, arm, job)
+        return written if arm == PLAIN else replace(written, tokens=(*written.tokens[:-1], 0))
+
+    monkeypatch.setattr(EngineStage, "write", wrong)
+    words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), *QUICK)
+    code, out, _ = bench(capsys, "drafters", *words, "--drafters", "ngram")
+    assert code == 1
+    assert "NOT THE SAME TEXT: ngram, copy, T=0: fox, turn 1." in out and "| NO |" in out
+
+
+def test_ctrl_c_leaves_what_there_is(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, seen = EngineStage.write, []
+
+    def stopped(self: EngineStage, arm: Any, job: Job) -> Written:
+        seen.append(arm)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        return write(self, arm, job)
+
+    monkeypatch.setattr(EngineStage, "write", stopped)
+    file = tmp_path / "part.json"
+    words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), "--out", str(file), *QUICK)
+    code, out, err = bench(capsys, "drafters", *words, "--drafters", "ngram")
+    assert code == 130
+    part = json.loads(file.read_text())
+    assert part["complete"] is False and [cell["task"] for cell in part["cells"]] == ["copy"]
+    assert "Stopped before the end" in out and "foretell: stopped" in err
+
+
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(LLM, "__init__", load)
+    for words, message in [
+        (["drafters", "--drafters", "ngarm"], "did you mean 'ngram'"),
+        (["drafters", "--drafters", "ngram,none"], "none is what the others are compared with"),
+        (["drafters", "--workload", "gsm8k"], "is not shipped"),
+        (["drafters", "--tasks", "cod"], "did you mean 'code'"),
+        (["drafters", "--temperature", "warm"], "not a list of numbers"),
+        (["drafters", "--temperature", "-1"], "temperature"),
+        (["drafters", "--rounds", "0"], "rounds: must be 1 or more"),
+        (["drafters", "--num-speculative-tokens", "99", "--drafters", "ngram"], "between 0 and 64"),
+        (["offline", "--drafter", "none"], "name one that guesses"),
+        (["offline", "--out", str(tmp_path)], "is a folder"),
+        (["fly"], "invalid choice: 'fly'"),
+        ([], "required: BENCH"),
+    ]:
+        code, _, err = bench(capsys, *words)
+        assert code == 2 and message in err, words
+        assert err.count("\n") == 1, "one line"
+
+
+def test_arms_by_name_and_length() -> None:
+    base = SpeculationConfig(rule="block")
+    names = [
+        (arm.name, arm.speculation.drafter, arm.speculation.num_speculative_tokens)
+        for arm in arms_of(["ngram", "auto", "ngram+suffix"], [2, 4], base)
+    ]
+    assert names == [
+        ("ngram, 2 tokens", "ngram", 2),
+        ("ngram, 4 tokens", "ngram", 4),
+        ("auto", "auto", None),
+        ("ngram+suffix", "ngram,suffix", None),
+    ]
+    assert arms_of(["ngram"], [4], base)[0].speculation.rule == "block"
+    with pytest.raises(RequestError):
+        arms_of(["plain"], [4], base)
+
+
+def test_default_names_fit_the_model_and_the_workload() -> None:
+    kinds = ["ngram", "prediction", "model", "exit", "self"]
+    plain, edit = [Item("a", "chat")], [Item("b", "edit", prediction="x")]
+    assert default_names(kinds, 30, plain) == ["ngram", "exit:15", "self:int8", "self:int4", "auto"]
+    assert default_names(kinds, 1, edit)[:3] == ["ngram", "prediction", "exit:1"]
+
+
+def test_a_command_line_that_only_looks_needs_no_torch() -> None:
+    modules = "workloads, measure, results, report, run, arms, plan, machine, progress"
+    assert not loaded_by(f"from foretell.bench import {modules}; import foretell.cli.bench") & {"torch", "numpy"}
