@@ -20,7 +20,7 @@ from .engine import Engine
 
 LOG = logging.getLogger("foretell")
 
-CACHED = 128  # tokens of each made-up text
+CACHED = 128  # tokens of each made-up text, where the model takes as many
 ROUNDS = 3
 TEXTS_AND_ROWS = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (4, 1), (4, 4), (8, 1), (8, 4), (16, 1), (16, 4), (32, 1))
 TEXTS_AND_DEPTHS = ((1, 1), (1, 4), (4, 2))
@@ -41,6 +41,7 @@ class Profiler:
     def __init__(self, engine: Engine, controller: AdaptiveController, file: Path | None = None) -> None:
         self.engine, self.controller, self.file = engine, controller, file
         self._ids = itertools.count(-1, -1)  # no text of the engine's own has such a number
+        self._cached = min(CACHED, engine.runner.context // 2)
         self._left = self._pieces()
 
     def _pieces(self) -> Iterator[Piece]:
@@ -88,13 +89,15 @@ class Profiler:
         self.save()
 
     def _texts(self, piece: Piece) -> list[Sequence]:
-        """Made-up texts with their pages; none where the pages do not suffice."""
+        """Made-up texts with their pages; none where the pages or the model's context do not suffice."""
         seqs: list[Sequence] = []
+        if self._cached + 1 + piece.rows > self.engine.runner.context:
+            return seqs
         for _ in range(piece.texts):
-            request = Request("profile", (0,), SamplingParams(temperature=0.0), 0, CACHED)
-            seq = Sequence(next(self._ids), request, [0] * (CACHED + 1), CACHED)
+            request = Request("profile", (0,), SamplingParams(temperature=0.0), 0, self._cached)
+            seq = Sequence(next(self._ids), request, [0] * (self._cached + 1), self._cached)
             seqs.append(seq)
-            if not self.engine.runner.reserve(seq, CACHED + 1 + piece.rows):
+            if not self.engine.runner.reserve(seq, self._cached + 1 + piece.rows):
                 for each in seqs:
                     self.engine.runner.trim(each, 0)
                 return []
@@ -115,7 +118,7 @@ class Profiler:
         began = perf_counter()
         output = self.engine.runner.forward([Share.of(seq, 1) for seq in seqs], drafts)
         output.logits.argmax(-1).tolist()  # a device is done when its answer is here
-        self.controller.costs.observe(piece.texts * piece.rows, CACHED * piece.texts, perf_counter() - began)
+        self.controller.costs.observe(piece.texts * piece.rows, self._cached * piece.texts, perf_counter() - began)
 
     def save(self) -> None:
         """Keep what was learnt, whole or not at all."""

@@ -1,0 +1,80 @@
+"""From when on guesses pay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foretell import LLM, SamplingParams
+from foretell.cli.main import main
+from foretell.control.adaptive import AdaptiveController
+from foretell.control.explaining import Prices
+
+CHEAP = Prices(lambda texts, nodes: 0.03 + 0.001 * texts * (1 + nodes), lambda texts, nodes: 0.0)
+DEAR = Prices(lambda texts, nodes: 0.01 * texts * (1 + nodes), lambda texts, nodes: 0.02 * nodes)
+
+
+def test_break_even_is_where_the_speed_is_that_of_plain() -> None:
+    for texts in (1, 16):
+        for nodes in (1, 4):
+            need = CHEAP.break_even(texts, nodes)
+            assert need is not None
+            assert CHEAP.speedup(texts, nodes, need) == pytest.approx(1, abs=1e-6)
+    assert CHEAP.break_even(1, 1) == pytest.approx(0.001 / 0.031)
+    assert DEAR.break_even(1, 1) is None
+
+
+def test_the_best_length_grows_with_the_rate_and_shrinks_with_the_crowd() -> None:
+    lengths = [CHEAP.best(1, rate, 16, 0.01)[0] for rate in (0.3, 0.6, 0.9)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[-1]
+    assert CHEAP.best(64, 0.5, 16, 0.01)[0] < CHEAP.best(1, 0.5, 16, 0.01)[0]
+    assert DEAR.best(1, 0.95, 16, 0.01) == (0, 1.0)
+
+
+def test_costs_are_measured_kept_and_taken_up_again(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORETELL_HOME", str(tmp_path))
+    llm = LLM(tiny_folder, drafter="ngram,exit:1", quiet=True)
+    controller = llm.engine.controller
+    assert isinstance(controller, AdaptiveController)
+    assert not controller.costs.known
+    before = llm.engine.runner.pool.held
+    llm.measure()
+    assert llm.engine.runner.pool.held == before == 0, "made-up texts give their pages back"
+    assert 0 < controller.costs.seconds(1) < controller.costs.seconds(64)
+    (kept,) = (tmp_path / "costs").iterdir()
+    again = LLM(tiny_folder, drafter="ngram", quiet=True)
+    assert again.engine.plain_seconds(1, 0) == pytest.approx(controller.costs.seconds(1))
+    assert not again.assembly.profiler.piece(), "nothing is left to measure"
+    kept.write_text("{")
+    spoilt = LLM(tiny_folder, drafter="ngram", quiet=True)
+    assert spoilt.engine.plain_seconds(1, 0) is None
+    assert spoilt.generate("a b", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+
+
+def test_measuring_needs_pages_and_does_without_where_there_are_none(tiny_folder: Path, tmp_path: Path) -> None:
+    llm = LLM(tiny_folder, drafter="ngram", max_model_len=64, max_num_seqs=1, quiet=True)
+    llm.assembly.profiler.file = None
+    llm.measure()
+    assert llm.engine.runner.pool.held == 0
+
+
+def test_the_command_tells_it_in_words_and_in_json(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORETELL_HOME", str(tmp_path))
+    model = ["--model", str(tiny_folder), "--drafter", "ngram,exit:1"]
+    assert main(["explain", *model]) == 0
+    said = capsys.readouterr().out
+    assert "how often a guess must stand" in said
+    assert "exit:1: milliseconds to draft" in said
+    assert main(["explain", *model, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["drafters"]) == {"ngram", "exit:1"}
+    assert found["drafters"]["ngram"]["draft_ms"]["4"] == 0
+    assert found["drafters"]["exit:1"]["draft_ms"]["4"] > 0
+    assert main(["explain", "--model", str(tiny_folder), "--drafter", "none"]) == 2
