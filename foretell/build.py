@@ -32,6 +32,7 @@ from .models.load import choose_dtype, load_model, weight_bytes
 from .models.quantize import Bits
 from .models.read_config import end_ids, read_config, sampling_defaults
 from .models.variants import quantized, quantized_bytes
+from .pairing import Pairing, judge_pair
 from .runner.memory import MemoryPlan, Needs, device_memory, plan_memory
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
@@ -126,8 +127,7 @@ def build_engine(
     wanted = () if drafter is not None else draft.models_wanted(speculation)
     target = open_model(config.model, config, say)
     helpers = {name: open_model(name, config, say) for name in wanted}
-    for name, helper in helpers.items():
-        check_pair(target, helper, f"model:{name}")
+    pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
     context = _context(config, target.config)
     copies = () if drafter is not None else draft.copies_wanted(speculation)
     extra = sum(map(target.copy_bytes, copies)) + (0 if drafter is None else drafter.memory)
@@ -137,7 +137,8 @@ def build_engine(
     runner = target.runner(model, room, () if drafter is None else drafter.taps)
     if drafter is None:
         loaded = {
-            name: draft.Helper(helper.runner(helper.load(), room), helper.tokenizer) for name, helper in helpers.items()
+            name: draft.Helper(helper.runner(helper.load(), room), helper.tokenizer, pairings[name].vocabularies)
+            for name, helper in helpers.items()
         }
         drafter = draft.build(draft.Parts(speculation, runner, target.tokenizer, loaded, twins))
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
@@ -190,11 +191,14 @@ def default_choice(config: SpeculationConfig) -> SpeculationChoice:
     return SpeculationChoice(rule=config.rule, acceptance_threshold=thresholds, workload=config.workload)
 
 
-def check_pair(target: Opened, helper: Opened, name: str) -> None:
-    """A draft model must spell the same tokens; a padded vocabulary may be longer."""
-    shared = range(min(target.tokenizer.vocab_size, helper.tokenizer.vocab_size))
-    if any(target.tokenizer.piece(token) != helper.tokenizer.piece(token) for token in shared):
-        raise RequestError("drafter", f"{name} has another tokenizer than the model; take a draft of the same family")
+def _pair(target: Opened, helper: Opened, name: str, say: Callable[[str], None]) -> Pairing:
+    """How the draft model will guess; one that cannot is refused before a long load."""
+    found = judge_pair(target, helper)
+    if not found.works:
+        raise RequestError("drafter", f"{name} will not work: {found.words}")
+    if found.kind != "same":
+        say(f"{name}: {found.words}")
+    return found
 
 
 def _plan_memory(config: EngineConfig, target: Opened, helpers: list[Opened], extra: int, context: int) -> MemoryPlan:

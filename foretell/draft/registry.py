@@ -23,6 +23,8 @@ from .ngram import NGramDrafter
 from .prediction import PredictionDrafter
 from .shared import SharedDrafter
 from .suffix import SuffixDrafter
+from .translate import Translator
+from .vocabularies import Vocabularies
 
 OUTSIDE = "foretell.drafters"  # the entry points under which other packages offer theirs
 
@@ -33,6 +35,7 @@ class Helper:
 
     runner: ModelRunner
     tokenizer: Tokenizer | None = None
+    vocabularies: Vocabularies | None = None  # where its tokenizer is not the target's
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,10 @@ class Kind:
 
 
 def _draft_model(parts: Parts, name: str) -> Drafter:
-    return ModelDrafter(
-        parts.helpers[name].runner, parts.vocab, f"model:{name}", parts.sharpening, parts.config.min_confidence
-    )
+    helper, settings = parts.helpers[name], (f"model:{name}", parts.sharpening, parts.config.min_confidence)
+    if helper.vocabularies is not None:
+        return Translator(helper.runner, helper.vocabularies, *settings)
+    return ModelDrafter(helper.runner, parts.vocab, *settings)
 
 
 def _early_exit(parts: Parts, layers: str) -> Drafter:

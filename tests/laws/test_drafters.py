@@ -13,6 +13,7 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Draft, Outcome, Sequence
+from tests.draft.tiny_tokens import string_translator, token_translator
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run, tree_around
 
 LEARNERS: dict[str, Callable[[], Drafter]] = {
@@ -20,6 +21,9 @@ LEARNERS: dict[str, Callable[[], Drafter]] = {
     "suffix": lambda: SuffixDrafter(offset=2, store_tokens=80),
     "mix": lambda: Rotated([NGramDrafter(1, 3), SuffixDrafter(offset=2, store_tokens=80), model_drafter(seed=5)]),
     "model": lambda: model_drafter(seed=5),
+    "translated tokens": lambda: token_translator(),
+    "translated strings": lambda: string_translator(),
+    "sure translation": lambda: token_translator(min_confidence=0.05),
     "sure model": lambda: model_drafter(seed=5, min_confidence=0.05),
     "sharp model": lambda: model_drafter(seed=5, draft_temperature="entropy"),
 }

@@ -38,7 +38,8 @@ ALLOWED: dict[str, set[str]] = {
     "server": BASE | {"build", "engine", "version", "hub"},
     "bench": BASE | {"llm", "build", "engine", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
-    "cli": BASE | {"control", "llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"},
+    "cli": BASE
+    | {"control", "llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"},
 }
 
 

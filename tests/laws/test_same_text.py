@@ -16,6 +16,7 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.models.config import ModelConfig
 from foretell.types import SpeculationChoice
+from tests.draft.tiny_tokens import string_translator, token_translator
 from tests.tiny import (
     CONFIG,
     PROMPTS,
@@ -45,6 +46,8 @@ DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "ngram": lambda truth: NGramDrafter(1, 3),
     "suffix": lambda truth: SuffixDrafter(offset=2),
     "early exit": lambda truth: EarlyExit(),
+    "translated tokens": lambda truth: token_translator(),
+    "translated strings": lambda truth: string_translator(),
     "mix": lambda truth: MixDrafter([NGramDrafter(1, 3), SuffixDrafter(offset=2), model_drafter(seed=5)]),
     "oracle": lambda truth: oracle(truth, 0.0),
     "oracle that errs": lambda truth: oracle(truth, 0.3),
