@@ -1,0 +1,110 @@
+"""foretell serve: a model behind OpenAI's API."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.errors import RequestError
+from foretell.options import add_options, given_options, nearest
+from foretell.server.config import ServerConfig
+from foretell.server.dialects import Dialect, add_foreign_flags, check_speculation, merge
+
+from .command import Command
+from .common import add_engine_arguments
+
+Settings = tuple[ServerConfig, EngineConfig, SpeculationConfig, list[str]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        default=argparse.SUPPRESS,
+        help=f"the model (default: {EngineConfig.model})",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, default=None, help="YAML with these settings; flags come before it"
+    )
+    add_options(parser.add_argument_group("server"), ServerConfig)
+    add_engine_arguments(parser)
+    group = parser.add_argument_group("words of other engines")
+    add_options(group, Dialect)
+    add_foreign_flags(group)
+
+
+def run(args: argparse.Namespace) -> int:
+    server, engine, speculation, foreign = settings(args)
+    from foretell.server.run import serve
+
+    return serve(server, engine, speculation, foreign)
+
+
+def settings(args: argparse.Namespace) -> Settings:
+    """Everything the flags and the file say; a flag goes before the file."""
+    if args.config is not None:
+        args = argparse.Namespace(**{**vars(read_file(args.config)), **vars(args)})
+    theirs = Dialect(**given_options(args, Dialect))
+    engine = merge(given_options(args, EngineConfig), theirs.engine_options())
+    guesses = merge(given_options(args, SpeculationConfig), theirs.speculation_options())
+    config = getattr(args, "speculative_config", None)
+    speculation = SpeculationConfig(**guesses) if config is None else SpeculationConfig.from_vllm(config, **guesses)
+    check_speculation(speculation, list(guesses))
+    foreign = list(dict.fromkeys(getattr(args, "foreign", [])))
+    return ServerConfig(**given_options(args, ServerConfig)), EngineConfig(**engine), speculation, foreign
+
+
+class FileParser(argparse.ArgumentParser):
+    """Reads the words a file stands for; what is wrong with them is wrong with the file."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RequestError("config", message)
+
+
+def read_file(path: Path) -> argparse.Namespace:
+    """A YAML file as if it had been written as flags."""
+    parser = FileParser(allow_abbrev=False)
+    add_arguments(parser)
+    words = [word for name, value in _load(path).items() for word in _words(parser, path, name, value)]
+    found = parser.parse_args(words)
+    del found.config
+    return found
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError("config", f"{path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise RequestError("config", f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise RequestError("config", f"{path} must have lines such as 'port: 8000'")
+    return found
+
+
+def _words(parser: FileParser, path: Path, name: Any, value: Any) -> list[str]:
+    """One setting as flags."""
+    flag = "--" + str(name).replace("_", "-")
+    known = parser._option_string_actions
+    if flag not in known or flag in ("--config", "--help"):
+        raise RequestError("config", f"{path} has no setting {name!r}; {nearest(flag, known).replace('--', '')}")
+    action = known[flag]
+    if value is None:
+        return []
+    if isinstance(value, bool) and action.nargs == 0:
+        return [flag if value else f"--no-{flag[2:]}"]
+    if isinstance(action, argparse._AppendAction):
+        return [f"{flag}={each}" for each in (value if isinstance(value, list) else [value])]
+    return [f"{flag}={json.dumps(value) if isinstance(value, dict | list) else value}"]
+
+
+SERVE = Command("serve a model over HTTP, as OpenAI's API", add_arguments, run)

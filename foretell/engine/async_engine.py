@@ -1,0 +1,253 @@
+"""An engine in a thread of its own, for callers on an event loop: a long step never keeps them waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from .streams import Load, Piece, QueueFull, StepFailed, StepReport, Stream, Unavailable
+
+if TYPE_CHECKING:
+    from foretell.engine.engine import Engine, Track
+    from foretell.sampling.grammar import Grammar
+    from foretell.types import Delta, Request, Sequence
+
+LOG = logging.getLogger("foretell")
+FAILURES = 3  # failed steps in a row after which the engine is given up
+ENDINGS = 64  # of the last texts, from which the rate of endings is taken
+LONGEST_WAIT = 60  # seconds, the most that is ever told to somebody who should come back later
+
+
+class AsyncEngine:
+    """Commands go to the thread through its inbox, and are obeyed between two steps; pieces come back to the loop."""
+
+    def __init__(
+        self, engine: Engine, most_texts: int, observe: Callable[[StepReport], None] = lambda report: None
+    ) -> None:
+        """`most_texts`: running and waiting together. `observe` hears of every step, on the loop."""
+        self.engine, self.most_texts, self.observe = engine, most_texts, observe
+        self.load = self._load()
+        self.texts = 0  # that have not ended
+        self.failure: str | None = None  # why the engine was given up
+        self.draining = False
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._streams: dict[str, Stream] = {}
+        self._tracks: dict[tuple[str, int], Track] = {}  # the thread's own
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._ended: deque[float] = deque(maxlen=ENDINGS)
+        self._step_began: float | None = None
+        self._failures = 0
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="foretell-engine", daemon=True)
+
+    # On the event loop.
+
+    def start(self) -> None:
+        """Begin; from the loop that will ask."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def submit(self, requests: list[Request], grammar: Grammar | None = None, timeout: float | None = None) -> Stream:
+        """Take in the texts a caller asks for together, or refuse them where too many wait."""
+        self.check_open(len(requests))
+        stream = Stream(requests)
+        stream.close = partial(self._close, stream)
+        if timeout is not None:
+            stream.timer = self._loop.call_later(timeout, self._deliver_failure, stream.names[:1], TimeoutError())
+        self._streams |= dict.fromkeys(stream.names, stream)
+        self.texts += len(requests)
+        self._idle.clear()
+        self._inbox.put(partial(self._add, requests, grammar, time.perf_counter()))
+        return stream
+
+    def check_open(self, texts: int = 1) -> None:
+        """Refuse now what `submit` would refuse."""
+        if self.failure is not None:
+            raise Unavailable(f"the engine has failed: {self.failure}", LONGEST_WAIT)
+        if self.draining:
+            raise Unavailable("the server is about to stop and takes nothing new", LONGEST_WAIT)
+        if self.texts + texts > self.most_texts:
+            raise QueueFull(f"{self.texts} texts run or wait and no more may; come back later", self.retry_after)
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds until a few texts will have ended, by how fast they did."""
+        if len(self._ended) < 2:
+            return 1
+        apart = (time.monotonic() - self._ended[0]) / len(self._ended)
+        return max(1, min(LONGEST_WAIT, math.ceil(apart * 4)))
+
+    def stuck_for(self) -> float:
+        """Seconds the step that runs now has taken; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    async def drain(self, timeout: float) -> bool:
+        """Take nothing new and wait for what runs; whether all of it ended in time."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """End everything, and the thread after its step."""
+        self.draining = True
+        self._deliver_end(Unavailable("the server stopped", LONGEST_WAIT))
+        self._inbox.put(self._stop)  # behind what gives the pages back
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, LONGEST_WAIT)
+
+    def _close(self, stream: Stream) -> None:
+        """The caller has gone: before the next step the pages are free."""
+        if self._forget(stream):
+            self._inbox.put(partial(self._abort, stream.names))
+
+    def _forget(self, stream: Stream) -> bool:
+        """Whether it was still known."""
+        known = [self._streams.pop(name, None) for name in stream.names]
+        self.texts -= stream.unfinished
+        stream.unfinished = 0
+        if stream.timer is not None:
+            stream.timer.cancel()
+        if not self._streams:
+            self._idle.set()
+        return any(known)
+
+    def _deliver(self, report: StepReport) -> None:
+        self.load = report.load
+        self.observe(report)
+        for piece in report.pieces:
+            stream = self._streams.get(piece.delta.request_id)
+            if stream is None:
+                continue  # its caller has gone
+            if piece.delta.finish is not None:
+                stream.unfinished -= 1
+                self.texts -= 1
+                self._ended.append(time.monotonic())
+                if not stream.unfinished:
+                    self._forget(stream)
+            stream.queue.put_nowait(piece)
+
+    def _deliver_failure(self, names: Iterable[str], error: Exception) -> None:
+        for name in names:
+            stream = self._streams.get(name)
+            if stream is not None:
+                stream.queue.put_nowait(error)
+                self._close(stream)
+
+    def _deliver_end(self, error: Exception) -> None:
+        self._deliver_failure(list(self._streams), error)
+
+    def _deliver_load(self, load: Load) -> None:
+        self.load = load
+
+    # In the thread.
+
+    def _run(self) -> None:
+        while not self._stopped:
+            try:
+                self._obey()
+                if self.engine.busy and not self._stopped:
+                    self._step()
+            except Exception as error:  # not even the failed texts could be taken out
+                LOG.exception("the engine is given up")
+                self._give_up(error)
+                return
+
+    def _obey(self) -> None:
+        """Do what was asked; with nothing to write, wait to be asked."""
+        if not self.engine.busy:
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _step(self) -> None:
+        rows, began = self.engine.stats.rows, time.monotonic()
+        self._step_began = began
+        try:
+            deltas = self.engine.step()
+        except Exception as error:
+            self._fail_running(error)
+            return
+        finally:
+            self._step_began = None
+        self._failures = 0
+        pieces = tuple(self._piece(delta) for delta in deltas)
+        self._tell(
+            self._deliver,
+            StepReport(
+                pieces,
+                time.monotonic() - began,
+                self.engine.stats.rows - rows,
+                sum(len(piece.track.seq.tokens) for piece in pieces),
+                self._load(),
+                {
+                    name: (count.drafted, count.accepted)
+                    for name, count in self.engine.stats.speculation.by_drafter.items()
+                },
+            ),
+        )
+
+    def _piece(self, delta: Delta) -> Piece:
+        key = (delta.request_id, delta.choice)
+        track = self._tracks[key]
+        track.outbox.clear()  # the piece is on its way
+        if delta.finish is not None:
+            del self._tracks[key]
+        return Piece(delta, track, track.speculation.steps == 1)
+
+    def _add(self, requests: list[Request], grammar: Grammar | None, asked: float) -> None:
+        try:
+            for request in requests:
+                track = self._tracks[request.id, request.choice] = self.engine.add(request, grammar)
+                track.timings.added = asked  # the step it had to wait for counts
+        except Exception as error:
+            self._abort({request.id for request in requests})
+            self._tell(self._deliver_failure, [requests[0].id], error)
+
+    def _abort(self, names: Collection[str]) -> None:
+        for name in names:
+            self.engine.abort(name)
+        for key in [key for key in self._tracks if key[0] in names]:
+            del self._tracks[key]
+        self._tell(self._deliver_load, self._load())
+
+    def _fail_running(self, error: Exception) -> None:
+        """Take out the texts the step may have been about; those that wait go on."""
+        LOG.exception("a step failed, and its texts with it")
+        self._failures += 1
+        running: list[Sequence] = self.engine.scheduler.running
+        names = {seq.request.id for seq in running}
+        self._abort(names)
+        kind = type(error).__name__
+        self._tell(self._deliver_failure, names, StepFailed(f"the step failed: {kind}"))
+        if self._failures >= FAILURES or not names:
+            raise error
+
+    def _give_up(self, error: Exception) -> None:
+        self.failure = f"{type(error).__name__}: {error}"
+        self._tell(self._deliver_end, Unavailable("the engine has failed", LONGEST_WAIT))
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def _load(self) -> Load:
+        scheduler, pool = self.engine.scheduler, self.engine.runner.pool
+        return Load(len(scheduler.running), len(scheduler.waiting), pool.count, pool.held, scheduler.preemptions)
+
+    def _tell(self, deliver: Callable[..., None], *values: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(deliver, *values)
+        except RuntimeError:  # the loop has closed: nobody is left to tell
+            self._stopped = True

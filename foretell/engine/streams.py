@@ -1,0 +1,90 @@
+"""What passes between an engine in its thread and those who wait for its texts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from foretell.errors import ForetellError
+
+if TYPE_CHECKING:
+    from foretell.engine.engine import Track
+    from foretell.types import Delta, Request
+
+
+class Unavailable(ForetellError):
+    """Nothing new is taken up now; `retry_after` seconds from now may be better."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFull(Unavailable):
+    """As many texts wait as may."""
+
+
+class StepFailed(ForetellError):
+    """The step a text was part of failed; the text is lost, others are not."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one step brought one text. The text's record is safe to read once `delta.finish` is set."""
+
+    delta: Delta
+    track: Track
+    first: bool  # whether these are the text's first tokens
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy an engine is."""
+
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    pages_held: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step did and how the engine stands after it."""
+
+    pieces: tuple[Piece, ...]
+    seconds: float
+    rows: int  # tokens the target ran: of prompts, of texts, and guesses
+    context: int  # tokens of the texts that grew, together
+    load: Load
+    drafters: dict[str, tuple[int, int]]  # since the start, of each drafter: guesses, and those accepted
+
+
+@dataclass(eq=False)
+class Stream:
+    """The pieces of the texts a caller asked for together, mixed, as they are written. `close` ends them early."""
+
+    requests: list[Request]
+    close: Callable[[], None] = lambda: None
+    queue: asyncio.Queue[Piece | Exception] = field(default_factory=asyncio.Queue)
+    unfinished: int = 0
+    timer: asyncio.TimerHandle | None = None  # ends it when it has taken too long
+
+    def __post_init__(self) -> None:
+        self.unfinished = len(self.requests)
+        self.names = tuple(dict.fromkeys(request.id for request in self.requests))
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Until every text has ended; a failure is raised where it comes. Leaving early ends all of them."""
+        left = len(self.requests)
+        try:
+            while left:
+                item = await self.queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                left -= item.delta.finish is not None
+                yield item
+        finally:
+            self.close()

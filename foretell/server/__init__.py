@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's API over an engine. Nothing here imports torch until a model is loaded."""

@@ -1,0 +1,113 @@
+"""The application: endpoints, guards before them, and what callers are told when something fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from foretell.errors import ForetellError
+from foretell.version import VERSION
+
+from .failures import Failure, failure_of, invalid_body
+from .guards import BodyGuard, KeyGuard
+from .protocol import CompletionBody
+from .protocol_chat import ChatBody, DetokenizeBody, TokenizeBody
+from .reporter import Reporter
+from .service import Service
+from .telling import telling_routes
+from .wire import CallerGone
+from .writing import writing_routes
+
+LOG = logging.getLogger("foretell")
+GONE = 499  # nginx's word for a caller who left; nobody reads it
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+
+
+def create_app(service: Service) -> FastAPI:
+    """The API over one service."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.engine.start()
+        reporting = asyncio.ensure_future(Reporter(service).run())
+        try:
+            yield
+        finally:
+            reporting.cancel()
+            await service.close()
+
+    app = FastAPI(title="Foretell", version=VERSION, lifespan=lifespan, redoc_url=None)
+    app.include_router(writing_routes(service))
+    app.include_router(telling_routes(service))
+    _add_handlers(app, service)
+    app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
+    config = service.config
+    app.add_middleware(BodyGuard, most=config.max_body_bytes, seconds=config.body_timeout)
+    app.add_middleware(KeyGuard, keys=config.api_key)
+    if config.cors_origin:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(config.cors_origin), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app
+
+
+def _add_handlers(app: FastAPI, service: Service) -> None:
+    def tell(failure: Failure) -> Response:
+        service.metrics.instruments.failures.add(failure.code or "")
+        return failure.response()
+
+    async def known(request: Request, error: Exception) -> Response:
+        return tell(failure_of(error))
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        LOG.error("a request to %s failed", request.url.path, exc_info=error)
+        return tell(failure_of(error))
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError), "it is registered for these"
+        body = BODIES.get(request.url.path)
+        return tell(invalid_body(error, list(body.model_fields) if body is not None else []))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "it is registered for these"
+        return tell(Failure(error.status_code, str(error.detail), headers=error.headers or {}))
+
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=GONE)
+
+    app.add_exception_handler(Failure, known)
+    app.add_exception_handler(ForetellError, known)
+    app.add_exception_handler(TimeoutError, known)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(CallerGone, gone)
+    app.add_exception_handler(Exception, unknown)
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document; what is wrong with a body is told with 400, never with FastAPI's own 422."""
+    if app.openapi_schema is None:
+        found = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for path in found["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            found["components"]["schemas"].pop(name, None)
+        app.openapi_schema = found
+    return app.openapi_schema

@@ -1,0 +1,179 @@
+"""From what a caller sent to what the engine writes, or a refusal in words. Nothing here waits; it runs in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import RequestError
+from foretell.grammar import GrammarSpec
+
+from .answers import Answer, Reading
+from .chats import forced_functions, render, tools_of
+from .config import ServerConfig
+from .protocol import CompletionBody, Generation
+from .protocol_chat import ChatBody, Tool
+from .reasoning import CLOSES, ThinkReader, marks_thoughts, starts_thinking
+from .sampling import sampling_params, speculation_choice
+from .structured import behind_thoughts, grammar_of
+from .tools import READERS, family_of
+from .tools.forced import forced_call, strict_calls
+
+if TYPE_CHECKING:
+    from foretell.build import Assembly
+    from foretell.types import Request
+
+COMPLETION_TOKENS = 16  # what OpenAI's /v1/completions writes when not told otherwise
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: the name of the request, whose caches it may share, and the seed it gets if it brings none."""
+
+    name: str
+    tenant: str
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """The texts of one HTTP request, settled."""
+
+    requests: list[Request]
+    grammar: GrammarSpec | None = None
+    prompts: list[str] = field(default_factory=list)  # as texts, where they are to be echoed
+    silent: bool = False  # whether the one token that was written is not to be told
+    thoughts: bool | None = None  # None: thoughts are not told apart; else whether the prompt ends inside one
+    family: str | None = None  # whose way of calling tools is looked for
+    names: frozenset[str] = frozenset()  # of the tools
+    one_call: bool = False
+
+    def answers(self) -> list[Answer]:
+        """One for each text, in the order of OpenAI's indices."""
+        return [Answer(request, i, self._reading(), self.one_call) for i, request in enumerate(self.requests)]
+
+    def _reading(self) -> Reading:
+        thoughts = None if self.thoughts is None else ThinkReader(self.thoughts)
+        return Reading(thoughts, None if self.family is None else READERS[self.family](self.names))
+
+
+class Desk:
+    """Settles requests for one engine."""
+
+    def __init__(self, assembly: Assembly, config: ServerConfig) -> None:
+        self.assembly, self.config = assembly, config
+        self.tokenizer = assembly.tokenizer
+        self.family = family_of(self.tokenizer.chat_template, config.tool_call_parser)
+        self.thinks = config.reasoning_parser == "think" or (
+            config.reasoning_parser == "auto" and marks_thoughts(self.tokenizer.chat_template)
+        )
+
+    @property
+    def context(self) -> int:
+        return self.assembly.requests.limits.context
+
+    def chat(self, body: ChatBody, caller: Caller) -> Job:
+        """A conversation to be answered."""
+        tools = tools_of(body, self.family)
+        text = render(self.tokenizer, body, tools or None)
+        prompt = self.tokenizer.encode(text, add_special=False)
+        thinking = self.thinks and starts_thinking(text)
+        grammar = self._grammar(body, tools, thinking)
+        params: dict[str, Any] = {
+            "max_tokens": self._chat_limit(body, prompt),
+            "logprobs": _chat_logprobs(body),
+            "thinking_budget": _either("thinking_budget", body.thinking_budget, body.thinking_token_budget),
+        }
+        if tools and self.family == "mistral":
+            params["skip_special_tokens"] = False  # its mark of a call is one
+        return Job(
+            self._requests(body, caller, [prompt], grammar, **params),
+            grammar,
+            thoughts=thinking if self.thinks else None,
+            family=self.family if tools else None,
+            names=frozenset(tool.function.name for tool in tools),
+            one_call=body.parallel_tool_calls is False,
+        )
+
+    def _grammar(self, body: ChatBody, tools: Sequence[Tool], thinking: bool) -> GrammarSpec | None:
+        grammar, forced = grammar_of(body), forced_functions(body, tools)
+        strict = any(tool.function.strict for tool in tools)
+        if not forced and not (strict and grammar is None):
+            return behind_thoughts(grammar) if grammar is not None and thinking else grammar
+        assert self.family is not None, "tools were let in"
+        if not forced:
+            return strict_calls(self.family, [tool.function for tool in tools])
+        if grammar is not None:
+            raise RequestError("tool_choice", "asks for a call, and another field for an answer of another form")
+        if thinking:
+            raise RequestError("tool_choice", "asks for a call where the template lets the model think first; use auto")
+        return forced_call(self.family, forced, several=body.parallel_tool_calls is not False)
+
+    def _chat_limit(self, body: ChatBody, prompt: list[int]) -> int | None:
+        """As long as the context lasts, where nothing else is said."""
+        limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        return limit if limit is not None else max(1, self.context - len(prompt))
+
+    def completion(self, body: CompletionBody, caller: Caller) -> Job:
+        """Prompts to be continued."""
+        prompts = self._prompts(body)
+        limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        if limit == 0 and not body.echo:
+            raise RequestError("max_tokens", "0 writes nothing; it goes with echo, to score a prompt")
+        grammar = grammar_of(body)
+        params = {"max_tokens": max(1, limit) if limit >= 0 else limit, "logprobs": body.logprobs}
+        if body.echo:
+            params["prompt_logprobs"] = body.logprobs
+        return Job(
+            self._requests(body, caller, prompts, grammar, **params),
+            grammar,
+            prompts=[self.tokenizer.decode(prompt) for prompt in prompts] if body.echo else [],
+            silent=limit == 0,
+        )
+
+    def _prompts(self, body: CompletionBody) -> list[list[int]]:
+        """OpenAI's four shapes: a text, texts, token ids, lists of them."""
+        prompt: Any = body.prompt
+        many = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+        if not 1 <= len(many) <= self.config.max_prompts:
+            raise RequestError("prompt", f"must be 1 to {self.config.max_prompts} prompts, not {len(many)}")
+        return [self.tokenizer.encode(each) if isinstance(each, str) else each for each in many]
+
+    def _requests(
+        self, body: Generation, caller: Caller, prompts: list[list[int]], grammar: GrammarSpec | None, **settled: Any
+    ) -> list[Request]:
+        if body.seed is None and caller.seed is not None:
+            settled["seed"] = caller.seed
+        params = sampling_params(body, self.assembly.sampling_defaults, self.config, grammar, **settled)
+        choice = speculation_choice(body)
+        make = self.assembly.requests.make
+        made = [make(f"{caller.name}-{i}", prompt, params, choice, caller.tenant) for i, prompt in enumerate(prompts)]
+        for group in made:
+            self.assembly.engine.check(group[0])
+        return [request for group in made for request in group]
+
+    def reasoning_tokens(self, answers: Sequence[Answer]) -> int:
+        """Tokens of thoughts: up to the mark that closes them."""
+        return sum(self._thought_tokens(answer) for answer in answers if answer.reasoning)
+
+    def _thought_tokens(self, answer: Answer) -> int:
+        closes = self.tokenizer.encode(CLOSES, add_special=False)
+        for place in range(len(answer.tokens) - len(closes) + 1):
+            if answer.tokens[place : place + len(closes)] == closes:
+                return place + len(closes)
+        return len(answer.tokens)
+
+
+def _chat_logprobs(body: ChatBody) -> int | None:
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise RequestError("top_logprobs", "needs logprobs to be true")
+        return None
+    return body.top_logprobs or 0
+
+
+def _either(name: str, first: int | None, second: int | None) -> int | None:
+    if first is not None and second is not None and first != second:
+        raise RequestError(name, "is given twice and differs; give it once")
+    return second if first is None else first

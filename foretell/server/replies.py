@@ -1,0 +1,112 @@
+"""Replies: whole, and as chunks of a stream."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import accounts
+from .answers import Answer
+from .logprobs import LogprobWriter
+from .protocol import Generation
+
+if TYPE_CHECKING:
+    from foretell.engine.streams import Piece
+    from foretell.tokenizer import Tokenizer
+
+    from .jobs import Desk, Job
+
+
+@dataclass(frozen=True)
+class House:
+    """What every reply of a server has in common."""
+
+    desk: Desk
+    fingerprint: str
+    longest_draft: int
+    records: str  # none, summary or detailed
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.desk.tokenizer
+
+
+class Reply(ABC):
+    """The answers to one HTTP request, as they come. `kind` and `chunk_kind` are OpenAI's names for the objects."""
+
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, house: House, job: Job, body: Generation, name: str, model: str) -> None:
+        self.house, self.job, self.body = house, job, body
+        self.answers = job.answers()
+        self.logprobs = LogprobWriter(house.tokenizer, bool(body.return_tokens_as_token_ids))
+        self._places = {(answer.request.id, answer.request.choice): answer for answer in self.answers}
+        self.name, self.model = name, model
+        self._head = {"id": name, "created": int(time.time()), "model": model, "system_fingerprint": house.fingerprint}
+
+    def answer(self, piece: Piece) -> Answer:
+        """Whose piece it is."""
+        return self._places[piece.delta.request_id, piece.delta.choice]
+
+    def add(self, piece: Piece) -> None:
+        """Take in a piece of a reply that is sent whole."""
+        self.answer(piece).add(piece)
+
+    @property
+    def finished(self) -> bool:
+        return all(answer.finish is not None for answer in self.answers)
+
+    def whole(self) -> dict[str, Any]:
+        """The reply in one."""
+        choices = [self.choice(answer) for answer in self.answers]
+        return {**self._head, "object": self.kind, "choices": choices, "usage": self.usage(), **self.account()}
+
+    @abstractmethod
+    def choice(self, answer: Answer) -> dict[str, Any]:
+        """One finished answer."""
+
+    @abstractmethod
+    def parts(self, answer: Answer, piece: Piece) -> Iterator[dict[str, Any]]:
+        """What a piece adds to a choice, as choices of chunks; the last has its finish_reason."""
+
+    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        """What a piece adds to a stream."""
+        answer = self.answer(piece)
+        for choice in self.parts(answer, piece):
+            chunk = self._chunk([{"index": answer.index, **choice}])
+            if choice.get("finish_reason") is not None and self.finished and not self.body.include_usage:
+                chunk |= self.account()
+            elif self.body.timings_per_token:
+                chunk["timings"] = accounts.timings([answer])
+            yield chunk
+        if self.finished and self.body.include_usage:
+            yield {**self._chunk([]), "usage": self.usage(), **self.account()}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk: dict[str, Any] = {**self._head, "object": self.chunk_kind, "choices": choices}
+        options = self.body.stream_options
+        if options is not None and options.include_usage:
+            chunk["usage"] = self.usage() if options.continuous_usage_stats else None
+        return chunk
+
+    def usage(self) -> dict[str, Any]:
+        used = accounts.usage(self.answers, self.house.desk.reasoning_tokens(self.answers))
+        if self.job.silent:
+            used |= {"completion_tokens": 0, "total_tokens": used["prompt_tokens"]}
+        return used
+
+    def account(self) -> dict[str, Any]:
+        """What the answers cost and what speculation did."""
+        found: dict[str, Any] = {"timings": accounts.timings(self.answers)}
+        if self.house.records != "none":
+            metrics = accounts.spec_metrics(self.answers, self.house.longest_draft, self.house.records == "detailed")
+            found |= {} if metrics is None else {"metrics": metrics}
+        return {**found, "speculation": accounts.speculation(self.answers)}
+
+    def origins(self, tokens: list[int], origins: list[str]) -> dict[str, Any]:
+        """Who proposed each token, where that was asked."""
+        return {"token_ids": tokens, "token_origins": origins} if self.body.return_token_origin else {}

@@ -1,0 +1,82 @@
+"""Replies of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .answers import Answer
+from .protocol_chat import ChatBody
+from .reading import Said
+from .replies import Reply
+
+if TYPE_CHECKING:
+    from foretell.engine.streams import Piece
+
+    from .jobs import Job
+    from .replies import House
+
+
+class ChatReply(Reply):
+    """Messages: words, thoughts and calls of tools."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(self, house: House, job: Job, body: ChatBody, name: str, model: str) -> None:
+        super().__init__(house, job, body, name, model)
+        self.tells_logprobs = bool(body.logprobs)
+        self.tells_thoughts = body.include_reasoning is not False
+
+    def choice(self, answer: Answer) -> dict[str, Any]:
+        return {
+            "index": answer.index,
+            "message": self._message(answer),
+            "logprobs": self.logprobs.chat(answer.logprobs) if self.tells_logprobs else None,
+            "finish_reason": answer.finish_reason,
+            **self.origins(answer.tokens, answer.origins),
+        }
+
+    def _message(self, answer: Answer) -> dict[str, Any]:
+        content = answer.content if answer.content or not answer.calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if answer.reasoning and self.tells_thoughts:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [call.as_json() for call in answer.calls]
+        return message
+
+    def parts(self, answer: Answer, piece: Piece) -> Iterator[dict[str, Any]]:
+        calls = len(answer.calls)
+        deltas: list[dict[str, Any]] = []
+        for said in answer.add(piece):
+            calls += said.kind == "call"
+            deltas += self._delta(answer, said, calls - 1)
+        if piece.first:
+            deltas[:1] = [{"role": "assistant", **(deltas[0] if deltas else {"content": ""})}]
+        elif not deltas and (self.tells_logprobs or self.body.return_token_origin):
+            deltas = [{}]
+        more = self._more(piece)
+        for delta in deltas:
+            yield {"delta": delta, "logprobs": None, "finish_reason": None, **more}
+            more = {}  # what is told of a piece's tokens goes with its first chunk
+        if answer.finish is not None:
+            yield {"delta": {}, "logprobs": None, "finish_reason": answer.finish_reason}
+
+    def _more(self, piece: Piece) -> dict[str, Any]:
+        told = self.origins(list(piece.delta.tokens), list(piece.delta.origins))
+        if self.tells_logprobs:
+            told["logprobs"] = self.logprobs.chat(piece.delta.logprobs or ())
+        return told
+
+    def _delta(self, answer: Answer, said: Said, call: int) -> list[dict[str, Any]]:
+        if said.kind == "reasoning":
+            return [{"reasoning_content": said.text}] if self.tells_thoughts else []
+        if said.kind == "content":
+            return [{"content": said.text}]
+        if said.kind == "call":
+            function = {"name": said.text, "arguments": ""}
+            return [
+                {"tool_calls": [{"index": call, "id": answer.calls[call].id, "type": "function", "function": function}]}
+            ]
+        return [{"tool_calls": [{"index": call, "function": {"arguments": said.text}}]}]

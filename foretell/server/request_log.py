@@ -1,0 +1,73 @@
+"""Requests and answers in a file, for those who ask for it: later training reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import RequestError
+
+from .answers import Answer
+from .protocol import Generation
+from .protocol_chat import ChatBody
+
+PRIVATE = 0o600  # other users of the machine have no business with prompts
+
+
+class RequestLog:
+    """Appends one JSON object a line, beside the event loop; without a file it does nothing."""
+
+    def __init__(self, path: str | None) -> None:
+        self._file = None if path is None else _open(Path(path))
+        self._worker = ThreadPoolExecutor(1, "foretell-log")
+
+    def write(self, name: str, model: str, body: Generation, answers: list[Answer]) -> None:
+        """Note a request that was answered."""
+        if self._file is not None:
+            self._worker.submit(self._append, _record(name, model, body, answers))
+
+    def _append(self, record: dict[str, Any]) -> None:
+        assert self._file is not None, "there is a file to write to"
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._worker.shutdown()
+        if self._file is not None:
+            self._file.close()
+
+
+def _open(path: Path) -> Any:
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE), "a", encoding="utf-8")
+    except OSError as error:
+        raise RequestError("log_requests", f"{path} cannot be written: {error.strerror}") from None
+
+
+def _record(name: str, model: str, body: Generation, answers: list[Answer]) -> dict[str, Any]:
+    """The request as it was sent and its answers, in the shape of training data."""
+    request = body.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
+    return {
+        "id": name,
+        "time": time.time(),
+        "model": model,
+        "kind": "chat" if isinstance(body, ChatBody) else "completion",
+        "request": request,
+        "answers": [_answer(answer) for answer in answers],
+    }
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "content": answer.content,
+        "reasoning_content": answer.reasoning,
+        "tool_calls": [call.as_json() for call in answer.calls],
+        "finish_reason": answer.finish_reason,
+        "token_ids": answer.tokens,
+        "seed": answer.request.seed,
+    }

@@ -1,0 +1,153 @@
+"""Everything behind the endpoints: the engine, the desk where requests are settled, and the books."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from foretell.engine.async_engine import AsyncEngine
+from foretell.errors import RequestError, UnknownModelError
+from foretell.version import VERSION
+
+from .config import ServerConfig
+from .jobs import Caller, Desk, Job
+from .metrics import Metrics
+from .replies import House
+from .request_log import RequestLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from foretell.build import Assembly
+    from foretell.config import EngineConfig, SpeculationConfig
+    from foretell.engine.streams import Stream
+
+LOG = logging.getLogger("foretell")
+T = TypeVar("T")
+WORKERS = 2  # for what would keep the event loop: templates, tokenizers
+COMPILERS = 2  # for grammars, which may take long
+
+
+class Service:
+    """One model being served."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        config: ServerConfig,
+        engine_config: EngineConfig,
+        speculation: SpeculationConfig,
+    ) -> None:
+        self.assembly, self.config = assembly, config
+        self.engine_config, self.speculation = engine_config, speculation
+        self.names = config.served_model_name or (engine_config.model,)
+        self.metrics = Metrics(self.names[0], assembly.engine.plain_seconds)
+        most = engine_config.max_num_seqs + config.max_queue
+        self.engine = AsyncEngine(assembly.engine, most, self.metrics.observe)
+        self.desk = Desk(assembly, config)
+        longest = speculation.budget
+        self.house = House(self.desk, f"foretell-{VERSION}", longest, config.per_request_spec_decode_metrics)
+        self.log = RequestLog(config.log_requests)
+        self._workers = ThreadPoolExecutor(WORKERS, "foretell-desk")
+        self._compilers = ThreadPoolExecutor(COMPILERS, "foretell-grammar")
+        self._numbers = itertools.count()
+
+    def caller(self, kind: str, key: str, salt: str | None) -> Caller:
+        """A name for a request, its tenant, and its seed where the server gives seeds."""
+        return Caller(f"{kind}-{secrets.token_hex(12)}", tenant(key, salt), self._seed())
+
+    def _seed(self) -> int | None:
+        if self.config.seed is None:
+            return None
+        drawn = hashlib.sha256(f"{self.config.seed} {next(self._numbers)}".encode()).digest()
+        return int.from_bytes(drawn[:7])
+
+    def check_model(self, name: str | None) -> str:
+        """The name a reply carries; a model that is not served here is refused."""
+        if name is not None and name not in self.names:
+            raise UnknownModelError(f"model: {name!r} is not served here; there is {', '.join(self.names)}")
+        return self.names[0] if name is None else name
+
+    async def settle(self, make: Callable[..., T], *values: Any) -> T:
+        """Run what takes a while beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, make, *values)
+
+    async def open(self, job: Job) -> Stream:
+        """Hand a job to the engine; a grammar that takes too long to compile is refused."""
+        if len(job.requests) > self.engine.most_texts:
+            raise RequestError("n", f"with these prompts is {len(job.requests)} texts; {self.engine.most_texts} fit")
+        self.engine.check_open(len(job.requests))
+        if job.grammar is None:
+            return self.engine.submit(job.requests, timeout=self.config.request_timeout)
+        compiling = asyncio.get_running_loop().run_in_executor(
+            self._compilers, self.assembly.grammars.compile, job.grammar
+        )
+        try:
+            grammar = await asyncio.wait_for(compiling, self.config.grammar_timeout)
+        except TimeoutError:
+            seconds = f"{self.config.grammar_timeout:g}"
+            raise RequestError(
+                job.grammar.field, f"takes more than {seconds} seconds to compile; simplify it"
+            ) from None
+        return self.engine.submit(job.requests, grammar, self.config.request_timeout)
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps the engine from working, if something does."""
+        if self.engine.failure is not None:
+            return f"the engine has failed: {self.engine.failure}"
+        stuck = self.engine.stuck_for()
+        return f"a step has taken {stuck:.0f} seconds" if stuck > self.config.watchdog else None
+
+    def info(self) -> dict[str, Any]:
+        """What /server_info tells; keys stay out of it."""
+        totals, memory = self.metrics.totals, self.assembly.memory
+        return {
+            "version": VERSION,
+            "model": self.engine_config.model,
+            "served_model_names": list(self.names),
+            "max_model_len": self.desk.context,
+            "drafter": self.assembly.engine.drafter.name,
+            "drafters": list(self.assembly.engine.drafter.arms),
+            "max_draft": self.speculation.budget,
+            "rule": self.speculation.rule,
+            "tool_calls": self.desk.family,
+            "reasoning": self.desk.thinks,
+            "memory": {
+                "weights": memory.weights,
+                "drafter": memory.drafter,
+                "cache": memory.cache,
+                "total": memory.total,
+                "pages": memory.pages,
+            },
+            "internal_states": [
+                {
+                    "avg_spec_accept_length": totals.mean_acceptance_length,
+                    "acceptance_rate": totals.acceptance_rate,
+                    "speedup": self.metrics.speedup.value,
+                    "running": self.engine.load.running,
+                    "waiting": self.engine.load.waiting,
+                    "pages_held": self.engine.load.pages_held,
+                }
+            ],
+        }
+
+    async def close(self) -> None:
+        """Stop the engine and the workers."""
+        await self.engine.stop()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._compilers.shutdown(wait=False, cancel_futures=True)
+        self.log.close()
+
+
+def tenant(key: str, salt: str | None) -> str:
+    """Whose caches a request may share: of the same key and the same salt. Neither can be read from it."""
+    if not key and not salt:
+        return ""
+    mark = hashlib.sha256(key.encode())
+    return hashlib.sha256(mark.digest() + (salt or "").encode()).hexdigest()

@@ -1,0 +1,138 @@
+"""The endpoints that write."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from .failures import INTERNAL, Failure, failure_of
+from .guards import shown_key
+from .jobs import Caller, Job
+from .protocol import CompletionBody
+from .protocol_chat import ChatBody
+from .protocol_replies import ChatCompletion, ErrorReply, TextCompletion
+from .replies import Reply
+from .replies_chat import ChatReply
+from .replies_completions import CompletionReply
+from .service import Service
+from .wire import DONE, EventStream, event, unless_gone
+
+if TYPE_CHECKING:
+    from foretell.engine.streams import Piece
+
+LOG = logging.getLogger("foretell")
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorReply, "description": words}
+    for status, words in {
+        400: "A field that is wrong or not supported; `param` names it",
+        401: "No key, or a wrong one",
+        404: "A model that is not served here",
+        408: "The body came too slowly",
+        413: "The body is too large",
+        429: "Too many texts wait; see Retry-After",
+        500: "A fault of the server",
+        503: "The server is stopping or has failed",
+        504: "The request took too long",
+    }.items()
+}
+STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+def writing_routes(service: Service) -> APIRouter:
+    """/v1/chat/completions and /v1/completions."""
+    router = APIRouter(tags=["writing"])
+
+    @router.post(
+        "/v1/chat/completions",
+        response_model=None,
+        responses={200: {"model": ChatCompletion, "content": STREAM}, **ERRORS},
+    )
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        """Answer a conversation."""
+        return await respond(service, request, body, "chatcmpl", service.desk.chat, ChatReply)
+
+    @router.post(
+        "/v1/completions", response_model=None, responses={200: {"model": TextCompletion, "content": STREAM}, **ERRORS}
+    )
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Continue prompts."""
+        return await respond(service, request, body, "cmpl", service.desk.completion, CompletionReply)
+
+    return router
+
+
+async def respond(
+    service: Service,
+    request: Request,
+    body: Any,
+    kind: str,
+    make: Callable[[Any, Caller], Job],
+    shape: type[Any],
+) -> Response:
+    """The reply to one request, whole or as a stream; it is broken off when the caller goes away."""
+    model = service.check_model(body.model)
+    caller = service.caller(kind, shown_key(request.scope), body.cache_salt)
+
+    async def begin() -> Response:
+        service.engine.check_open()  # before any work is put into it
+        job = await service.settle(make, body, caller)
+        reply: Reply = shape(service.house, job, body, caller.name, model)
+        stream = await service.open(job)
+        pieces = stream.pieces()
+        if not body.stream:
+            return await whole(service, reply, pieces)
+        return EventStream(events(service, reply, await first_of(pieces), pieces), stream.close)
+
+    return await unless_gone(request.receive, begin())
+
+
+async def whole(service: Service, reply: Reply, pieces: AsyncGenerator[Piece, None]) -> Response:
+    """The reply in one."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            check(piece)
+            reply.add(piece)
+    service.log.write(reply.name, reply.model, reply.body, reply.answers)
+    return JSONResponse(reply.whole())
+
+
+async def first_of(pieces: AsyncGenerator[Piece, None]) -> Piece:
+    """The first piece: what fails before it, or with it, gets a status of its own."""
+    try:
+        piece = await anext(pieces)
+        check(piece)
+    except BaseException:
+        await pieces.aclose()
+        raise
+    return piece
+
+
+async def events(
+    service: Service, reply: Reply, piece: Piece, pieces: AsyncGenerator[Piece, None]
+) -> AsyncGenerator[bytes, None]:
+    """The reply as server-sent events; what fails now is told as the last of them."""
+    async with aclosing(pieces):
+        try:
+            yield b"".join(event(chunk) for chunk in reply.chunks(piece))
+            async for piece in pieces:
+                check(piece)
+                yield b"".join(event(chunk) for chunk in reply.chunks(piece))
+            service.log.write(reply.name, reply.model, reply.body, reply.answers)
+        except Exception as error:
+            failure = failure_of(error)
+            if failure.code == INTERNAL:
+                LOG.exception("a stream failed")
+            service.metrics.instruments.failures.add(failure.code or "")
+            yield event(failure.body())
+    yield DONE
+
+
+def check(piece: Piece) -> None:
+    """A text that could not go on is told as a failure, with its reason."""
+    if piece.delta.finish == "error":
+        raise Failure(400, f"the text could not go on: {piece.track.error}", code="cannot_go_on")

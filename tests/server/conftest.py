@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.server.process import ServerProcess, write_server_folder
+
+KEYS = ("first-key", "second-key")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that can chat, call and think."""
+    return write_server_folder(tmp_path_factory.mktemp("models") / "server")
+
+
+@pytest.fixture(scope="session")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    """A server as it starts by default."""
+    with ServerProcess(folder) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def strict_server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with keys and small limits, which keeps its requests; it is set up by a file."""
+    place = tmp_path_factory.mktemp("strict")
+    config = place / "serve.yaml"
+    keys = "".join(f"\n  - {key}" for key in KEYS)
+    config.write_text(
+        f"api_key:{keys}\nmax_body_bytes: 20000\nmax_n: 2\nmax_stop: 2\nmax-queue: 2\nmax_num_seqs: 2\n"
+        f"max_schema_bytes: 500\nrequest_timeout: 5\nbody_timeout: 1\nlog_interval: 0.5\nlog_format: json\n"
+        f"metrics_names: both\nper_request_spec_decode_metrics: detailed\nlog_requests: {place / 'requests.jsonl'}\n"
+        f"seed: 7\nspeculative_config:\n  method: ngram\n  num_speculative_tokens: 4\n"
+    )
+    with ServerProcess(folder, "--config", str(config)) as process:
+        yield process
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client

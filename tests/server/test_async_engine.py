@@ -1,0 +1,247 @@
+"""The engine in its thread: what callers get, what becomes of those who leave, and of those whose step fails."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from foretell.draft.ngram import NGramDrafter
+from foretell.engine.async_engine import FAILURES, AsyncEngine
+from foretell.engine.engine import Engine
+from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.streams import QueueFull, StepFailed, StepReport, Unavailable
+from foretell.errors import CapacityError
+from foretell.params import SamplingParams
+from foretell.runner.runner import StepOutput
+from foretell.types import Draft, Request, Share
+from tests.tiny import CONTEXT, VOCAB, World, add, run
+
+PROMPT = [4, 5, 6, 7, 4, 5, 6, 7, 4, 5]
+WORLD = World(max_num_seqs=4)
+
+
+def requests(engine: Engine, name: str, tokens: int = 24, **params: Any) -> list[Request]:
+    maker = RequestMaker(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
+    wanted = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1, **params)
+    return maker.make(name, PROMPT, wanted)
+
+
+def alone(tokens: int = 24) -> list[int]:
+    engine = WORLD.engine(NGramDrafter())
+    (track,) = add(engine, "1", PROMPT, max_tokens=tokens, ignore_eos=True)
+    run(engine)
+    return track.seq.tokens[len(PROMPT) :]
+
+
+def go(play: Callable[[AsyncEngine], Coroutine[Any, Any, None]], most: int = 8, world: World = WORLD) -> AsyncEngine:
+    """Run a scene with an engine on a loop; afterwards no page may be missing."""
+
+    async def scene() -> AsyncEngine:
+        engine = AsyncEngine(world.engine(NGramDrafter()), most)
+        engine.start()
+        try:
+            await asyncio.wait_for(play(engine), 30)
+        finally:
+            await engine.stop()
+        return engine
+
+    engine = asyncio.run(scene())
+    assert engine.engine.runner.pool.held == 0 and engine.texts == 0
+    return engine
+
+
+async def written(engine: AsyncEngine, name: str, tokens: int = 24) -> list[int]:
+    stream = engine.submit(requests(engine.engine, name, tokens))
+    return [token async for piece in stream.pieces() for token in piece.delta.tokens]
+
+
+def test_texts_are_those_of_an_engine_without_a_thread() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        texts = await asyncio.gather(*(written(engine, str(i)) for i in range(6)))
+        assert all(text == alone() for text in texts)
+
+    go(play)
+
+
+def test_the_choices_of_a_request_come_mixed_and_whole() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        stream = engine.submit(requests(engine.engine, "a", n=3, temperature=1.0))
+        pieces = [piece async for piece in stream.pieces()]
+        assert sorted(piece.delta.choice for piece in pieces if piece.delta.finish) == [0, 1, 2]
+        assert sorted(piece.delta.choice for piece in pieces if piece.first) == [0, 1, 2]
+
+    go(play)
+
+
+def test_every_step_is_reported_before_its_pieces() -> None:
+    reports: list[StepReport] = []
+
+    async def play(engine: AsyncEngine) -> None:
+        engine.observe = reports.append
+        text = await written(engine, "a")
+        told = [token for report in reports for piece in report.pieces for token in piece.delta.tokens]
+        assert told == text and reports[-1].load.pages_held == 0
+        assert sum(report.rows for report in reports) >= len(PROMPT) + len(text) - 1
+
+    go(play)
+
+
+def test_who_leaves_frees_the_pages_before_the_next_step() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        pieces = engine.submit(requests(engine.engine, "a", 200)).pieces()
+        await anext(pieces)
+        await pieces.aclose()
+        assert await written(engine, "b") == alone()
+        assert engine.engine.runner.pool.held == 0
+        assert engine.engine.stats.speculation.tokens < 150
+
+    go(play)
+
+
+def test_a_text_that_takes_too_long_is_ended() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        slow(engine.engine, 0.02)
+        stream = engine.submit(requests(engine.engine, "a", 200), timeout=0.1)
+        with pytest.raises(TimeoutError):
+            async for _ in stream.pieces():
+                pass
+        assert engine.texts == 0
+
+    go(play)
+
+
+def slow(engine: Engine, seconds: float) -> None:
+    step, pause = engine.step, threading.Event()
+
+    def slowly() -> Any:
+        pause.wait(seconds)
+        return step()
+
+    engine.step = slowly  # type: ignore[method-assign]
+
+
+def test_a_full_queue_refuses_and_opens_again() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        first = asyncio.ensure_future(written(engine, "a"))
+        second = asyncio.ensure_future(written(engine, "b"))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull) as full:
+            engine.submit(requests(engine.engine, "c"))
+        assert full.value.retry_after >= 1
+        await asyncio.gather(first, second)
+        assert await written(engine, "c") == alone()
+
+    go(play, most=2)
+
+
+def test_what_does_not_fit_is_refused_and_nothing_else() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        other = asyncio.ensure_future(written(engine, "a"))
+        with pytest.raises(CapacityError):
+            await written(engine, "b", 200)
+        assert await other == alone()
+
+    go(play, world=World(max_num_seqs=4, pages=20))
+
+
+def test_a_failed_step_fails_its_texts_and_no_others() -> None:
+    """Four run and two wait when a step fails: the two are written as if nothing had happened, and so is who comes."""
+
+    async def play(engine: AsyncEngine) -> None:
+        break_step(engine.engine, texts=4, times=1)
+        texts = await asyncio.gather(*(written(engine, str(i)) for i in range(6)), return_exceptions=True)
+        assert [type(text) for text in texts].count(StepFailed) == 4
+        assert [text for text in texts if not isinstance(text, BaseException)] == [alone()] * 2
+        assert await written(engine, "later") == alone()
+        assert engine.failure is None
+
+    go(play)
+
+
+def break_step(engine: Engine, texts: int, times: int) -> None:
+    """Let the runner fail so many times, in the midst of steps of so many texts."""
+    forward, left = engine.runner.forward, [None] * times
+
+    def broken(shares: list[Share], drafts: list[Draft]) -> StepOutput:
+        if left and len(shares) == texts:
+            left.pop()
+            raise RuntimeError("planted")
+        return forward(shares, drafts)
+
+    engine.runner.forward = broken  # type: ignore[method-assign]
+
+
+def test_an_engine_that_always_fails_is_given_up() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        break_step(engine.engine, texts=1, times=1000)
+        for i in range(FAILURES):
+            with pytest.raises((StepFailed, Unavailable)):
+                await written(engine, str(i))
+        for _ in range(100):
+            if engine.failure is not None:
+                break
+            await asyncio.sleep(0.01)
+        assert engine.failure is not None and "planted" in engine.failure
+        with pytest.raises(Unavailable):
+            engine.submit(requests(engine.engine, "x"))
+
+    go(play)
+
+
+def test_a_stuck_step_shows() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        assert engine.stuck_for() == 0
+        slow(engine.engine, 0.2)
+        asked = asyncio.ensure_future(written(engine, "a", 1))
+        await asyncio.sleep(0.1)
+        assert engine.stuck_for() > 0.01
+        await asked
+
+    go(play)
+
+
+def test_the_step_a_text_has_to_wait_for_counts_as_waiting() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        slow(engine.engine, 0.1)
+        other = asyncio.ensure_future(written(engine, "a", 3))
+        while not engine.stuck_for():
+            await asyncio.sleep(0.001)
+        stream = engine.submit(requests(engine.engine, "b", 1))
+        asked = time.perf_counter()
+        (piece,) = [piece async for piece in stream.pieces()]
+        assert piece.track.timings.added <= asked
+        await other
+
+    go(play)
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        text = asyncio.ensure_future(written(engine, "a"))
+        await asyncio.sleep(0)
+        draining = asyncio.ensure_future(engine.drain(20))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            engine.submit(requests(engine.engine, "b"))
+        assert await draining is True
+        assert await text == alone()
+
+    go(play)
+
+
+def test_stopping_ends_what_runs() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        slow(engine.engine, 0.05)
+        text = asyncio.ensure_future(written(engine, "a", 200))
+        await asyncio.sleep(0)
+        assert await engine.drain(0.1) is False
+        await engine.stop()
+        with pytest.raises(Unavailable):
+            await text
+
+    go(play)

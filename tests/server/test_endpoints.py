@@ -1,0 +1,258 @@
+"""What the endpoints tell, take and refuse, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from foretell import __version__
+from foretell.server.protocol import REFUSED
+from tests.server.process import CONTEXT, ServerProcess
+
+TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def test_what_it_tells_of_itself(server: ServerProcess) -> None:
+    assert server.http.get("/health").json()["status"] == "ok"
+    assert server.http.get("/ready").json()["status"] == "ok"
+    assert server.http.get("/version").json() == {"version": __version__}
+    info = server.http.get("/server_info").json()
+    assert info["max_model_len"] == CONTEXT and info["tool_calls"] == "hermes" and info["reasoning"] is True
+    assert info["memory"]["total"] == info["memory"]["weights"] + info["memory"]["drafter"] + info["memory"]["cache"]
+    assert "avg_spec_accept_length" in info["internal_states"][0]
+    assert "swagger" in server.http.get("/docs").text.lower()
+    assert server.greeting.count("\n") == 1
+    assert all(part in server.greeting for part in (server.url, "tiny", "ngram", "rule match", "weights", "cache"))
+
+
+def test_tokens_and_back(server: ServerProcess) -> None:
+    found = server.post("/tokenize", prompt=TEXT, return_token_strs=True)
+    assert found["count"] == len(list(found["tokens"])) and "".join(list(found["token_strs"])) == TEXT
+    assert server.post("/detokenize", tokens=found["tokens"])["prompt"] == TEXT
+    chat = server.post("/tokenize", messages=HELLO)
+    assert "<|im_start|>user\nHello" in str(server.post("/detokenize", tokens=chat["tokens"])["prompt"])
+    assert "prompt" in str(server.post("/tokenize", 400)["error"])
+    assert "outside" in str(server.post("/detokenize", 400, tokens=[10**6])["error"])
+
+
+def complete(server: ServerProcess, **body: Any) -> Any:
+    return server.post("/v1/completions", **{"prompt": TEXT, "max_tokens": 8, "temperature": 0, **body})
+
+
+def test_a_prompt_is_scored_as_evaluations_do(server: ServerProcess) -> None:
+    """The request lm-eval sends: token ids, echo, and one token that it leaves out of account."""
+    tokens = list(server.post("/tokenize", prompt=TEXT)["tokens"])
+    reply = complete(server, prompt=[tokens, tokens[:9]], max_tokens=1, logprobs=1, echo=True, seed=1234)
+    for choice, prompt in zip(reply["choices"], (tokens, tokens[:9]), strict=True):
+        found = choice["logprobs"]
+        assert len(found["tokens"]) == len(found["token_logprobs"]) == len(found["top_logprobs"]) == len(prompt) + 1
+        assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+        assert all(-50 < value <= 0 for value in found["token_logprobs"][1:])
+        for name, top in zip(found["tokens"][1:], found["top_logprobs"][1:], strict=True):
+            assert name in top and top[name] <= max(top.values())
+        assert choice["text"].startswith("The quick")
+        assert found["text_offset"][1] == len(found["tokens"][0])
+    scored = complete(server, prompt=tokens, max_tokens=0, logprobs=1, echo=True)
+    assert scored["choices"][0]["text"] == TEXT and scored["usage"]["completion_tokens"] == 0
+    same = scored["choices"][0]["logprobs"]["token_logprobs"][1:]
+    assert same == pytest.approx(reply["choices"][0]["logprobs"]["token_logprobs"][1:-1], abs=1e-4)
+
+
+def test_an_echo_is_streamed_as_it_is_given_whole(server: ServerProcess) -> None:
+    asked: Any = {"echo": True, "logprobs": 2, "max_tokens": 6}
+    whole = complete(server, **asked)["choices"][0]
+    parts = [chunk["choices"][0] for chunk in stream(server, "/v1/completions", prompt=TEXT, temperature=0, **asked)]
+    assert "".join(part["text"] for part in parts) == whole["text"]
+    told = [part["logprobs"] for part in parts if part["logprobs"]]
+    for name in ("tokens", "text_offset"):
+        assert [value for each in told for value in each[name]] == whole["logprobs"][name]
+
+
+def stream(server: ServerProcess, path: str, **body: Any) -> list[dict[str, Any]]:
+    reply = server.http.post(path, json={**body, "stream": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in reply.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_who_proposed_each_token(server: ServerProcess) -> None:
+    asked: Any = {"prompt": TEXT * 3, "max_tokens": 30, "seed": 1, "return_token_origin": True, "temperature": 0}
+    asked["speculative"] = {"drafter": "ngram"}
+    choice = server.post("/v1/completions", **asked)["choices"][0]
+    assert len(choice["token_origins"]) == len(choice["token_ids"]) == 30
+    assert set(choice["token_origins"]) <= {"target", "ngram"}
+    chunks = stream(server, "/v1/completions", **asked)
+    origins = [origin for chunk in chunks for c in chunk["choices"] for origin in c.get("token_origins", [])]
+    tokens = [token for chunk in chunks for c in chunk["choices"] for token in c.get("token_ids", [])]
+    assert tokens == choice["token_ids"] and len(origins) == 30
+
+
+def test_what_an_answer_cost(server: ServerProcess) -> None:
+    reply = complete(server, max_tokens=30)
+    timings, spec = reply["timings"], reply["metrics"]["speculative_decoding"]
+    assert timings["predicted_n"] == 30 and timings["prompt_n"] + timings["cache_n"] == reply["usage"]["prompt_tokens"]
+    assert timings["draft_n"] == spec["num_draft_tokens"] >= timings["draft_n_accepted"]
+    assert sum(spec["acceptance_histogram"]) == spec["num_spec_steps"]
+    assert reply["speculation"]["rule"] == "match" and reply["speculation"]["lossless"] is True
+    plain = complete(server, max_tokens=30, speculative=False)
+    assert "draft_n" not in plain["timings"] and "metrics" not in plain
+    assert plain["speculation"]["skipped"] == {"user": 30}
+    assert "accepted_prediction_tokens" not in plain["usage"]["completion_tokens_details"]
+
+
+def test_what_it_costs_so_far_is_told_with_every_chunk(server: ServerProcess) -> None:
+    asked: Any = {"prompt": TEXT, "max_tokens": 12, "temperature": 0, "timings_per_token": True}
+    asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = stream(server, "/v1/completions", **asked)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == 12
+    assert [chunk["timings"]["predicted_n"] for chunk in chunks] == counts
+    assert chunks[-2]["timings"]["predicted_ms"] > 0
+
+
+def test_a_prediction_is_accounted_for(server: ServerProcess) -> None:
+    whole = complete(server, max_tokens=40)["choices"][0]["text"]
+    expected = {"type": "content", "content": whole}
+    reply = complete(server, max_tokens=40, prediction=expected, speculative={"drafter": "prediction"})
+    details = reply["usage"]["completion_tokens_details"]
+    assert reply["choices"][0]["text"] == whole
+    drafted = reply["speculation"]["drafters"].get("prediction", {"drafted": 0, "accepted": 0})
+    assert details["accepted_prediction_tokens"] == drafted["accepted"]
+    assert details["rejected_prediction_tokens"] == drafted["drafted"] - drafted["accepted"]
+
+
+def test_sums_over_requests_equal_the_counters(server: ServerProcess) -> None:
+    before = server.metrics()
+    replies = [complete(server, max_tokens=5 + i, seed=i, n=1 + i % 3, temperature=0.7) for i in range(12)]
+    replies += [complete(server, prompt=[TEXT, TEXT + " jumps"], speculative=i % 2 == 0) for i in range(4)]
+    for i in range(4):
+        body = {"messages": HELLO, "max_tokens": 9, "stream_options": {"include_usage": True}, "seed": i}
+        replies.append(stream(server, "/v1/chat/completions", **body)[-1])
+    replies.append(complete(server, max_tokens=0, echo=True))
+    after = server.metrics()
+
+    def grown(name: str) -> float:
+        return after.get(f"foretell:{name}", 0.0) - before.get(f"foretell:{name}", 0.0)
+
+    def told(*path: str) -> float:
+        return sum(_dig(reply, path) for reply in replies)
+
+    assert grown("prompt_tokens_total") == told("usage", "prompt_tokens")
+    assert grown("prefix_cache_hits_total") == told("usage", "prompt_tokens_details", "cached_tokens")
+    assert grown("generation_tokens_total") == told("usage", "completion_tokens") + 1, "the one after the echo"
+    spec = ("metrics", "speculative_decoding")
+    assert grown("spec_decode_num_drafts_total") == told(*spec, "num_spec_steps")
+    assert grown("spec_decode_num_draft_tokens_total") == told("timings", "draft_n") == told(*spec, "num_draft_tokens")
+    accepted = told("timings", "draft_n_accepted")
+    assert grown("spec_decode_num_accepted_tokens_total") == accepted
+    assert grown("speculative_decoding_accepted_tokens_total") == accepted
+    places = [name for name in after if name.startswith("foretell:spec_decode_num_accepted_tokens_per_pos_total")]
+    assert sum(after[name] - before.get(name, 0.0) for name in places) == accepted
+    by_drafter = [name for name in after if name.startswith("foretell:drafter_accepted_tokens_total")]
+    assert sum(after[name] - before.get(name, 0.0) for name in by_drafter) == accepted
+    for reason in {reason for reply in replies for reason in reply["speculation"]["skipped"]}:
+        name = f'spec_decode_skipped_total{{reason="{reason}"}}'
+        assert grown(name) == told("speculation", "skipped", reason), reason
+
+
+def _dig(reply: dict[str, Any], path: tuple[str, ...]) -> float:
+    found: Any = reply
+    for name in path:
+        found = found.get(name, {})
+    return float(found or 0)
+
+
+def test_metrics_answer_to_the_names_people_look_for(server: ServerProcess) -> None:
+    text = server.http.get("/metrics").text
+    lines = [line for line in text.splitlines() if "speculative" in line]
+    for name in ("acceptance_rate", "accepted_tokens", "rejected_tokens"):
+        assert any(f"speculative_decoding_{name}" in line for line in lines)
+    found = server.metrics()
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "speedup"):
+        assert f"foretell:{name}" in found
+    assert found["foretell:time_to_first_token_seconds_count"] > 0
+    assert 0 <= found["foretell:speculative_decoding_acceptance_rate"] <= 1
+    assert "_created" not in text
+
+
+def test_tenants_share_no_cache(server: ServerProcess) -> None:
+    prompt = "She sells sea shells by the sea shore. " * 4
+
+    def ask(key: str, salt: str | None = None) -> tuple[int, dict[str, Any]]:
+        body = {"prompt": prompt, "max_tokens": 30, "temperature": 0, "cache_salt": salt}
+        headers = {"Authorization": f"Bearer {key}"}
+        reply = server.http.post("/v1/completions", json=body, headers=headers).json()
+        return reply["usage"]["prompt_tokens_details"]["cached_tokens"], reply["speculation"]["drafters"]
+
+    assert ask("anna")[0] == 0
+    hit, guesses = ask("anna")
+    assert hit > 0, "one's own text is found again"
+    missed, others = ask("berta")
+    assert missed == 0
+    assert others.get("suffix", {"drafted": 0})["drafted"] <= guesses.get("suffix", {"drafted": 0})["drafted"]
+    assert ask("anna", "pepper")[0] == 0 and ask("anna", "pepper")[0] > 0
+    assert ask("berta", "pepper")[0] == 0
+
+
+HARMLESS: dict[str, Any] = {
+    "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True,
+    "safety_identifier": "x", "prompt_cache_key": "k", "logit_bias": {}, "modalities": ["text"], "best_of": 1,
+    "use_beam_search": False, "response_format": {"type": "text"}, "tools": None,
+    "functions": None, "unheard_of": None, "tool_choice": "auto", "cache_prompt": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_changes_nothing_is_taken(server: ServerProcess, name: str) -> None:
+    server.post("/v1/chat/completions", messages=HELLO, max_tokens=1, **{name: HARMLESS[name]})
+
+
+WRONG: dict[str, Any] = {
+    "temperature": "warm", "top_p": 0, "top_k": -5, "min_p": 2, "presence_penalty": 9, "frequency_penalty": -9,
+    "repetition_penalty": 0, "max_tokens": 0, "min_tokens": -1, "n": 0, "seed": 1.5, "stop": [""],
+    "logit_bias": {"x": 1}, "top_logprobs": 2, "tool_choice": "required", "response_format": {"type": "xml"},
+    "structured_outputs": {}, "guided_json": "{", "guided_choice": [], "prediction": {"type": "content"},
+    "thinking_budget": -1, "chat_template_kwargs": {"messages": []}, "reasoning_effort": "high",
+    "speculative": {"max_draft": 1000}, "stream_options": {"foo": 1}, "allowed_token_ids": [], "bad_words": [""],
+    "stop_token_ids": [-1], "temprature": 1, "messages": [], **dict.fromkeys(REFUSED, "something"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_supported_is_refused_by_name(server: ServerProcess, name: str) -> None:
+    reply = server.http.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 1, name: WRONG[name]})
+    error = reply.json()["error"]
+    assert reply.status_code == 400, reply.text
+    assert error["param"].split(".")[0] in (name, "structured_outputs"), error
+    assert error["message"] and error["type"] == "invalid_request_error"
+
+
+def test_a_name_that_is_nearly_right_gets_the_right_one(server: ServerProcess) -> None:
+    error = server.post("/v1/chat/completions", 400, messages=HELLO, temprature=1)["error"]
+    assert "did you mean 'temperature'?" in str(error)
+    nested = server.post("/v1/chat/completions", 400, messages=HELLO, speculative={"drafter": "ngrm"})["error"]
+    assert "ngrm" in str(nested)
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", "3", '{"messages": ' + "[" * 5000, "\xff"])
+def test_bodies_that_are_no_requests(server: ServerProcess, body: str) -> None:
+    headers = {"content-type": "application/json"}
+    reply = server.http.post("/v1/chat/completions", content=body.encode("latin-1"), headers=headers)
+    assert reply.status_code == 400 and reply.json()["error"]["message"]
+
+
+def test_unknown_places_and_methods(server: ServerProcess) -> None:
+    assert server.http.get("/v1/nothing").status_code == 404
+    assert server.http.get("/v1/completions").status_code == 405
+    assert server.http.get("/v1/nothing").json()["error"]["message"]
+
+
+def test_pages_of_other_origins_get_no_leave(server: ServerProcess) -> None:
+    headers = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "POST"}
+    reply: httpx.Response = server.http.request("OPTIONS", "/v1/chat/completions", headers=headers)
+    assert "access-control-allow-origin" not in reply.headers

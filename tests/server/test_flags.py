@@ -1,0 +1,198 @@
+"""What people type: flags of this server and of others, a file, and what is refused before a model is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell.cli.main import main, parse
+from foretell.cli.serve import Settings, settings
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.errors import RequestError
+from foretell.server.config import ServerConfig
+from foretell.server.dialects import EITHER, SWITCHES, WITH_VALUES, Dialect
+from tests.server.process import ServerProcess
+
+DOCS = Path(__file__).parents[2] / "docs" / "server.md"
+
+
+def read(*words: str) -> Settings:
+    return settings(parse(["serve", *words]))
+
+
+def speculation(*words: str) -> SpeculationConfig:
+    return read(*words)[2]
+
+
+def test_it_starts_on_the_default_model_with_speculation_on() -> None:
+    server, engine, guesses, foreign = read()
+    assert (engine, guesses, server) == (EngineConfig(), SpeculationConfig(), ServerConfig())
+    assert server.port == 8000 and guesses.budget > 0 and foreign == []
+
+
+def test_a_model_may_stand_by_itself_or_behind_its_flag() -> None:
+    assert read("gemma3-270m")[1].model == read("--model", "gemma3-270m")[1].model == "gemma3-270m"
+    assert read("--model-path", "gemma3-270m")[1].model == "gemma3-270m"
+
+
+def test_vllms_flags() -> None:
+    words = "--host 0.0.0.0 --port 9000 --api-key a --served-model-name m --dtype float32 --max-model-len 512 --seed 3"
+    words += " --max-num-seqs 8 --max-num-batched-tokens 256 --gpu-memory-utilization 0.9 --tensor-parallel-size 1"
+    words += " --speculative-draft-tensor-parallel-size 1 --enable-prefix-caching --block-size 32"
+    server, engine, _, _ = read(*words.split())
+    assert (server.host, server.port, server.api_key, server.served_model_name) == ("0.0.0.0", 9000, ("a",), ("m",))
+    assert (engine.dtype, engine.max_model_len, engine.max_num_seqs, engine.page_size) == ("float32", 512, 8, 32)
+    assert server.seed == 3 and engine.max_num_batched_tokens == 256 and engine.gpu_memory_utilization == 0.9
+    asked = speculation("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
+    assert (asked.drafter, asked.num_speculative_tokens) == ("ngram", 4)
+    model = speculation("--speculative-model", "d", "--num-speculative-tokens", "5")
+    assert (model.drafter, model.num_speculative_tokens) == ("model:d", 5)
+    assert speculation("--speculative-model", "[ngram]").drafter == "ngram"
+
+
+def test_sglangs_flags_count_the_root() -> None:
+    words = "--speculative-algorithm STANDALONE --speculative-draft-model-path d --speculative-num-steps 5"
+    words += " --speculative-eagle-topk 1 --speculative-num-draft-tokens 6"
+    asked = speculation(*words.split())
+    assert (asked.drafter, asked.num_speculative_tokens) == ("model:d", 5)
+    assert speculation("--speculative-num-draft-tokens", "8").num_speculative_tokens == 7
+    assert speculation("--speculative-algorithm", "NGRAM").drafter == "ngram"
+    assert read("--context-length", "99", "--max-running-requests", "3")[1].max_model_len == 99
+
+
+def test_llama_cpps_and_mlxs_flags() -> None:
+    words = "-md d --draft-max 12 --draft-min 2 --draft-p-min 0.5"
+    asked = speculation(*words.split())
+    assert (asked.drafter, asked.max_draft, asked.min_draft, asked.min_confidence) == ("model:d", 12, 2, 0.5)
+    assert asked.num_speculative_tokens is None, "the length is adapted up to the most"
+    asked = speculation("--draft-model", "d", "--num-draft-tokens", "3")
+    assert (asked.drafter, asked.num_speculative_tokens) == ("model:d", 3)
+    assert read("-c", "256", "-np", "2")[1].max_num_seqs == 2
+
+
+ARTICLE = {  # launch lines as they are published, the programs' names left out
+    "vllm": "--model M --tensor-parallel-size 1 --speculative-model D --num-speculative-tokens 5 "
+    "--speculative-draft-tensor-parallel-size 1",
+    "sglang": "--model-path M --speculative-draft-model-path D --num-speculative-tokens 8 --disable-flashinfer 0",
+}
+
+
+@pytest.mark.parametrize("engine", ARTICLE)
+def test_published_launch_lines_run(engine: str, folder: Path) -> None:
+    words = ARTICLE[engine].replace("--model-path M", "").replace("--model M", "").replace("D", str(folder)).split()
+    with ServerProcess(folder, *words) as process:
+        body: Any = {"prompt": "The quick brown", "max_tokens": 24, "temperature": 0}
+        reply = process.post("/v1/completions", **body)
+        assert reply["speculation"]["drafters"][f"model:{folder}"]["accepted"] > 0, "the draft is the model itself"
+        assert ("--disable-flashinfer" in process.log.read_text()) == (engine == "sglang")
+
+
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--speculative-draft-tensor-parallel-size", "-tp"])
+def test_several_devices_are_refused_in_words(flag: str) -> None:
+    with pytest.raises(RequestError, match="not split over devices"):
+        read(flag, "4")
+
+
+def test_flags_that_mean_nothing_here_are_taken_and_named() -> None:
+    words = [*SWITCHES, *(word for flag in WITH_VALUES for word in (flag, "1")), *EITHER, "--disable-flashinfer", "0"]
+    server, engine, guesses, foreign = read("m", *words)
+    assert set(foreign) == {*SWITCHES, *WITH_VALUES, *EITHER}
+    assert (engine.model, guesses, server) == ("m", SpeculationConfig(), ServerConfig())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-num-seq", "3"], "did you mean '--max-num-seqs'?"),
+        (["--speculative-num-step", "3"], "did you mean '--speculative-num-steps'?"),
+        (["--no-such-thing-at-all"], "there is no option"),
+        (["--speculative-config", '{"methd": "ngram"}'], "did you mean 'method'?"),
+        (["--speculative-config", '{"method": "ngrm"}'], "did you mean 'ngram'?"),
+        (["--speculative-config", "{"], "is not JSON"),
+        (["--speculative-algorithm", "EAGEL"], "did you mean 'EAGLE'?"),
+        (["--speculative-algorithm", "STANDALONE"], "needs --speculative-draft-model"),
+        (["--speculative-eagle-topk", "4"], "must be 1"),
+        (["--drafter", "none", "--num-speculative-tokens", "4"], "has nothing to do"),
+        (["--num-draft-tokens", "3", "--num-speculative-tokens", "4"], "is given twice"),
+        (["--speculative-model", "a", "--drafter", "ngram"], "is given twice"),
+        (["--port", "70000"], "port"),
+        (["--request-timeout", "0"], "request_timeout"),
+        (["--max-schema-bytes", "999999"], "max_schema_bytes"),
+        (["--host", "no.such.host.invalid"], "host"),
+        (["--config", "nowhere.yaml"], "cannot be read"),
+        (["--log-requests", "/no/such/folder/x"], "log_requests"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tiny_folder: Path
+) -> None:
+    try:
+        code = main(["serve", str(tiny_folder), *words])
+    except SystemExit as leaving:
+        code = int(str(leaving.code))
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert code == 2 and said in told
+
+
+def test_a_port_that_is_taken_shows_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code = main(["serve", "no-such-model", "--port", str(taken.getsockname()[1])])
+    assert code == 2 and "choose another --port" in capsys.readouterr().err
+
+
+def test_a_file_says_what_flags_say(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: gemma3-270m\nport: 9001\nprefix_cache: false\nserved-model-name: [a, b]\nmax_model_len: 300\n"
+        "speculative_config:\n  method: suffix\n  num_speculative_tokens: 3\ncors_origin: https://a.example\n"
+        "enforce-eager: true\ngpu_memory_utilization: 0.9\n"
+    )
+    server, engine, guesses, foreign = read("--config", str(file))
+    assert (engine.model, engine.prefix_cache, engine.max_model_len) == ("gemma3-270m", False, 300)
+    assert (server.port, server.served_model_name, server.cors_origin) == (9001, ("a", "b"), ("https://a.example",))
+    assert (guesses.drafter, guesses.num_speculative_tokens) == ("suffix", 3) and "--enforce-eager" in foreign
+    assert read("--config", str(file), "--port", "1", "other")[0].port == 1, "flags go before the file"
+    assert read("--config", str(file), "other")[1].model == "other"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prot: 1", "did you mean 'port'?"),
+        ("port: many", "port"),
+        ("- port", "must have lines"),
+        ("a: [", "is not YAML"),
+        ("config: x", "has no setting"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    with pytest.raises(RequestError, match=re.escape(said)):
+        read("--config", str(file))
+
+
+def test_the_docs_table_of_flags_is_the_declaration() -> None:
+    """Every flag of the server stands in the docs with its default, and no other."""
+    rows = re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \| (.*?) \|$", DOCS.read_text(), re.M)
+    found = {flag: (default, words) for flag, default, words in rows}
+    declared = {}
+    for cls in (ServerConfig, Dialect):
+        for field in cls.__dataclass_fields__.values():
+            shown = "" if field.default in (None, ()) else f"`{json.dumps(field.default).strip(chr(34))}`"
+            declared["--" + field.name.replace("_", "-")] = (shown, field.metadata["help"])
+    assert found == declared
+
+
+def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["serve", "--help"])
+    shown = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')}" in shown for name in ServerConfig.__dataclass_fields__)
+    assert isinstance(parse(["serve"]), argparse.Namespace)

@@ -1,0 +1,157 @@
+"""A server with keys and small limits: who is let in, how much of everything, and what becomes of those who leave."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import KEYS
+from tests.server.process import CONTEXT, ServerProcess
+
+TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
+LONG: Any = {"prompt": TEXT, "max_tokens": CONTEXT // 2, "ignore_eos": True}
+
+
+def ask(server: ServerProcess, key: str | None = KEYS[0], **body: Any) -> httpx.Response:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return server.http.post("/v1/completions", json={"prompt": TEXT, "max_tokens": 4, **body}, headers=headers)
+
+
+def wait_until_idle(server: ServerProcess) -> dict[str, float]:
+    """Until nothing runs; pages must all be back then."""
+    for _ in range(400):
+        found = server.metrics()
+        if not found["foretell:num_requests_running"] and not found["foretell:num_requests_waiting"]:
+            assert found["foretell:kv_cache_usage_perc"] == 0
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it never came to rest")
+
+
+def test_keys(strict_server: ServerProcess) -> None:
+    assert all(ask(strict_server, key).status_code == 200 for key in KEYS)
+    for wrong in (None, "third-key", KEYS[0] + "x", KEYS[0][:-1], KEYS[0].upper()):
+        reply = ask(strict_server, wrong)
+        assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_api_key"
+    for path in ("/v1/models", "/server_info"):
+        assert strict_server.http.get(path).status_code == 401
+    for path in ("/health", "/ready", "/metrics", "/version"):
+        assert strict_server.http.get(path).status_code == 200
+    told = strict_server.http.get("/server_info", headers={"Authorization": f"Bearer {KEYS[0]}"}).text
+    assert not any(key in told + strict_server.log.read_text() for key in KEYS), "keys are never shown or logged"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"n": 3}, "n"),
+        ({"stop": ["a", "b", "c"]}, "stop"),
+        ({"stop": ["x" * 300]}, "stop"),
+        ({"logprobs": 50}, "logprobs"),
+        ({"prompt": ["a"] * 200}, "prompt"),
+        ({"guided_json": {"enum": ["x" * 600]}}, "structured_outputs.json_schema"),
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"prompt": ["a"] * 5}, "n"),
+    ],
+)
+def test_limits(strict_server: ServerProcess, body: dict[str, Any], field: str) -> None:
+    reply = ask(strict_server, **body)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == field
+
+
+def test_large_bodies_are_not_read(strict_server: ServerProcess) -> None:
+    assert ask(strict_server, prompt="x" * 30_000).status_code == 413
+    headers = {"Authorization": f"Bearer {KEYS[0]}", "content-type": "application/json"}
+    parts = (b" " * 1000 for _ in range(100))  # no length announced
+    assert strict_server.http.post("/v1/completions", content=parts, headers=headers).status_code == 413
+
+
+def test_slow_bodies_are_not_waited_for(strict_server: ServerProcess) -> None:
+    host, port = strict_server.url.removeprefix("http://").split(":")
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[0]}\r\nContent-Length: 100\r\n\r\n{{"
+    )
+    with socket.create_connection((host, int(port)), timeout=10) as slow:
+        slow.sendall(head.encode())
+        assert b" 408 " in slow.recv(4096)
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /health HT"])
+def test_connections_that_say_nothing_are_closed(strict_server: ServerProcess, said: bytes) -> None:
+    host, port = strict_server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as silent:
+        silent.sendall(said)
+        assert silent.recv(4096) == b"", "the other side has hung up"
+
+
+def test_a_full_queue_says_when_to_come_back(strict_server: ServerProcess) -> None:
+    replies: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda: replies.append(ask(strict_server, **LONG))) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = [reply for reply in replies if reply.status_code == 429]
+    assert refused and all(int(reply.headers["retry-after"]) >= 1 for reply in refused)
+    assert {reply.status_code for reply in replies} <= {200, 429, 504}
+    wait_until_idle(strict_server)
+
+
+def test_a_caller_who_leaves_frees_the_pages(strict_server: ServerProcess) -> None:
+    before = wait_until_idle(strict_server)["foretell:generation_tokens_total"]
+    headers = {"Authorization": f"Bearer {KEYS[0]}"}
+    body = {**LONG, "stream": True}
+    with httpx.Client(base_url=strict_server.url) as leaving:
+        with leaving.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
+            next(reply.iter_bytes())
+        with pytest.raises(httpx.ReadTimeout):  # and one who waits for a whole reply
+            leaving.post("/v1/completions", json=LONG, headers=headers, timeout=0.2)
+    written = wait_until_idle(strict_server)["foretell:generation_tokens_total"] - before
+    assert written < 2 * LONG["max_tokens"], "what nobody waits for is not written to its end"
+
+
+def test_requests_and_answers_are_kept_where_asked(strict_server: ServerProcess) -> None:
+    marked = ask(strict_server, prompt=TEXT + " marked", seed=3).json()
+    kept = Path(strict_server.flags[1]).parent / "requests.jsonl"
+    for _ in range(100):
+        found = [json.loads(line) for line in kept.read_text().splitlines() if "marked" in line]
+        if found:
+            break
+        time.sleep(0.02)
+    assert found[0]["request"]["prompt"].endswith("marked") and found[0]["id"] == marked["id"]
+    assert found[0]["answers"][0]["text"] == marked["choices"][0]["text"]
+    assert kept.stat().st_mode & 0o077 == 0, "nobody else may read it"
+    assert "marked" not in strict_server.log.read_text(), "the log has no prompts"
+
+
+def test_a_log_line_under_load_as_json(strict_server: ServerProcess) -> None:
+    ask(strict_server, **LONG)
+    for _ in range(100):
+        lines = [json.loads(line) for line in strict_server.log.read_text().splitlines() if line.startswith("{")]
+        found = [line for line in lines if "tokens_per_second" in line]
+        if found:
+            break
+        time.sleep(0.05)
+    assert found[0]["tokens_per_second"] > 0 and "acceptance_rate" in found[0] and found[0]["level"] == "info"
+    assert re.search(r"\d running, \d waiting", found[0]["message"])
+
+
+def test_details_and_both_names(strict_server: ServerProcess) -> None:
+    reply = ask(strict_server, prompt=TEXT * 2, max_tokens=40, temperature=0).json()
+    spec = reply["metrics"]["speculative_decoding"]
+    assert spec["num_spec_tokens"] == 4
+    assert sum(spec["per_step_drafted"]) == spec["num_draft_tokens"]
+    assert sum(spec["per_step_accepted"]) == spec["num_accepted_draft_tokens"]
+    by_length = spec["acceptance_histogram_by_draft_length"]
+    assert sum(map(sum, by_length.values())) == spec["num_spec_steps"] > 0
+    assert all(len(row) == int(length) + 1 for length, row in by_length.items())
+    found = strict_server.metrics()
+    assert found["vllm:spec_decode_num_drafts_total"] == found["foretell:spec_decode_num_drafts_total"] > 0

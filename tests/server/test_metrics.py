@@ -1,0 +1,149 @@
+"""What is counted: definitions on steps whose outcome is known beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foretell.draft.scripted import ScriptedDrafter
+from foretell.engine.async_engine import AsyncEngine
+from foretell.server.accounts import spec_metrics
+from foretell.server.answers import Answer
+from foretell.server.instruments import PREFIX
+from foretell.server.metrics import Metrics
+from foretell.server.speedup import Speedup
+from foretell.types import Budget, Draft, Sequence
+from tests.server.process import MODEL_LABEL
+from tests.server.test_async_engine import PROMPT, requests
+from tests.tiny import VOCAB, World, add, run
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
+TOKENS, RIGHT, NODES = 16, 2, 4
+
+
+def truth() -> list[int]:
+    engine = World(max_num_seqs=4).engine()
+    (track,) = add(engine, "1", PROMPT, max_tokens=TOKENS, ignore_eos=True)
+    run(engine)
+    return track.seq.tokens[len(PROMPT) :]
+
+
+def half_right() -> ScriptedDrafter:
+    """The first two guesses of a draft are right, the others wrong."""
+    text = truth()
+
+    def propose(seq: Sequence, budget: Budget) -> Draft:
+        right = text[seq.written : seq.written + min(RIGHT, budget.nodes)]
+        wrong = [(token + 1) % VOCAB for token in text[seq.written + RIGHT : seq.written + budget.nodes]]
+        return Draft.chain([*right, *wrong], "half")
+
+    return ScriptedDrafter(propose)
+
+
+def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
+    lines = metrics.expose(names).decode().splitlines()
+    pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    return {MODEL_LABEL.sub("", name).replace("{}", ""): float(value) for name, value in pairs}
+
+
+def served() -> tuple[Metrics, Answer]:
+    """One text, five steps with a draft: four of four guesses and, with room for two, one of two."""
+    metrics = Metrics("m")
+
+    async def scene() -> Answer:
+        engine = AsyncEngine(World(max_num_seqs=4, budget=NODES).engine(half_right()), 4, metrics.observe)
+        engine.start()
+        made = requests(engine.engine, "a", TOKENS)
+        answer = Answer(made[0], 0)
+        async for piece in engine.submit(made).pieces():
+            answer.add(piece)
+        await engine.stop()
+        return answer
+
+    return metrics, asyncio.run(scene())
+
+
+def test_counters_have_the_values_of_the_definitions() -> None:
+    metrics, _ = served()
+    found = samples(metrics)
+    expected = {
+        "spec_decode_num_drafts_total": 5,
+        "spec_decode_num_draft_tokens_total": 4 * NODES + 2,
+        "spec_decode_num_accepted_tokens_total": 10,
+        'spec_decode_num_accepted_tokens_per_pos_total{position="0"}': 5,
+        'spec_decode_num_accepted_tokens_per_pos_total{position="1"}': 5,
+        "speculative_decoding_accepted_tokens_total": 10,
+        "speculative_decoding_rejected_tokens_total": 8,
+        "speculative_decoding_acceptance_rate": 10 / 18,
+        'spec_decode_skipped_total{reason="first_token"}': 1,
+        "generation_tokens_total": TOKENS,
+        "prompt_tokens_total": len(PROMPT),
+        'request_success_total{finished_reason="length"}': 1,
+        'drafter_draft_tokens_total{drafter="half"}': 18,
+        'drafter_accepted_tokens_total{drafter="half"}': 10,
+        "time_to_first_token_seconds_count": 1,
+        "time_per_output_token_seconds_count": 1,
+    }
+    assert {name: found[PREFIX + name] for name in expected} == pytest.approx(expected)
+    assert metrics.totals.mean_acceptance_length == 1 + 10 / 5
+    assert metrics.totals.per_position == [5, 5]
+    theirs = samples(metrics, "vllm")
+    assert theirs["vllm:spec_decode_num_drafts_total"] == 5 and not any("foretell:" in name for name in theirs)
+    assert {**found, **theirs} == samples(metrics, "both")
+
+
+def test_an_answer_tells_the_same() -> None:
+    _, answer = served()
+    told: Any = spec_metrics([answer], NODES, detailed=True)
+    assert told["speculative_decoding"] == {
+        "mean_acceptance_length": 3.0,
+        "draft_acceptance_rate": 10 / 18,
+        "acceptance_histogram": [0, 0, 5, 0, 0],
+        "num_spec_steps": 5,
+        "num_accepted_draft_tokens": 10,
+        "num_draft_tokens": 18,
+        "num_spec_tokens": NODES,
+        "acceptance_histogram_by_draft_length": {"2": [0, 0, 1], "4": [0, 0, 4, 0, 0]},
+        "per_step_accepted": [2] * 5,
+        "per_step_drafted": [4, 4, 4, 4, 2],
+    }
+
+
+def report(tokens: list[int], drafted: int, seconds: float, rows: int | None = None) -> Any:
+    pieces = [SimpleNamespace(delta=SimpleNamespace(tokens=(1,) * count, drafted=drafted)) for count in tokens]
+    rows = len(tokens) * (1 + drafted) if rows is None else rows
+    return SimpleNamespace(pieces=pieces, rows=rows, seconds=seconds, context=100)
+
+
+def test_speedup_is_tokens_times_the_plain_steps_time_over_the_time_taken() -> None:
+    found = Speedup(lambda batch, context: 0.01 * batch)
+    assert found.value is None
+    found.observe(report([3], 4, 0.02))  # three tokens in two plain steps' time
+    assert found.value == pytest.approx(1.5)
+    found.observe(report([2, 4], 4, 0.03))  # a plain step of two takes 0.02: six tokens would take 0.06
+    assert found.value == pytest.approx((0.03 + 0.06) / (0.02 + 0.03))
+    before = found.value
+    found.observe(report([1], 0, 9.0, rows=200))  # a prompt was read as well
+    found.observe(report([], 0, 9.0, rows=200))
+    assert found.value == before
+    unknown = Speedup(lambda batch, context: None)
+    unknown.observe(report([3], 4, 0.02))
+    assert unknown.value is None
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    there = {name.split("{")[0] for name in samples(served()[0])}
+    board = json.loads(DASHBOARD.read_text())
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel.get("targets", [])
+        for name in re.findall(r"foretell:\w+", target["expr"])
+    }
+    assert asked and asked <= there | {"foretell:request_failures_total"}

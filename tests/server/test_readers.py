@@ -1,0 +1,186 @@
+"""Thoughts and calls in an answer: the same however it is cut, and what is none of them stays as it was written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretell.server.answers import Answer, Reading
+from foretell.server.reading import Reader
+from foretell.server.reasoning import ThinkReader, marks_thoughts, starts_thinking
+from foretell.server.tools import READERS, family_of
+
+SHORT = 36
+NAMES = frozenset({"f", "g"})
+Told = list[tuple[str, str]]
+
+NASTY = json.dumps({"a": 'x }"]\\ </tool_call> [TOOL_CALLS]', "b": [1, {"c": "{"}], "é": "ü\n"}, ensure_ascii=False)
+
+CALLS: dict[str, list[tuple[str, Told]]] = {
+    "hermes": [
+        (
+            'Well.\n<tool_call>\n{"name": "f", "arguments": ' + NASTY + "}\n</tool_call>",
+            [("content", "Well."), ("call", "f"), ("arguments", NASTY)],
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>\n{"arguments": {"x": 1}, "name": "g"}'
+            "\n</tool_call>\n bye ",
+            [("call", "f"), ("arguments", "{}"), ("call", "g"), ("arguments", '{"x": 1}'), ("content", "bye ")],
+        ),
+        ('<tool_call>{"name":"f"}</tool_call>\n', [("call", "f"), ("arguments", "{}")]),
+        ('<tool_call>{"name":"f","arguments":"{\\"a\\":1}"}</tool_call>', [("call", "f"), ("arguments", '{"a":1}')]),
+        ('<tool_call>{"name":"f","arguments":{"a":[1', [("call", "f"), ("arguments", '{"a":[1')]),
+        ("<tool_call>nonsense</tool_call> x", [("content", "<tool_call>nonsense</tool_call> x")]),
+        ('<tool_call>{"arguments": {}}</tool_call>', [("content", '<tool_call>{"arguments": {}}</tool_call>')]),
+        ("a < b <tool", [("content", "a < b <tool")]),
+        (" \n words \n", [("content", " \n words \n")]),
+    ],
+    "llama3": [
+        (
+            '<|python_tag|>{"name": "f", "parameters": ' + NASTY + '}; {"name":"g","parameters":{}}',
+            [("call", "f"), ("arguments", NASTY), ("call", "g"), ("arguments", "{}")],
+        ),
+        (
+            ' {"name":"f","parameters":{"a": "b c"}} thanks',
+            [("call", "f"), ("arguments", '{"a": "b c"}'), ("content", "thanks")],
+        ),
+        ('{"name": "Bob", "age": 3} ok', [("content", '{"name": "Bob", "age": 3} ok')]),
+        ('{"name":"zz","parameters":{"a":1}}', [("content", '{"name":"zz","parameters":{"a":1}}')]),
+        ('plain {"name":"f","parameters":{}}', [("content", 'plain {"name":"f","parameters":{}}')]),
+        ("<|python_tag|>print(1)", [("content", "<|python_tag|>print(1)")]),
+        ("{", [("content", "{")]),
+    ],
+    "mistral": [
+        (
+            '[TOOL_CALLS] [{"name": "f", "arguments": ' + NASTY + '}, {"name": "g", "arguments": {}}]',
+            [("call", "f"), ("arguments", NASTY), ("call", "g"), ("arguments", "{}")],
+        ),
+        (
+            "ok [TOOL_CALLS]f[ARGS]" + NASTY + "[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}",
+            [("content", "ok"), ("call", "f"), ("arguments", NASTY), ("call", "g"), ("arguments", "{}")],
+        ),
+        ('[{"name":"f","arguments":{"x":1}}]', [("call", "f"), ("arguments", '{"x":1}')]),
+        ("[1, 2, 3]", [("content", "[1, 2, 3]")]),
+        ('[{"a":1}] more', [("content", '[{"a":1}] more')]),
+        ("[TOOL_CALLS]", [("content", "[TOOL_CALLS]")]),
+        ('[TOOL_CALLS]b ad{"x"} text', [("content", '[TOOL_CALLS]b ad{"x"} text')]),
+        ("words [TOOL", [("content", "words [TOOL")]),
+    ],
+}
+
+THOUGHTS: list[tuple[str, bool, Told]] = [
+    ("<think>\nhm </thin\n</think>\n\nyes ", False, [("reasoning", "hm </thin"), ("content", "yes ")]),
+    ("\n hm</think>yes</think>", True, [("reasoning", "hm"), ("content", "yes</think>")]),
+    ("no thought <think>", False, [("content", "no thought <think>")]),
+    (" <think>endless", False, [("reasoning", "endless")]),
+    ("<thi", False, [("content", "<thi")]),
+    ("<think></think>", False, []),
+]
+
+
+def read(reader: Reader | Reading, parts: Iterable[str]) -> Told:
+    """What was said, run together."""
+    told: Told = []
+    for part in [each for text in parts for each in reader.feed(text)] + reader.finish():
+        if told and told[-1][0] == part.kind != "call":
+            told[-1] = (part.kind, told[-1][1] + part.text)
+        else:
+            told.append((part.kind, part.text))
+    return told
+
+
+def cuts(text: str) -> Iterable[list[str]]:
+    """The text whole, in single characters, cut at every place, and, if it is short, at every two."""
+    yield [text]
+    yield list(text)
+    for place in range(len(text) + 1):
+        yield [text[:place], text[place:]]
+    for first, second in itertools.combinations(range(len(text) + 1), 2) if len(text) <= SHORT else ():
+        yield [text[:first], text[first:second], text[second:]]
+
+
+def check(make: Callable[[], Reader | Reading], text: str, expected: Told) -> None:
+    for parts in cuts(text):
+        assert read(make(), parts) == expected, parts
+
+
+@pytest.mark.parametrize(("family", "text", "expected"), [(f, *case) for f, cases in CALLS.items() for case in cases])
+def test_calls_however_they_are_cut(family: str, text: str, expected: Told) -> None:
+    check(lambda: READERS[family](NAMES), text, expected)
+
+
+@pytest.mark.parametrize(("text", "thinking", "expected"), THOUGHTS)
+def test_thoughts_however_they_are_cut(text: str, thinking: bool, expected: Told) -> None:
+    check(lambda: ThinkReader(thinking), text, expected)
+
+
+def test_thoughts_may_speak_of_calls_without_making_them() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    expected = [("reasoning", f"I could {call}"), ("call", "f"), ("arguments", "{}")]
+    check(
+        lambda: Reading(ThinkReader(False), READERS["hermes"](NAMES)), f"<think>I could {call}</think>{call}", expected
+    )
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_a_caller_who_wants_one_call_gets_the_first(one: bool) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n'
+    text += '<tool_call>{"name": "g", "arguments": {}}</tool_call>x'
+    answer = Answer(None, 0, Reading(None, READERS["hermes"](NAMES)), one)  # type: ignore[arg-type]
+    for char in text:
+        answer.hear(answer.reading.feed(char))
+    answer.hear(answer.reading.finish())
+    calls = [(call.name, call.arguments) for call in answer.calls]
+    assert calls == ([("f", '{"a": 1}')] if one else [("f", '{"a": 1}'), ("g", "{}")]) and answer.content == "x"
+    assert len({call.id for call in answer.calls}) == len(calls)
+
+
+PIECES = [
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "<think>",
+    "</think>",
+    "{",
+    "}",
+    "[",
+    "]",
+]
+PIECES += ['"name": "f"', '"arguments": ', '"parameters": ', ", ", ";", ":", "f", " ", "\n", "\\", '"', "é", "x"]
+
+
+@pytest.mark.parametrize("family", READERS)
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(st.sampled_from(PIECES), max_size=24), chunks=st.lists(st.integers(1, 9), min_size=1, max_size=9))
+def test_any_text_reads_the_same_in_any_pieces(family: str, parts: list[str], chunks: list[int]) -> None:
+    text = "".join(parts)
+
+    def make() -> Reading:
+        return Reading(ThinkReader(False), READERS[family](NAMES))
+
+    pieces, start = [], 0
+    for size in itertools.cycle(chunks):
+        if start >= len(text):
+            break
+        pieces.append(text[start : start + size])
+        start += size
+    assert read(make(), pieces) == read(make(), [text]) == read(make(), list(text))
+
+
+def test_families_are_told_by_their_templates() -> None:
+    tools = "{% for t in tools %}"
+    assert family_of(tools + "<tool_call>") == "hermes"
+    assert family_of(tools + "[TOOL_CALLS]") == "mistral"
+    assert family_of(tools + '{"name": x, "parameters": y}') == "llama3"
+    assert family_of(tools + "<|python_tag|>") == "llama3"
+    assert family_of("{{ messages }}") is None and family_of(None) is None
+    assert family_of(tools + "<tool_call>", "mistral") == "mistral" and family_of(tools + "<tool_call>", "none") is None
+    assert marks_thoughts("x </think>") and not marks_thoughts(None) and not marks_thoughts("x")
+    assert starts_thinking("assistant\n<think>\n") and not starts_thinking("<think>\n\n</think>\n\n")

@@ -1,0 +1,42 @@
+"""Schemathesis over the API's own description: whatever is sent, the answer is one that was described."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.server.process import ServerProcess
+
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
+    "negative_data_rejection,unsupported_method,allow_header_conformance"
+)
+
+
+def attack(server: ServerProcess, place: Path, *flags: str) -> None:
+    """Run it; the server must be well afterwards."""
+    program = str(Path(sys.executable).parent / "schemathesis")
+    words = [program, "run", f"{server.url}/openapi.json", "--checks", CHECKS, "--seed", "1", "--no-color", *flags]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1200, cwd=place)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert server.http.get("/health").status_code == 200
+
+
+def test_a_few_requests_of_every_kind(server: ServerProcess, tmp_path: Path) -> None:
+    attack(server, tmp_path, "--phases", "fuzzing", "--max-examples", "20")
+
+
+@pytest.mark.slow
+def test_thousands_of_them(server: ServerProcess, tmp_path: Path) -> None:
+    attack(server, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-examples", "300")
+
+
+def test_every_endpoint_is_described(server: ServerProcess) -> None:
+    described = set(server.http.get("/openapi.json").json()["paths"])
+    assert described >= {
+        "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
+        "/metrics", "/version", "/server_info",
+    }  # fmt: skip

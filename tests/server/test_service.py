@@ -1,0 +1,259 @@
+"""Parts of the server in one process: what a stuck engine shows, thoughts before a grammar, who may share a cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from foretell.build import Assembly, build_engine
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.errors import RequestError
+from foretell.grammar import GrammarSpec
+from foretell.server.app import create_app
+from foretell.server.config import ServerConfig
+from foretell.server.guards import Keys
+from foretell.server.jobs import Caller, Desk
+from foretell.server.logs import JsonFormatter
+from foretell.server.protocol_chat import ChatBody, Function, Message, Tool
+from foretell.server.reporter import Reporter
+from foretell.server.service import Service, tenant
+from foretell.server.structured import behind_thoughts
+from foretell.server.tools import READERS
+from foretell.server.tools.forced import forced_call, strict_calls
+
+HELLO = [{"role": "user", "content": "Hello"}]
+Scene = Callable[[Service, httpx.AsyncClient], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(scope="module")
+def assembly(folder: Path) -> Assembly:
+    return build_engine(EngineConfig(model=str(folder)), SpeculationConfig())
+
+
+def go(assembly: Assembly, play: Scene, **settings: Any) -> None:
+    """Run a scene with the application, without a network."""
+
+    async def scene() -> None:
+        config = ServerConfig(**settings)
+        service = Service(assembly, config, EngineConfig(model="tiny"), SpeculationConfig())
+        app = create_app(service)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://x") as client,
+        ):
+            await play(service, client)
+
+    asyncio.run(scene())
+
+
+def test_health_tells_of_a_stuck_step(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, entered = threading.Event(), threading.Event()
+    step = assembly.engine.step
+
+    def stuck() -> Any:
+        entered.set()
+        release.wait(20)
+        return step()
+
+    monkeypatch.setattr(assembly.engine, "step", stuck)
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        assert (await client.get("/health")).status_code == 200
+        asked = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "a b", "max_tokens": 2}))
+        await asyncio.to_thread(entered.wait, 20)
+        await asyncio.sleep(0.06)
+        ill = await client.get("/health")
+        assert ill.status_code == 503 and "a step has taken" in ill.json()["reason"]
+        release.set()
+        assert (await asked).status_code == 200
+        assert (await client.get("/health")).status_code == 200
+
+    go(assembly, play, watchdog=0.05)
+
+
+def test_a_failed_step_is_told_with_500_and_the_next_request_is_answered(
+    assembly: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, fails = assembly.engine.runner.forward, [True, False]
+
+    def broken(*values: Any) -> Any:
+        if fails and fails.pop(0):
+            raise RuntimeError("planted")
+        return forward(*values)
+
+    monkeypatch.setattr(assembly.engine.runner, "forward", broken)
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        body = {"prompt": "a b", "max_tokens": 2}
+        lost = await client.post("/v1/completions", json=body)
+        assert lost.status_code == 500 and lost.json()["error"]["code"] == "step_failed"
+        assert "planted" not in lost.text, "what is inside stays inside"
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+    go(assembly, play)
+
+
+def test_a_grammar_that_compiles_for_too_long_is_refused(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(assembly.grammars, "compile", lambda spec: release.wait(20))
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        reply = await client.post("/v1/completions", json={"prompt": "a", "guided_regex": "a+"})
+        assert reply.status_code == 400 and "seconds to compile" in reply.json()["error"]["message"]
+        release.set()
+
+    go(assembly, play, grammar_timeout=0.05)
+
+
+def test_an_answer_in_a_grammar_may_be_thought_about_first(assembly: Assembly) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        body = {"messages": HELLO, "max_tokens": 40, "seed": 1, "guided_choice": ["yes", "no"], "thinking_budget": 5}
+        body["chat_template_kwargs"] = {"think": True}
+        message = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
+        assert message["content"] in ("yes", "no") and message["reasoning_content"]
+
+    go(assembly, play)
+
+
+@pytest.mark.parametrize(
+    ("spec", "good", "bad"),
+    [
+        (GrammarSpec.choice(["yes"]), "yes", "maybe"),
+        (GrammarSpec.regex("a/b"), "a/b", "ab"),
+        (GrammarSpec.json_object(), '{"a": 1}', "[1]"),
+        (GrammarSpec.json_schema({"const": 3}), "3", "4"),
+    ],
+)
+def test_a_grammar_behind_thoughts(assembly: Assembly, spec: GrammarSpec, good: str, bad: str) -> None:
+    grammar = behind_thoughts(spec)
+    assert accepts(assembly, grammar, f"whatever < it takes</think>\n\n{good}")
+    assert not accepts(assembly, grammar, f"whatever</think>\n\n{bad}")
+
+
+@pytest.mark.parametrize(("family", "skips"), [("mistral", False), ("hermes", True)])
+def test_marks_that_are_special_tokens_are_seen(assembly: Assembly, family: str, skips: bool) -> None:
+    desk = Desk(assembly, ServerConfig(tool_call_parser=family))
+    told = [Tool(type="function", function=Function(name="f"))]
+    messages = [Message(role="user", content="Hello")]
+    with_tools = desk.chat(ChatBody(messages=messages, tools=told), Caller("a", ""))
+    assert with_tools.requests[0].params.skip_special_tokens is skips
+    assert desk.chat(ChatBody(messages=messages), Caller("b", "")).requests[0].params.skip_special_tokens
+
+
+def test_the_server_gives_seeds_where_it_has_one(assembly: Assembly) -> None:
+    texts: list[str] = []
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        for _ in range(2):
+            reply = await client.post("/v1/completions", json={"prompt": "a b", "temperature": 1.0})
+            texts.append(reply.json()["choices"][0]["text"])
+
+    go(assembly, play, seed=5)
+    go(assembly, play, seed=5)
+    assert texts[:2] == texts[2:] and texts[0] != texts[1]
+
+
+def test_origins_that_are_named_get_leave(assembly: Assembly) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        for origin, leave in (("https://a.example", True), ("https://b.example", False)):
+            headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            reply = await client.options("/v1/completions", headers=headers)
+            assert (reply.headers.get("access-control-allow-origin") == origin) == leave
+
+    go(assembly, play, cors_origin=("https://a.example",), api_key=("k",))
+
+
+def test_tenants_are_told_apart_by_key_and_salt() -> None:
+    kinds = [tenant(key, salt) for key in ("", "a", "b") for salt in (None, "s", "t")]
+    assert len(set(kinds)) == len(kinds) and tenant("a", "s") == tenant("a", "s")
+    assert tenant("ab", "c") != tenant("a", "bc"), "a key and a salt do not run together"
+
+
+def test_the_server_starts_without_torch() -> None:
+    """Wrong flags and taken ports show at once."""
+    code = "import sys, foretell.server.run, foretell.cli.serve; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_nothing_is_unpickled() -> None:
+    """Loading a model must not run code that came with it."""
+    package = Path(__file__).parents[2] / "foretell"
+    risky = re.compile(
+        r"\b(import (pickle|marshal|shelve|dill)|torch\.load\(|yaml\.(unsafe_)?load\(|allow_pickle=True)"
+    )
+    assert not [path.name for path in package.rglob("*.py") if risky.search(path.read_text())]
+
+
+def test_keys_that_fit() -> None:
+    keys = Keys(("right", "also"))
+    assert keys.admit("right") and keys.admit("also") and not keys.admit("") and not keys.admit("righ")
+    assert Keys(()).admit("") and Keys(()).admit("anything")
+
+
+def test_a_log_line_tells_what_happened_since_the_last(assembly: Assembly, caplog: pytest.LogCaptureFixture) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        reporter = Reporter(service)
+        reporter.report(10)
+        assert not caplog.records, "nothing happened"
+        await client.post("/v1/completions", json={"prompt": "a b", "max_tokens": 20, "ignore_eos": True})
+        reporter.report(10)
+        reporter.report(10)
+
+    with caplog.at_level(logging.INFO, "foretell"):
+        go(assembly, play)
+    lines = [record for record in caplog.records if "tokens/s written" in record.getMessage()]
+    assert len(lines) == 1 and "2.0 tokens/s written" in lines[0].getMessage()
+    assert json.loads(JsonFormatter().format(lines[0]))["tokens_per_second"] == 2.0
+
+
+STRICT = Function(
+    name="f",
+    parameters={"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    strict=True,
+)
+
+
+def accepts(assembly: Assembly, spec: GrammarSpec, text: str) -> bool:
+    matcher = assembly.grammars.compile(spec).matcher(())
+    tokens = assembly.tokenizer.encode(text, add_special=False)
+    return matcher.allows(tokens) == len(tokens)
+
+
+def test_strict_tools_are_kept_to_wherever_they_are_called(assembly: Assembly) -> None:
+    grammar = strict_calls("hermes", [STRICT, Function(name="g")])
+    call = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+    for good in ("any <b> words", "Well.\n" + call.format("f", '{"x": 1}') + " and " + call.format("g", '{"y": []}')):
+        assert accepts(assembly, grammar, good), good
+    for bad in (call.format("f", '{"x": "one"}'), call.format("h", "{}"), "a <tool_call> b"):
+        assert not accepts(assembly, grammar, bad), bad
+    with pytest.raises(RequestError, match="strict"):
+        strict_calls("llama3", [STRICT])
+
+
+FORCED = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+    "llama3": '{"name": "f", "parameters": {"x": 1}}',
+    "mistral": '[{"name": "f", "arguments": {"x": 1}}]',
+}
+
+
+@pytest.mark.parametrize("family", FORCED)
+def test_a_forced_call_is_one_that_is_read(assembly: Assembly, family: str) -> None:
+    grammar, text = forced_call(family, [STRICT, Function(name="g")], several=True), FORCED[family]
+    assert accepts(assembly, grammar, text) and not accepts(assembly, grammar, text.replace("1", '"one"'))
+    reader = READERS[family](frozenset({"f", "g"}))
+    said = [*reader.feed(text), *reader.finish()]
+    assert [(part.kind, part.text) for part in said] == [("call", "f"), ("arguments", '{"x": 1}')]
