@@ -30,10 +30,15 @@ class AsyncEngine:
     """Commands go to the thread through its inbox, and are obeyed between two steps; pieces come back to the loop."""
 
     def __init__(
-        self, engine: Engine, most_texts: int, observe: Callable[[StepReport], None] = lambda report: None
+        self,
+        engine: Engine,
+        most_texts: int,
+        observe: Callable[[StepReport], None] = lambda report: None,
+        while_idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`most_texts`: running and waiting together. `observe` hears of every step, on the loop."""
-        self.engine, self.most_texts, self.observe = engine, most_texts, observe
+        """`most_texts`: running and waiting together. `observe` hears of every step, on the loop. `while_idle` does a
+        piece of work about as long as a step, in the thread, where there is nothing to write; False: none is left."""
+        self.engine, self.most_texts, self.observe, self.while_idle = engine, most_texts, observe, while_idle
         self.load = self._load()
         self.texts = 0  # that have not ended
         self.failure: str | None = None  # why the engine was given up
@@ -168,9 +173,19 @@ class AsyncEngine:
     def _obey(self) -> None:
         """Do what was asked; with nothing to write, wait to be asked."""
         if not self.engine.busy:
+            while self._inbox.empty() and self._idle_piece():
+                pass
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
+
+    def _idle_piece(self) -> bool:
+        try:
+            return self.while_idle()
+        except Exception:  # what nobody asked for must not cost anybody's text
+            LOG.exception("work for idle time failed and is left")
+            self.while_idle = lambda: False
+            return False
 
     def _step(self) -> None:
         rows, began = self.engine.stats.rows, time.monotonic()

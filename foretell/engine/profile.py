@@ -35,6 +35,9 @@ class Piece:
     arm: str = ""
 
 
+LAST = Piece(0, 0)
+
+
 class Profiler:
     """Feeds a controller's cost curves with made-up texts, and keeps what was learnt in a file."""
 
@@ -50,6 +53,7 @@ class Profiler:
         for _ in range(ROUNDS + 1):
             yield from (Piece(texts, rows) for texts, rows in TEXTS_AND_ROWS)
             yield from (Piece(texts, depth, arm) for arm in arms for texts, depth in TEXTS_AND_DEPTHS)
+        yield LAST
 
     def load(self) -> bool:
         """Take up what an earlier run measured; then there is nothing left to do."""
@@ -77,16 +81,22 @@ class Profiler:
                 self._measure(found, seqs)
             finally:
                 for seq in seqs:
-                    self.engine.drafter.forget(seq)
-                    self.engine.runner.trim(seq, 0)
+                    self._forget(found.arm, seq)
+        if found == LAST:
+            self.save()
         return True
+
+    def _forget(self, arm: str, seq: Sequence) -> None:
+        """Only the drafter that was measured has met it; others must not take it for a text to learn from."""
+        if arm:
+            self.engine.drafter.arms[arm].forget(seq)
+        self.engine.runner.trim(seq, 0)
 
     def run(self) -> None:
         """Measure all of it, anew."""
         self._left = self._pieces()
         while self.piece():
             pass
-        self.save()
 
     def _texts(self, piece: Piece) -> list[Sequence]:
         """Made-up texts with their pages; none where the pages or the model's context do not suffice."""

@@ -48,7 +48,7 @@ class Service:
         self.names = config.served_model_name or (engine_config.model,)
         self.metrics = Metrics(self.names[0], assembly.engine.plain_seconds)
         most = engine_config.max_num_seqs + config.max_queue
-        self.engine = AsyncEngine(assembly.engine, most, self.metrics.observe)
+        self.engine = AsyncEngine(assembly.engine, most, self.metrics.observe, assembly.profiler.piece)
         self.desk = Desk(assembly, config)
         longest = speculation.budget
         self.house = House(self.desk, f"foretell-{VERSION}", longest, config.per_request_spec_decode_metrics)

@@ -245,3 +245,32 @@ def test_stopping_ends_what_runs() -> None:
             await text
 
     go(play)
+
+
+def test_idle_time_is_used_for_work_that_yields_to_requests_and_may_fail() -> None:
+    pieces: list[bool] = []
+
+    def piece(engine: Engine) -> bool:
+        pieces.append(engine.busy)
+        if len(pieces) == 12:
+            raise ValueError("planted")
+        time.sleep(0.002)
+        return True
+
+    async def scene() -> None:
+        inner = WORLD.engine(NGramDrafter())
+        engine = AsyncEngine(inner, 8, while_idle=lambda: piece(inner))
+        engine.start()
+        try:
+            while len(pieces) < 3:
+                await asyncio.sleep(0.005)
+            assert await written(engine, "1") == alone()
+            while len(pieces) < 12:
+                await asyncio.sleep(0.005)
+            assert await written(engine, "2") == alone(), "a failure in idle time costs no text"
+            assert len(pieces) == 12, "what failed is not tried again"
+        finally:
+            await engine.stop()
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+    assert not any(pieces), "never while there is something to write"
