@@ -124,6 +124,8 @@ def build_engine(
         torch.set_num_threads(config.threads)
     # Wrong names fail before a long load.
     check_rule(speculation.rule)
+    if drafter is not None and not drafter.name:
+        raise RequestError("drafter", f"{type(drafter).__name__} has no name; give it one, for the records")
     wanted = () if drafter is not None else draft.models_wanted(speculation)
     target = open_model(config.model, config, say)
     helpers = {name: open_model(name, config, say) for name in wanted}
@@ -163,10 +165,9 @@ def costs_file(model: str, target: Opened) -> Path:
 
 def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened) -> AdaptiveController:
     """Who decides how far to guess for these drafters."""
-    fixed = config.num_speculative_tokens is not None or bool(config.draft_lengths)
     settings = Settings(
         most=config.budget,
-        fixed=(lambda batch: config.fixed_nodes(batch) or 0) if fixed else None,
+        fixed=config.fixed_lengths(),
         throughput=config.goal == "throughput",
         shortest=config.min_draft,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,11 +139,12 @@ class SpeculationConfig:
             return ()
         return _batch_table(self.num_speculative_tokens_per_batch_size)
 
-    def fixed_nodes(self, batch: int) -> int | None:
-        """Nodes for a text among `batch`, where that is set and not to be adapted."""
-        if self.draft_lengths:
-            return next((nodes for low, high, nodes in self.draft_lengths if low <= batch <= high), 0)
-        return self.num_speculative_tokens
+    def fixed_lengths(self) -> Callable[[int], int] | None:
+        """Nodes for a text among so many, where that is set and not to be adapted."""
+        rows, always = self.draft_lengths, self.num_speculative_tokens
+        if rows:
+            return lambda batch: next((nodes for low, high, nodes in rows if low <= batch <= high), 0)
+        return None if always is None else lambda batch: always
 
     @property
     def match_lengths(self) -> tuple[int, int]:

@@ -244,3 +244,4 @@ class Delta:
     drafted: int = 0  # guesses checked in this step
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish: FinishReason | None = None
+    skip: str = ""  # why nothing was guessed, where the controller says so

@@ -63,7 +63,7 @@ def explained(controller: AdaptiveController, arm: str) -> dict[str, Any]:
 def prices_of(controller: AdaptiveController, arm: str) -> Prices:
     from foretell.control.explaining import Prices
 
-    curve = controller.costs.curve(max(BATCHES) * (1 + controller.settings.most))
+    curve = controller.costs.curve(max(BATCHES) * (1 + max(controller.settings.most, *LENGTHS)))
     free, costs = controller.arms[arm].free, controller.draft_costs[arm]
 
     def draft(texts: int, nodes: int) -> float:

@@ -46,9 +46,11 @@ class Rates:
         self.tried = [0.0] * CELLS
         self.stood = [0.0] * CELLS
 
-    def rate(self, at: int) -> float:
-        prior = self._alike(at) if self.above is None else self.above.rate(at)
-        return (self.weight * prior + self.stood[at]) / (self.weight + self.tried[at])
+    def rate(self, at: int, tried: float = 0.0, stood: float = 0.0) -> float:
+        """How likely a guess is to stand; `tried` and `stood` were counted below and must not count twice."""
+        tried, stood = max(0.0, self.tried[at] - tried), max(0.0, self.stood[at] - stood)
+        prior = self._alike(at) if self.above is None else self.above.rate(at, self.tried[at], self.stood[at])
+        return (self.weight * prior + min(stood, tried)) / (self.weight + tried)
 
     def hope(self, at: int) -> float:
         """The rate it may well have, for all that was tried: little of it at first, or bad luck would be believed."""
@@ -141,10 +143,19 @@ class Acceptance:
         self._kinds: dict[tuple[str, str], Rates] = {}
         self._ledgers: dict[int, Ledger] = {}
 
+    def known(self, seq_id: int) -> Ledger | None:
+        """A request's ledger, if it has one."""
+        return self._ledgers.get(seq_id)
+
     def ledger(self, seq_id: int, kind: str) -> Ledger:
         if seq_id not in self._ledgers:
             self._ledgers[seq_id] = Ledger(kind)
         return self._ledgers[seq_id]
+
+    def tried(self, ledger: Ledger, arm: str) -> float:
+        """How many first guesses of a drafter were found out, in this kind of request."""
+        above = self.rates(ledger, arm).above
+        return 0.0 if above is None else above.tried[cell(None, 1)]
 
     def rates(self, ledger: Ledger, arm: str) -> Rates:
         """A request's own rates for a drafter."""

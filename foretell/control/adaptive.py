@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from time import perf_counter
 
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
 
-from .acceptance import Acceptance, Ledger
+from .acceptance import Acceptance, Ledger, cell
 from .controller import Controller, Offers
 from .costs import DraftCosts, StepCosts
+from .decisions import LOW_ACCEPT, NO_GUESS, NOT_ASKED, UNKNOWN, Decisions, advice
+from .probes import Probes
 from .spending import Candidate, Market, Plan, best_plan, break_even, share_out
 
-LOG = logging.getLogger("foretell")
-
-SMALL = 64  # rows of a step from which the pace of a machine may be learnt first; a prompt tells little of one row
-PROBE_NODES = 2
-PROBE_SHARE = 0.01  # of the time may go into finding out whether a drafter has become worth it
-PROBE_EVERY = 32  # steps between two probes, at the least
+SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
 STRETCH_EVERY = 24  # of so many drafts one goes a node farther
-ASK_SHARE = 0.005  # of the time may go into looking at free guesses that are not taken
-PATIENCE = 16  # guesses in vain before a sequence is asked less often
+UNTRIED = 4  # nodes of a drafter that has hardly been tried, and 16 tokens over which its reading must pay
+ASK_SHARE = 0.005  # of the time may go into looking at guesses that are not taken
+PATIENCE, LONGEST_WAIT = 16, 16  # looks in vain until a sequence is looked at less often, and how seldom at last
 READ_AHEAD = 64  # tokens over which it must pay that a drafter has to read the text first
+KNOWN_WELL = 64  # steps after which a further one of the same kind teaches little, and only every fourth is learnt
 
 
 @dataclass(frozen=True)
@@ -48,22 +47,12 @@ class Settings:
     margin: float = 0.01
 
 
-@dataclass
+@dataclass(slots=True)
 class _Patience:
-    """How long a sequence's free guesses were not worth it."""
+    """How long a sequence was looked at in vain, and how many steps it is left alone for that."""
 
     vain: int = 0
     wait: int = 0
-
-
-@dataclass
-class Decisions:
-    """What was decided, to be shown: steps by reason, and the last reason in words."""
-
-    drafted: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    on: bool = True
-    reason: str = ""
 
 
 class AdaptiveController(Controller):
@@ -80,131 +69,150 @@ class AdaptiveController(Controller):
         self.draft_costs = {name: DraftCosts(traits.share) for name, traits in arms.items()}
         self.acceptance = Acceptance({name: traits.prior for name, traits in arms.items()})
         self.decisions = Decisions()
+        self.probes = Probes()
+        self._free = frozenset(name for name, traits in arms.items() if traits.free)
         self._patience: dict[int, _Patience] = {}
         self._read: dict[tuple[int, str], int] = {}  # tokens a drafter has read of a sequence
-        self._unused: Counter[str] = Counter()  # steps since a drafter was last used
         self._drafts: Counter[str] = Counter()
-        self._expected: dict[int, float] = {}  # guesses of this step that should stand, by sequence
-        self._probing: dict[str, int] = {}  # steps between its probes
-        self._ask_seconds = 2e-5  # for one sequence
-        self._drafting = 1.0  # the share of late steps that drafted
+        self._expected: dict[int, tuple[float, ...]] = {}  # by sequence: how likely the nodes of this step are to stand
+        self._why: dict[int, str] = {}
+        self._look_seconds = 2e-5  # to look at one sequence
+        self._last_rows = 0
 
     # Before the step
 
     def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
-        return [seq for seq in seqs if self._writes(seq) and self._may_ask(seq)], self.settings.most
+        self._expected.clear()
+        self._why.clear()
+        found = [seq for seq in seqs if self._writes(seq) and self._is_due(seq)]
+        return [seq for seq in found if not self._free.isdisjoint(seq.request.drafters)], self.settings.most
 
     def _writes(self, seq: Sequence) -> bool:
         """Whether a draft can be of use. A prompt's last step drafts nothing: the first token waits for no draft."""
-        return seq.pending == 1 and bool(seq.request.drafters) and seq.room > 1 and self._cap(seq) > 0
+        return seq.pending == 1 and bool(seq.request.drafters) and self._cap(seq) > 0
 
     def _cap(self, seq: Sequence) -> int:
         wanted = seq.request.speculation.max_draft
         most = self.settings.most if wanted is None else min(self.settings.most, wanted)
         return max(0, min(most, seq.room - 1))  # the step adds a token of its own
 
-    def _may_ask(self, seq: Sequence) -> bool:
-        if not any(self.arms[arm].free for arm in seq.request.drafters):
-            return False
-        patience = self._patience.setdefault(seq.id, _Patience())
+    def _is_due(self, seq: Sequence) -> bool:
+        patience = self._patience.get(seq.id)
+        if patience is None:
+            patience = self._patience[seq.id] = _Patience()
         patience.wait -= 1
-        return patience.wait < 0
+        if patience.wait < 0:
+            return True
+        self._why[seq.id] = NOT_ASKED
+        return False
 
     def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
-        writers = [seq for seq in seqs if self._writes(seq)]
-        found: dict[int, Budget] = {}
-        if writers and self.settings.fixed is not None:
-            found = self._fixed(writers, offers, self.settings.fixed(len(writers)))
-        elif writers and self.costs.known:
-            found = self._adapted(self._market(seqs, writers), writers, offers)
-        for seq in writers:
-            self._note_patience(seq, offers, found)
+        """Whom `asks` left alone is left alone here, too."""
+        began = perf_counter()
+        due = [seq for seq in seqs if seq.id not in self._why and self._writes(seq)]
+        if not due:
+            return [Budget()] * len(seqs)
+        if self.settings.fixed is not None:
+            writers = sum(seq.pending == 1 for seq in seqs)
+            found = self._fixed(due, offers, self.settings.fixed(writers))
+        elif self.costs.known:
+            found = self._adapted(self._market(seqs), due, offers)
+            for seq in due:
+                self._lose_patience(seq, seq.id in found, len(seqs))
+        else:  # the first step tells what steps cost
+            found = {}
+            self._why.update((seq.id, UNKNOWN) for seq in due)
+        for seq in due:
+            self._note_offers(seq, offers.get(seq.id, {}))
+        self._look_seconds += 0.05 * ((perf_counter() - began) / len(due) - self._look_seconds)
         return [found.get(seq.id, Budget()) for seq in seqs]
 
-    def _market(self, seqs: list[Sequence], writers: list[Sequence]) -> Market:
+    def _market(self, seqs: list[Sequence]) -> Market:
+        writers = sum(seq.pending == 1 for seq in seqs)
         rows = sum(min(seq.pending, SMALL) for seq in seqs)
-        curve = self.costs.curve(rows + len(writers) * self.settings.most)
-        held = self.costs.seconds(rows, sum(seq.cached for seq in seqs)) - self.costs.seconds(rows)
-        return Market(len(writers), rows, curve, held)
+        curve = self.costs.curve(rows + writers * self.settings.most)
+        held = self.costs.seconds(rows, sum(seq.cached for seq in seqs)) - float(curve[rows])
+        return Market(writers, rows, curve, max(held, 0.0))
 
-    def _adapted(self, market: Market, writers: list[Sequence], offers: Offers) -> dict[int, Budget]:
-        plans = [best_plan(market, self._candidates(market, seq, offers), self.settings.margin) for seq in writers]
-        nodes = share_out(
-            market,
-            plans,
-            self._drafting_seconds(market, writers, plans),
-            self.settings.throughput,
-            self.settings.margin,
+    def _adapted(self, market: Market, due: list[Sequence], offers: Offers) -> dict[int, Budget]:
+        candidates = [self._candidates(market, seq, offers.get(seq.id, {})) for seq in due]
+        plans = [best_plan(market, each, self.settings.margin) for each in candidates]
+        drafting = self._drafting_seconds(market, plans)
+        nodes = share_out(market, plans, drafting, self.settings.throughput, self.settings.margin)
+        found: dict[int, Budget] = {}
+        for seq, plan, count in zip(due, plans, nodes, strict=True):
+            if count and count >= self.settings.shortest:
+                count += self._stretch(seq, plan, count)
+                found[seq.id] = Budget(count, plan.arm, self._floor(market, plan.arm))
+                self._expected[seq.id] = plan.survival
+        self._probe(market, due, found)
+        skipped = Counter(
+            LOW_ACCEPT if each else NO_GUESS for seq, each in zip(due, candidates, strict=True) if seq.id not in found
         )
-        found = {
-            seq.id: Budget(count + self._stretch(seq, plan, count), plan.arm, self._floor(market, plan))
-            for seq, plan, count in zip(writers, plans, nodes, strict=True)
-            if count
-        }
-        self._expected = {
-            seq.id: sum(plan.survival[:count]) for seq, plan, count in zip(writers, plans, nodes, strict=True) if count
-        }
-        self._probe(market, writers, found)
-        self._note_decision(market, writers, found, offers)
+        for seq, each in zip(due, candidates, strict=True):
+            if seq.id not in found:
+                self._why[seq.id] = LOW_ACCEPT if each else NO_GUESS
+        self.decisions.note(len(found), skipped, lambda: self._reason(market, due))
         return found
 
-    def _candidates(self, market: Market, seq: Sequence, offers: Offers) -> list[Candidate]:
-        ledger = self._ledger(seq)
-        cap, offered = self._cap(seq), offers.get(seq.id, {})
-        found = []
+    def _candidates(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> list[Candidate]:
+        found, cap = [], self._cap(seq)
         for arm in seq.request.drafters:
-            if not self.arms[arm].free:
-                found.append(self._unseen(market, seq, ledger, arm, cap))
+            if arm not in self._free:
+                found.append(self._unseen(market, seq, arm, cap))
             elif arm in offered:
-                found.append(Candidate(arm, self.acceptance.survival(ledger, arm, offered[arm].cut(cap))))
+                survival = self.acceptance.survival(self._ledger(seq), arm, offered[arm].cut(cap))
+                found.append(Candidate(arm, survival))
         return found
 
-    def _unseen(self, market: Market, seq: Sequence, ledger: Ledger, arm: str, cap: int) -> Candidate:
-        costs, plain, writers = self.draft_costs[arm], market.plain, market.writers
-        behind = self._behind(seq, arm)
-        lasting = max(1, min(seq.room, READ_AHEAD))
-
-        def seconds(nodes: int) -> float:
-            """A sequence's part of a draft for all; what must be read first is spread over the tokens it will serve."""
-            reading = costs.seconds(0, 0, behind, plain) / lasting
-            return costs.seconds(nodes, nodes * writers, 0, plain) / writers + reading
-
-        return Candidate(arm, self.acceptance.unseen(ledger, arm, cap), seconds)
+    def _unseen(self, market: Market, seq: Sequence, arm: str, cap: int) -> Candidate:
+        ledger, behind = self._ledger(seq), self._behind(seq, arm)
+        untried = self.acceptance.tried(ledger, arm) < UNTRIED
+        level, node, token = self.draft_costs[arm].prices(market.plain)
+        # What must be read first is spread over the tokens it will serve; a draft for all is paid by all.
+        reading = token * behind / max(1, min(seq.room, UNTRIED * 4 if untried else READ_AHEAD))
+        each = level / market.writers + node
+        depth = min(cap, UNTRIED) if untried else cap
+        return Candidate(arm, self.acceptance.unseen(ledger, arm, depth), lambda nodes: reading + each * nodes)
 
     def _behind(self, seq: Sequence, arm: str) -> int:
         return len(seq.tokens) - self._read.get((seq.id, arm), 0) if self.arms[arm].reads else 0
 
-    def _drafting_seconds(self, market: Market, writers: list[Sequence], plans: list[Plan]) -> float:
+    def _drafting_seconds(self, market: Market, plans: list[Plan]) -> float:
         total = 0.0
-        for arm in {plan.arm for plan in plans if plan.nodes and not self.arms[plan.arm].free}:
+        for arm in {plan.arm for plan in plans if plan.nodes and plan.arm not in self._free}:
             nodes = [plan.nodes for plan in plans if plan.arm == arm]
             total += self.draft_costs[arm].seconds(max(nodes), sum(nodes), 0, market.plain)
         return total
 
     def _stretch(self, seq: Sequence, plan: Plan, nodes: int) -> int:
         """Now and then farther than it pays: what is never tried is never found out. Free guesses are, all the same."""
-        if self.arms[plan.arm].free:
+        if plan.arm in self._free:
             return 0
         self._drafts[plan.arm] += 1
-        wanted = 0 if self._drafts[plan.arm] % STRETCH_EVERY else 1
-        return min(wanted, self._cap(seq) - nodes)
+        return min(0 if self._drafts[plan.arm] % STRETCH_EVERY else 1, self._cap(seq) - nodes)
 
-    def _floor(self, market: Market, plan: Plan) -> float:
+    def _floor(self, market: Market, arm: str) -> float:
         """How likely a branch must be for one more node to pay; a drafter that doubts its own guess stops there."""
-        if self.arms[plan.arm].free:
+        if arm in self._free:
             return 0.0
-        node = self.draft_costs[plan.arm].seconds(1, market.writers, 0, market.plain) / market.writers
         row = market.extra(market.writers) / market.writers
-        return min(0.9, 0.7 * (node + row) * market.writers / market.plain)
+        return min(0.9, 0.7 * (self._node_seconds(market, arm) + row) * market.writers / market.plain)
 
-    def _fixed(self, writers: list[Sequence], offers: Offers, nodes: int) -> dict[int, Budget]:
+    def _node_seconds(self, market: Market, arm: str) -> float:
+        """What a sequence pays for one node, if all draft."""
+        return self.draft_costs[arm].seconds(1, market.writers, 0, market.plain) / market.writers
+
+    def _fixed(self, due: list[Sequence], offers: Offers, nodes: int) -> dict[int, Budget]:
         """Always so many; of several drafters the one most of whose guesses should stand."""
         found = {}
-        for seq in writers:
+        for seq in due:
             count = min(nodes, self._cap(seq))
             arm = self._likeliest(seq, offers.get(seq.id, {}), count)
             if arm and count:
                 found[seq.id] = Budget(count, arm)
+            else:
+                self._why[seq.id] = NO_GUESS
         return found
 
     def _likeliest(self, seq: Sequence, offered: Mapping[str, Draft], nodes: int) -> str:
@@ -212,7 +220,7 @@ class AdaptiveController(Controller):
             return seq.request.drafters[0]
         ledger, best, most = self._ledger(seq), "", 0.0
         for arm in seq.request.drafters:
-            if not self.arms[arm].free:
+            if arm not in self._free:
                 worth = sum(self.acceptance.unseen(ledger, arm, nodes, hopeful=False))
             else:
                 worth = sum(self.acceptance.survival(ledger, arm, offered.get(arm, Draft()).cut(nodes)))
@@ -225,111 +233,111 @@ class AdaptiveController(Controller):
         least = self.settings.shortest
         return [Draft() if len(draft) < least and not any(draft.drawn or ()) else draft for draft in drafts]
 
-    def _probe(self, market: Market, writers: list[Sequence], found: dict[int, Budget]) -> None:
+    def _probe(self, market: Market, due: list[Sequence], found: dict[int, Budget]) -> None:
         """Try a drafter that is not used, rarely and for one sequence, so that its day is noticed when it comes."""
         used = {budget.drafter for budget in found.values()}
-        for arm in {arm for seq in writers for arm in seq.request.drafters if not self.arms[arm].free}:
-            self._unused[arm] = 0 if arm in used else self._unused[arm] + 1
-            seconds = self.draft_costs[arm].seconds(PROBE_NODES, PROBE_NODES, 0, market.plain) + market.extra(
-                PROBE_NODES
-            )
-            often = max(PROBE_EVERY, int(seconds / (PROBE_SHARE * market.plain)))
-            if self._unused[arm] >= max(often, self._probing.get(arm, 0)):
-                seq = min((s for s in writers if arm in s.request.drafters), key=lambda s: self._behind(s, arm))
-                found[seq.id] = Budget(min(PROBE_NODES, self._cap(seq)), arm)
-                self._unused[arm] = 0
-                self._probing[arm] = min(2 * max(often, self._probing.get(arm, 0)), 1024)
+        for arm in sorted({arm for seq in due for arm in seq.request.drafters if arm not in self._free}):
+            able = [seq for seq in due if arm in seq.request.drafters]
+            seq = min(able, key=lambda each: self._behind(each, arm))
+            nodes = min(max(Probes.NODES, self.settings.shortest), self._cap(seq))
+            seconds = self.draft_costs[arm].seconds(nodes, nodes, self._behind(seq, arm), market.plain)
+            if self.probes.is_due(arm, arm in used, seconds + market.extra(nodes), market.plain):
+                found[seq.id] = Budget(nodes, arm)
+                self._expected.pop(seq.id, None)
 
     # After the step
 
     def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
         rows = sum(outcome.share.take + len(outcome.draft) for outcome in outcomes)
-        if self.costs.known or rows <= SMALL:
-            self.costs.observe(rows, sum(outcome.share.start for outcome in outcomes), times.running)
+        if self.costs.known or all(outcome.share.take == 1 for outcome in outcomes):  # a prompt tells little of one row
+            often = self.costs.steps < KNOWN_WELL or rows != self._last_rows
+            self.costs.steps += not often
+            if often or self.costs.steps % 4 == 0:
+                self.costs.observe(rows, sum(outcome.share.start for outcome in outcomes), times.running)
+            self._last_rows = rows
         self._observe_drafting(outcomes, times.drafting)
         for outcome in outcomes:
             if outcome.verdict is not None and outcome.share.seq.request.drafters:
                 self._observe_guess(outcome)
 
     def _observe_drafting(self, outcomes: list[Outcome], seconds: float) -> None:
-        shares = [outcome.share for outcome in outcomes if outcome.share.budget.nodes]
-        arms = {share.budget.drafter for share in shares if not self._is_free(share.budget.drafter)}
-        if len(arms) == 1 and self.costs.known:
-            (arm,) = arms
-            mine = [outcome for outcome in outcomes if outcome.share.budget.drafter == arm]
-            depth, nodes = max(len(o.draft) for o in mine), sum(len(o.draft) for o in mine)
-            behind = sum(self._behind_before(outcome, arm) for outcome in mine)
-            self.draft_costs[arm].observe(depth, nodes, behind, seconds, self.costs.seconds(1))
-            for outcome in mine:
-                self._read[outcome.share.seq.id, arm] = outcome.share.length
-        elif not arms and shares:
-            self._ask_seconds += 0.05 * (min(seconds / len(shares), 1e-3) - self._ask_seconds)
+        mine = [o for o in outcomes if o.share.budget.nodes and o.share.budget.drafter not in self._free]
+        arms = {outcome.share.budget.drafter for outcome in mine}
+        nodes = sum(len(outcome.draft) for outcome in mine)
+        if len(arms) != 1 or not nodes or not self.costs.known:
+            return
+        (arm,) = arms
+        behind = sum(self._read_now(outcome, arm) for outcome in mine)
+        depth = max(len(outcome.draft) for outcome in mine)
+        self.draft_costs[arm].observe(depth, nodes, behind, seconds, self.costs.seconds(1))
 
-    def _behind_before(self, outcome: Outcome, arm: str) -> int:
+    def _read_now(self, outcome: Outcome, arm: str) -> int:
+        """Tokens the drafter had to read for this step; from now on it knows them."""
         if not self.arms[arm].reads:
             return 0
-        return outcome.share.length - self._read.get((outcome.share.seq.id, arm), 0)
-
-    def _is_free(self, arm: str) -> bool:
-        return arm in self.arms and self.arms[arm].free
+        key = (outcome.share.seq.id, arm)
+        before = self._read.get(key, 0)
+        self._read[key] = outcome.share.length
+        return outcome.share.length - before
 
     def _observe_guess(self, outcome: Outcome) -> None:
-        share, ledger = outcome.share, self._ledger(outcome.share.seq)
-        arm = share.budget.drafter
-        if share.budget.nodes and not self._is_free(arm) and outcome.draft.source == arm:
-            self.acceptance.note(ledger, arm, outcome.draft, share.length)
-            if outcome.accepted:
-                self._probing.pop(arm, None)
+        share, arm = outcome.share, outcome.share.budget.drafter
         expected = self._expected.pop(share.seq.id, None)
-        if expected is not None and len(outcome.draft) and self._is_free(arm):
-            factor = self.acceptance.honesty(ledger, arm).factor
-            self.acceptance.honesty(ledger, arm).count(expected / factor, outcome.accepted)
+        ledger = self.acceptance.known(share.seq.id)
+        if ledger is None:
+            return
+        if share.budget.nodes and outcome.draft.source in (arm, ""):
+            if arm not in self._free:
+                self._note_paid(ledger, arm, outcome)
+            elif expected is not None:
+                self.acceptance.honesty(ledger, arm).count(sum(expected[: len(outcome.draft)]), outcome.accepted)
         self.acceptance.learn(ledger, share.seq.tokens)
 
-    def _note_patience(self, seq: Sequence, offers: Offers, found: dict[int, Budget]) -> None:
-        """A sequence whose free guesses are not worth it is asked less often, so that being off costs nothing."""
-        offered = offers.get(seq.id)
-        if offered is None:
+    def _note_paid(self, ledger: Ledger, arm: str, outcome: Outcome) -> None:
+        if not len(outcome.draft):  # paid for, and nothing came of it
+            self.acceptance.rates(ledger, arm).count(cell(None, 1), False)
             return
+        self.acceptance.note(ledger, arm, outcome.draft, outcome.share.length)
+        if outcome.accepted:
+            self.probes.succeeded(arm)
+
+    def _note_offers(self, seq: Sequence, offered: Mapping[str, Draft]) -> None:
+        """Free guesses are found out by the text whether they are used or not."""
         for arm, draft in offered.items():
-            if arm in seq.request.drafters:
-                self.acceptance.note(self._ledger(seq), arm, draft, len(seq.tokens))
+            self.acceptance.note(self._ledger(seq), arm, draft, len(seq.tokens))
+
+    def _lose_patience(self, seq: Sequence, drafted: bool, batch: int) -> None:
+        """A sequence that is looked at in vain is looked at less often, so that being off costs nothing."""
         patience = self._patience[seq.id]
-        patience.vain = 0 if seq.id in found else patience.vain + 1
-        if patience.vain > PATIENCE and self.costs.known:
-            rarely = self._ask_seconds / (ASK_SHARE * max(self.costs.seconds(1), 1e-6))
-            patience.wait = min(16, int(rarely * max(1, len(self._patience))))
+        patience.vain = 0 if drafted else patience.vain + 1
+        if patience.vain > PATIENCE:
+            dear = self._look_seconds * batch / (ASK_SHARE * max(self.costs.seconds(1), 1e-6))
+            patience.wait = min(LONGEST_WAIT, max(int(dear), patience.vain // PATIENCE))
 
     def _ledger(self, seq: Sequence) -> Ledger:
-        return self.acceptance.ledger(seq.id, kind_of(seq))
+        return self.acceptance.known(seq.id) or self.acceptance.ledger(seq.id, kind_of(seq))
 
-    def _note_decision(self, market: Market, writers: list[Sequence], found: dict[int, Budget], offers: Offers) -> None:
-        self.decisions.drafted += len(found)
-        for seq in writers:
-            if seq.id not in found:
-                self.decisions.skipped["does not pay" if offers.get(seq.id) else "nothing to guess"] += 1
-        self._drafting += 0.06 * (bool(found) - self._drafting)
-        on = self._drafting > (0.05 if self.decisions.on else 0.2)
-        if on != self.decisions.on:
-            self.decisions.on, self.decisions.reason = on, self._reason(market, writers)
-            LOG.info("drafting is %s: %s", "on" if on else "off", self.decisions.reason)
-
-    def _reason(self, market: Market, writers: list[Sequence]) -> str:
-        arms = sorted({arm for seq in writers for arm in seq.request.drafters})
-        said = []
-        for arm in arms:
-            free = self.arms[arm].free
-            node = 0.0 if free else self.draft_costs[arm].seconds(1, market.writers, 0, market.plain) / market.writers
+    def _reason(self, market: Market, due: list[Sequence]) -> str:
+        said, pays = [], False
+        for arm in sorted({arm for seq in due for arm in seq.request.drafters}):
+            node = 0.0 if arm in self._free else self._node_seconds(market, arm)
             need, have = break_even(market, node), self.acceptance.first_rate(arm)
+            pays = pays or have >= need
             said.append(f"{arm} acceptance {have:.2f} {'>=' if have >= need else '<'} break-even {need:.2f}")
-        return f"{', '.join(said)} at batch {market.writers}"
+        told = f"{', '.join(said)} at batch {market.writers}"
+        samples = any(seq.request.params.temperature > 0 for seq in due)
+        return told if pays else f"{told}; {advice(market.writers, samples)}"
+
+    def why(self, seq: Sequence) -> str:
+        return self._why.get(seq.id, "")
 
     def plain_seconds(self, batch: int, context: int) -> float | None:
         return self.costs.seconds(batch, context) if self.costs.known else None
 
     def forget(self, seq: Sequence) -> None:
         self.acceptance.forget(seq.id)
-        self._patience.pop(seq.id, None)
+        for kept in (self._patience, self._expected, self._why):
+            kept.pop(seq.id, None)
         for arm in self.arms:
             self._read.pop((seq.id, arm), None)
 

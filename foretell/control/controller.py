@@ -28,6 +28,10 @@ class Controller(ABC):
     def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:  # noqa: B027 - a fixed one learns nothing
         """What came of a step, and what it cost."""
 
+    def why(self, seq: Sequence) -> str:
+        """Why it let nothing be guessed for a text in this step, in a word for a metric."""
+        return ""
+
     def plain_seconds(self, batch: int, context: int) -> float | None:
         """What a step without drafts takes for `batch` texts with `context` tokens cached in all, where it is known."""
         return None

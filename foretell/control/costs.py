@@ -51,6 +51,19 @@ class Fit:
         self.mean = np.maximum(self.mean + gain * surprise * expected, 0.0)
         self.spread = self.spread - np.outer(gain, seen)
 
+    def dump(self) -> dict[str, Any]:
+        return {"mean": self.mean.tolist(), "spread": self.spread.tolist(), "usual": self.usual}
+
+    @classmethod
+    def load(cls, kept: dict[str, Any], size: int) -> Fit | None:
+        """None where another version wrote it. The machine may have changed, so the pace is open again."""
+        mean, spread = np.array(kept.get("mean", ()), float), np.array(kept.get("spread", ()), float)
+        if mean.shape != (size,) or spread.shape != (size, size):
+            return None
+        found = cls(mean, spread + 0.2**2 * np.outer(mean, mean))
+        found.usual = float(kept.get("usual", NOISE))
+        return found
+
 
 @dataclass(frozen=True)
 class CostPrior:
@@ -83,9 +96,12 @@ class StepCosts:
         if self._fit is None:
             return np.zeros(rows + 1)
         if self._curve is None or len(self._curve) <= rows:
-            most = max(rows, 64)
             knots = np.maximum.accumulate(self._fit.mean[: len(KNOTS)])
-            self._curve = np.interp(np.arange(most + 1), KNOTS, knots)
+            beyond = knots[-1] + (knots[-1] - knots[-2]) / (KNOTS[-1] - KNOTS[-2])
+            wanted = np.arange(max(rows, 64) + 1)
+            self._curve = np.interp(wanted, KNOTS, knots)
+            far = wanted > KNOTS[-1]
+            self._curve[far] = knots[-1] + (beyond - knots[-1]) * (wanted[far] - KNOTS[-1])
         return self._curve[: rows + 1]
 
     def observe(self, rows: int, context: int, seconds: float) -> None:
@@ -113,17 +129,11 @@ class StepCosts:
 
     def dump(self) -> dict[str, Any]:
         """What was learnt, as plain values."""
-        if self._fit is None:
-            return {}
-        return {"mean": self._fit.mean.tolist(), "spread": self._fit.spread.tolist(), "usual": self._fit.usual}
+        return {} if self._fit is None else self._fit.dump()
 
     def load(self, kept: dict[str, Any]) -> None:
         """Go on from what an earlier run learnt; the machine may have changed, so the pace is open again."""
-        mean, spread = np.array(kept["mean"], float), np.array(kept["spread"], float)
-        if mean.shape != (len(KNOTS) + 1,) or spread.shape != (len(KNOTS) + 1,) * 2:
-            return  # written by another version
-        self._fit = Fit(mean, spread + 0.2**2 * np.outer(mean, mean))
-        self._fit.usual = float(kept["usual"])
+        self._fit = Fit.load(kept, len(KNOTS) + 1)
         self._curve = None
 
 
@@ -150,18 +160,38 @@ class DraftCosts:
         """`share` is what one node of one sequence is believed to cost, of a plain step."""
         self.share = share
         self._fit: Fit | None = None
+        self._prices: tuple[float, float, float] | None = None
+
+    def prices(self, plain: float) -> tuple[float, float, float]:
+        """Of a level of depth, of a node, of a token read; of `plain`, a plain step, while nothing is known."""
+        if self._prices is None:
+            whole = max(self.share * plain, 1e-9)
+            return 0.8 * whole, 0.2 * whole, 0.05 * whole
+        return self._prices
 
     def seconds(self, depth: int, nodes: int, read: int, plain: float) -> float:
-        """`plain` is what a plain step costs, for as long as nothing else is known."""
-        features = np.array([depth, nodes, read], float)
-        return (self._start(plain) if self._fit is None else self._fit).value(features)
+        level, node, token = self.prices(plain)
+        return level * depth + node * nodes + token * read
 
     def observe(self, depth: int, nodes: int, read: int, seconds: float, plain: float) -> None:
         if self._fit is None:
-            self._fit = self._start(plain)
+            mean = np.array(self.prices(plain))
+            self._fit = Fit(mean, np.outer(mean, mean) * PACE**2 + np.diag(mean**2))
         self._fit.observe(np.array([depth, nodes, read], float), seconds)
+        self._take_over()
 
-    def _start(self, plain: float) -> Fit:
-        whole = max(self.share * plain, 1e-9)
-        mean = np.array([0.8 * whole, 0.2 * whole, 0.05 * whole])
-        return Fit(mean, np.outer(mean, mean) * 0.5**2 + np.diag(mean**2))
+    def _take_over(self) -> None:
+        assert self._fit is not None, "something was observed"
+        level, node, token = self._fit.mean.tolist()
+        self._prices = (level, node, token)
+
+    def dump(self) -> dict[str, Any]:
+        """What was learnt, as plain values."""
+        return {} if self._fit is None else self._fit.dump()
+
+    def load(self, kept: dict[str, Any]) -> None:
+        """Go on from what an earlier run learnt."""
+        found = Fit.load(kept, 3)
+        if found is not None:
+            self._fit = found
+            self._take_over()

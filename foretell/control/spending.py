@@ -55,7 +55,6 @@ class Plan:
     nodes: int = 0
     gain: float = 1.0
     survival: tuple[float, ...] = ()
-    floor: float = 0.0
 
 
 def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Plan:

@@ -18,6 +18,7 @@ class Drafter(ABC):
     free: bool = False  # whether a guess costs next to nothing, so that it may be asked for and not be used
     reads: bool = False  # whether it has to read a text itself before it can guess
     cost_share: float = 0.3  # what a node should cost, of a plain step, before it was ever measured
+    failures: int = 0  # of its parts, which it got over by itself
     prior: float = 0.5  # how often a guess should stand, before it ever guessed
     wants_top: int = 0  # how many of the target's likeliest tokens it wants to observe after each row
 
@@ -36,7 +37,7 @@ class Drafter(ABC):
         if not self.free:
             return [{}] * len(seqs)
         drafts = self.propose(seqs, [Budget(nodes)] * len(seqs))
-        return [{self.name: draft} if len(draft) else {} for draft in drafts]
+        return [{self.name: draft} if may_be_shown(draft) else {} for draft in drafts]
 
     @property
     def memory(self) -> int:
@@ -52,6 +53,11 @@ class Drafter(ABC):
     def defaults(self) -> tuple[str, ...]:
         """Those a request gets that asks for none."""
         return tuple(self.arms)
+
+
+def may_be_shown(draft: Draft) -> bool:
+    """Whether a decision may be made with a guess in sight: not with one that was drawn, which would be a bias."""
+    return len(draft) > 0 and not any(draft.drawn or ())
 
 
 class NoDrafter(Drafter):

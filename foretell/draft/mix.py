@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from foretell.types import Budget, Draft, Outcome, Sequence
 
-from .base import Drafter
+from .base import Drafter, may_be_shown
+
+LOG = logging.getLogger("foretell")
+
+MOST_FAILURES = 3  # of one arm, until it is left out for good
+
+Answer = TypeVar("Answer")
 
 
 class MixDrafter(Drafter):
-    """Keeps its arms in step, runs the one that is named, and shows what the free ones would guess."""
+    """Keeps its arms in step, runs the one that is named, and shows what the free ones would guess.
+
+    An arm that fails costs its own guesses and nobody else's.
+    """
 
     name = "mix"
 
@@ -18,8 +30,8 @@ class MixDrafter(Drafter):
         """`defaults` are the arms of a request that names none."""
         self._arms = {arm.name: arm for arm in arms}
         assert len(self._arms) == len(arms), "each arm has a name of its own"
-        self._free = {name: arm for name, arm in self._arms.items() if arm.free}
         self._shown: dict[int, tuple[int, int, Mapping[str, Draft]]] = {}  # by sequence: its length, nodes, the guesses
+        self._failed: Counter[str] = Counter()
         self._defaults = tuple(self._arms) if defaults is None else defaults
         if len(self._defaults) == 1:
             self.name = self._defaults[0]
@@ -37,9 +49,13 @@ class MixDrafter(Drafter):
         return self._defaults
 
     def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
-        budgets = [Budget(nodes)] * len(seqs)
-        by_arm = {name: arm.propose(seqs, budgets) for name, arm in self._free.items()}
-        found = [{name: drafts[i] for name, drafts in by_arm.items() if len(drafts[i])} for i in range(len(seqs))]
+        found: list[dict[str, Draft]] = [{} for _ in seqs]
+        for name, arm in self._arms.items():
+            asked = [i for i, seq in enumerate(seqs) if arm.free and name in seq.request.drafters]
+            guessed = self._guesses(name, [seqs[i] for i in asked], [Budget(nodes)] * len(asked))
+            for i, draft in zip(asked, guessed, strict=True):
+                if may_be_shown(draft):
+                    found[i][name] = draft
         for seq, drafts in zip(seqs, found, strict=True):
             self._shown[seq.id] = (len(seq.tokens), nodes, drafts)
         return list(found)
@@ -48,10 +64,9 @@ class MixDrafter(Drafter):
         drafts = [self._known(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
         for name in dict.fromkeys(budget.drafter for budget in budgets):
             asked = [i for i, draft in enumerate(drafts) if draft is None and budgets[i].drafter == name]
-            if asked:
-                guessed = self._arms[name].propose([seqs[i] for i in asked], [budgets[i] for i in asked])
-                for i, draft in zip(asked, guessed, strict=True):
-                    drafts[i] = draft
+            guessed = self._guesses(name, [seqs[i] for i in asked], [budgets[i] for i in asked])
+            for i, draft in zip(asked, guessed, strict=True):
+                drafts[i] = draft
         return [draft or Draft() for draft in drafts]
 
     def _known(self, seq: Sequence, budget: Budget) -> Draft | None:
@@ -59,18 +74,38 @@ class MixDrafter(Drafter):
         if not budget.nodes:
             return Draft()
         length, nodes, drafts = self._shown.get(seq.id, (-1, 0, {}))
-        if length != len(seq.tokens) or nodes < budget.nodes or budget.drafter not in self._free:
+        if length != len(seq.tokens) or nodes < budget.nodes:
             return None
-        return drafts.get(budget.drafter, Draft()).cut(budget.nodes)
+        draft = drafts.get(budget.drafter)
+        return None if draft is None else draft.cut(budget.nodes)
+
+    def _guesses(self, name: str, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        nothing = [Draft()] * len(seqs)
+        if not seqs:
+            return nothing
+        found = self._guarded(name, lambda arm: arm.propose(seqs, budgets), nothing)
+        return found if len(found) == len(seqs) else nothing
 
     def observe(self, outcomes: list[Outcome]) -> None:
-        for arm in self._arms.values():
-            arm.observe(outcomes)
+        for name in self._arms:
+            self._guarded(name, lambda arm: arm.observe(outcomes), None)
 
     def forget(self, seq: Sequence) -> None:
         self._shown.pop(seq.id, None)
-        for arm in self._arms.values():
-            arm.forget(seq)
+        for name in self._arms:
+            self._guarded(name, lambda arm: arm.forget(seq), None, always=True)  # also who is left out keeps nothing
+
+    def _guarded(self, name: str, do: Callable[[Drafter], Answer], otherwise: Answer, always: bool = False) -> Answer:
+        if self._failed[name] >= MOST_FAILURES and not always:
+            return otherwise
+        try:
+            return do(self._arms[name])
+        except Exception:
+            self.failures += 1
+            self._failed[name] += 1
+            out = self._failed[name] >= MOST_FAILURES
+            LOG.exception("the drafter %s failed%s", name, " too often and is left out from now on" if out else "")
+            return otherwise
 
     @property
     def memory(self) -> int:

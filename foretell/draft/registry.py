@@ -133,4 +133,5 @@ def make(parts: Parts, name: str) -> Drafter:
     drafter = find_kind(kind).make(parts, argument)
     if not isinstance(drafter, Drafter):
         raise RequestError("drafter", f"{name} is offered by another package and is no Drafter, but {drafter!r}")
+    drafter.name = name  # what it is asked for by
     return drafter

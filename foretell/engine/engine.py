@@ -75,6 +75,7 @@ class Engine:
         self.stats = Stats()
         self.tracks: dict[int, Track] = {}
         self._ids = itertools.count()
+        self._failures = 0  # of the drafter as a whole
 
     @property
     def busy(self) -> bool:
@@ -147,12 +148,15 @@ class Engine:
         """Ask the drafter, and let in what can be checked; one that fails costs its guesses, not the texts."""
         try:
             drafts = self.drafter.propose([share.seq for share in plan], [share.budget for share in plan])
-            return [self._checked(draft.cut(share.budget.nodes)) for share, draft in zip(plan, drafts, strict=True)]
+            return [self._checked(share.budget, draft) for share, draft in zip(plan, drafts, strict=True)]
         except Exception:
             self._drafter_failed("propose")
             return [Draft()] * len(plan)
 
-    def _checked(self, draft: Draft) -> Draft:
+    def _checked(self, budget: Budget, draft: Draft) -> Draft:
+        draft = draft.cut(budget.nodes)
+        if budget.drafter and len(draft) and draft.source != budget.drafter:  # records are kept by the arm's name
+            draft = replace(draft, source=budget.drafter)
         vocab = self.runner.model.config.vocab
         if not all(0 <= token < vocab for token in draft.tokens):
             raise ValueError(f"{self.drafter.name} guessed a token outside 0..{vocab - 1}")
@@ -168,11 +172,13 @@ class Engine:
             self.drafter.observe(outcomes)
         except Exception:
             self._drafter_failed("observe")
+        self.stats.drafter_failures = self._failures + self.drafter.failures
         self.controller.observe(outcomes, times)
         self.stats.observe(outcomes, times)
 
     def _drafter_failed(self, where: str) -> None:
-        self.stats.drafter_failures += 1
+        self._failures += 1
+        self.stats.drafter_failures = self._failures + self.drafter.failures
         LOG.exception("the drafter %s failed in %s; its guesses are left out", self.drafter.name, where)
 
     def _constrain(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
@@ -282,6 +288,7 @@ class Engine:
             len(outcome.draft),
             outcome.logprobs,
             seq.finish,
+            "" if len(outcome.draft) else self.controller.why(seq),
         )
 
     def _settle(self, seq: Sequence) -> None:
@@ -290,10 +297,14 @@ class Engine:
             self._leave(self.tracks[seq.id])
 
     def _leave(self, track: Track) -> None:
-        self.scheduler.remove(track.seq)
-        self.drafter.forget(track.seq)
-        self.controller.forget(track.seq)
         del self.tracks[track.seq.id]
+        self.scheduler.remove(track.seq)
+        self.controller.forget(track.seq)
+        try:
+            self.drafter.forget(track.seq)
+        except Exception:
+            self._drafter_failed("forget")
+        self.stats.drafter_failures = self._failures + self.drafter.failures
 
     def _note_starts(self, plan: list[Share]) -> None:
         for share in plan:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -28,14 +28,12 @@ TEXTS_AND_DEPTHS = ((1, 1), (1, 4), (4, 2))
 
 @dataclass(frozen=True)
 class Piece:
-    """One measurement: a step of the target, or with an arm named a draft."""
+    """One measurement: a step of the target, or with an arm named a draft. One that warms up is not counted."""
 
     texts: int
     rows: int
     arm: str = ""
-
-
-LAST = Piece(0, 0)
+    warms_up: bool = False
 
 
 class Profiler:
@@ -47,13 +45,15 @@ class Profiler:
         self._cached = min(CACHED, engine.runner.context // 2)
         self._left = self._pieces()
 
-    def _pieces(self) -> Iterator[Piece]:
-        """The small ones first: they tell most. The first round only warms up."""
-        arms = [name for name, traits in self.controller.arms.items() if not traits.free]
-        for _ in range(ROUNDS + 1):
-            yield from (Piece(texts, rows) for texts, rows in TEXTS_AND_ROWS)
-            yield from (Piece(texts, depth, arm) for arm in arms for texts, depth in TEXTS_AND_DEPTHS)
-        yield LAST
+    def _pieces(self, wanted: Container[str] | None = None) -> Iterator[Piece]:
+        """The small ones first: they tell most."""
+        steps = TEXTS_AND_ROWS if wanted is None else ()
+        paid = [name for name, traits in self.controller.arms.items() if not traits.free]
+        arms = [name for name in paid if wanted is None or name in wanted]
+        for turn in range(ROUNDS + 1):
+            yield from (Piece(texts, rows, warms_up=not turn) for texts, rows in steps)
+            yield from (Piece(texts, depth, arm, not turn) for arm in arms for texts, depth in TEXTS_AND_DEPTHS)
+        self.save()
 
     def load(self) -> bool:
         """Take up what an earlier run measured; then there is nothing left to do."""
@@ -62,12 +62,15 @@ class Profiler:
         try:
             kept = json.loads(self.file.read_text())
             self.controller.costs.load(kept["steps"])
+            for arm, costs in self.controller.draft_costs.items():
+                costs.load(kept["drafts"].get(arm, {}))
         except (OSError, ValueError, KeyError, TypeError) as error:
             LOG.info("%s cannot be used and is measured anew: %s", self.file.name, error)
             return False
         if not self.controller.costs.known:
             return False
-        self._left = iter(())
+        missing = {arm for arm, costs in self.controller.draft_costs.items() if not costs.dump()}
+        self._left = self._pieces(missing)
         return True
 
     def piece(self) -> bool:
@@ -82,8 +85,6 @@ class Profiler:
             finally:
                 for seq in seqs:
                     self._forget(found.arm, seq)
-        if found == LAST:
-            self.save()
         return True
 
     def _forget(self, arm: str, seq: Sequence) -> None:
@@ -120,7 +121,7 @@ class Profiler:
             began = perf_counter()
             drafts = self.engine.drafter.propose(seqs, budgets)
             seconds, nodes = perf_counter() - began, sum(map(len, drafts))
-            if nodes:
+            if nodes and not piece.warms_up:
                 costs = self.controller.draft_costs[piece.arm]
                 costs.observe(max(map(len, drafts)), nodes, 0, seconds, self.controller.costs.seconds(1))
             return
@@ -128,6 +129,8 @@ class Profiler:
         began = perf_counter()
         output = self.engine.runner.forward([Share.of(seq, 1) for seq in seqs], drafts)
         output.logits.argmax(-1).tolist()  # a device is done when its answer is here
+        if piece.warms_up:
+            return
         self.controller.costs.observe(piece.texts * piece.rows, self._cached * piece.texts, perf_counter() - began)
 
     def save(self) -> None:
@@ -137,7 +140,8 @@ class Profiler:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.file.parent, delete=False, suffix=".tmp") as temporary:
-                json.dump({"steps": self.controller.costs.dump()}, temporary)
+                drafts = {arm: costs.dump() for arm, costs in self.controller.draft_costs.items()}
+                json.dump({"steps": self.controller.costs.dump(), "drafts": drafts}, temporary)
             os.replace(temporary.name, self.file)
         except OSError as error:  # a full or read-only disk costs the next start a few seconds
             LOG.info("measured costs are not kept: %s", error)

@@ -150,6 +150,8 @@ class RequestMaker:
     def _prediction(self, speculation: SpeculationChoice) -> tuple[int, ...]:
         if speculation.prediction is None:
             return ()
+        if not self.drafter.arms:
+            return ()  # an expectation, where nobody guesses
         if speculation.enabled and PREDICTION not in self.drafter.arms:
             raise RequestError(
                 "prediction", f"is for the drafter prediction; this engine guesses by {self.drafter.name}"
@@ -167,30 +169,36 @@ class RequestMaker:
 
 def settle_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[SpeculationChoice, tuple[str, ...]]:
     """Who may guess for a request: whom it names, or the engine's own, and `prediction` where it brings one."""
-    named, arms = choice.drafter, engine.arms
-    if named == "none" or not choice.enabled:
+    arms = engine.arms
+    if choice.drafter == "none" or not choice.enabled:
         return replace(choice, enabled=False), ()
-    if named is not None and named not in ("auto", "mix"):
-        if named not in arms:
-            has = f"it has {', '.join(arms)}" if arms else "it was started without one"
-            raise RequestError(
-                "drafter", f"this engine has no drafter {named!r}; {has}; start it with --drafter {named}"
-            )
-        if named == PREDICTION and choice.prediction is None:
-            raise RequestError("drafter", "prediction copies the text you expect; give that as prediction")
-        found: tuple[str, ...] = (named,)
+    if choice.drafter in (None, "auto", "mix"):
+        found = _own_drafters(engine, choice)
     else:
-        found = engine.defaults
-        if PREDICTION in arms and choice.prediction is not None:
-            found = tuple(dict.fromkeys((PREDICTION, *found)))
-        elif len(found) > 1:
-            found = tuple(name for name in found if name != PREDICTION)
+        found = tuple(name.strip() for name in str(choice.drafter).split(","))
+        for name in found:
+            _check_drafter(name, engine, choice)
     if choice.rule == "confidence":
         sure = tuple(name for name in found if arms[name].gives_probability)
         if found and not sure:
             raise RequestError("rule", f"confidence needs a drafter with probabilities; {', '.join(found)} has none")
         found = sure
     return choice, found
+
+
+def _own_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[str, ...]:
+    found = engine.defaults
+    if PREDICTION in engine.arms and choice.prediction is not None:
+        return tuple(dict.fromkeys((PREDICTION, *found)))
+    return tuple(name for name in found if name != PREDICTION) if len(found) > 1 else found
+
+
+def _check_drafter(name: str, engine: Drafter, choice: SpeculationChoice) -> None:
+    if name not in engine.arms:
+        has = f"it has {', '.join(engine.arms)}" if engine.arms else "it was started without one"
+        raise RequestError("drafter", f"this engine has no drafter {name!r}; {has}; start it with --drafter {name}")
+    if name == PREDICTION and choice.prediction is None:
+        raise RequestError("drafter", "prediction copies the text you expect; give that as prediction")
 
 
 def settle_max_tokens(prompt: list[int], params: SamplingParams, context: int) -> int:

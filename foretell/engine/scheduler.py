@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from foretell.kv.prefix import PrefixIndex
 from foretell.runner.runner import ModelRunner
@@ -65,7 +66,7 @@ class Scheduler:
             reserved = self.runner.reserve(seq, seq.cached + 1 + nodes)
             assert reserved, "a draft asks for no more pages than there are"
             left -= nodes
-            shares.append(Share.of(seq, 1, Budget(nodes, wish.drafter)))
+            shares.append(Share.of(seq, 1, replace(wish, nodes=nodes)))
         return shares
 
     def _plan_reading(self, reading: list[Sequence], left: int, alone: bool) -> list[Share]:

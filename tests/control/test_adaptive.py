@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from foretell.control.adaptive import AdaptiveController, ArmTraits, Settings
+from foretell.control.controller import Controller, Offers
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.scripted import OracleDrafter
+from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.params import SamplingParams
@@ -83,8 +86,7 @@ class Clock:
         share = Share.of(seq, 1, budget)
         path = tuple(range(min(stands, len(draft))))
         kept = (*draft.tokens[: len(path)], 7)
-        right = next(iter(offers.values())).tokens[0]
-        kept = kept if path or not stands else (right,)
+        kept = kept if path or not stands else next(iter(offers.values())).tokens[:1]
         seq.tokens += kept
         seq.cached = len(seq.tokens) - 1
         return Outcome(share, draft, Verdict(path, kept[-1]), kept=kept)
@@ -97,7 +99,7 @@ GUESS = {"free": Draft.chain([5, 5, 5, 5], "free")}
 def test_guesses_that_stand_are_followed_and_guesses_that_fall_are_dropped() -> None:
     good, bad = Clock(FREE), Clock(FREE)
     seqs = [good.sequence(10_000)], [bad.sequence(10_000)]
-    for _ in range(60):
+    for _ in range(200):
         taken = good.step(seqs[0], GUESS, 0.004, stands=4)
         dropped = bad.step(seqs[1], GUESS, 0.004, stands=0)
     assert taken[0].nodes == 4
@@ -149,3 +151,86 @@ def test_short_drafts_are_left_out_where_that_was_asked_for() -> None:
     share = Share.of(seq, 1, Budget(4, "free"))
     long, short = Draft.chain([1, 2, 3], "free"), Draft.chain([1, 2], "free")
     assert controller.trim([share, share], [long, short]) == [long, Draft()]
+
+
+def test_how_likely_a_branch_must_be_reaches_the_drafter() -> None:
+    """The scheduler passes budgets on as they are, but for their nodes."""
+    floors: list[float] = []
+
+    class Watching(OracleDrafter):
+        def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+            floors.extend(budget.floor for budget in budgets if budget.nodes)
+            return super().propose(seqs, budgets)
+
+    engine = World().engine(Watching({}, VOCAB, 0.0))
+    engine.controller = Floored()
+    add(engine, "0", PROMPTS[0])
+    run(engine)
+    assert floors
+    assert set(floors) == {0.25}
+
+
+class Floored(Controller):
+    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+        return [Budget(2 if seq.pending == 1 and seq.room > 2 else 0, "oracle", 0.25) for seq in seqs]
+
+
+def test_a_drafter_that_comes_up_with_nothing_is_not_paid_for_ever() -> None:
+    clock = Clock({"paid": ArmTraits()})
+    seq = clock.sequence(10_000)
+    asked = [clock.step([seq], {"paid": Draft()}, 0.001, stands=0)[0].nodes for _ in range(300)]
+    assert sum(map(bool, asked[:50])) > 0
+    assert sum(map(bool, asked[100:])) < 10
+
+
+def test_a_drafter_without_a_name_on_its_drafts_is_learnt_all_the_same() -> None:
+    class Nameless(ScriptedDrafter):
+        name = "nameless"
+
+    def wrong(seq: Sequence, budget: Budget) -> Draft:
+        return Draft.chain([31] * budget.nodes)
+
+    engine = adapted(Nameless(wrong))
+    tracks = add(engine, "0", PROMPTS[0], max_tokens=200, ignore_eos=True)
+    run(engine)
+    assert tracks[0].speculation.by_drafter["nameless"].drafted > 0
+    assert tracks[0].speculation.drafted < 100
+
+
+def test_many_texts_at_once_are_priced_without_a_single_one_before() -> None:
+    clock = Clock(FREE)
+    many = [clock.sequence(10_000) for _ in range(100)]
+    for _ in range(3):
+        clock.step(many, GUESS, 1e-5, stands=4)
+    assert clock.controller.costs.known
+
+
+def test_a_long_text_is_not_read_on_a_mere_hope() -> None:
+    clock = Clock({"paid": ArmTraits(reads=True)})
+    short, long = clock.sequence(500), clock.sequence(500)
+    clock.step([short], {"paid": Draft.chain([5] * 16, "paid")}, 0.001, stands=0)
+    long.tokens, long.cached = [1] * 20_000, 19_999
+    long.request = replace(long.request, prompt=(1,) * 19_000, max_tokens=1500)
+    asked = [clock.controller.asks([seq]) and clock.controller.budgets([seq], {})[0].nodes for seq in (long, short)]
+    assert asked[0] == 0
+    assert 0 < asked[1] <= 4
+
+
+def test_being_off_costs_few_looks() -> None:
+    """The untimed twin of the promise that being off costs nothing: how often a sequence is looked at at all."""
+    clock = Clock(FREE)
+    seq = clock.sequence(100_000)
+    for _ in range(600):
+        clock.step([seq], GUESS, 0.02, stands=0)
+    looked = 0
+    for _ in range(160):
+        looked += bool(clock.controller.asks([seq])[0])
+        clock.controller.budgets([seq], {})
+    assert looked <= 20
+
+
+def test_fixed_lengths_are_not_thinned_out() -> None:
+    clock = Clock(FREE, Settings(fixed=lambda batch: 2))
+    seq = clock.sequence(100_000)
+    taken = [clock.step([seq], GUESS, 0.02, stands=0)[0].nodes for _ in range(100)]
+    assert set(taken) == {2}

@@ -1,0 +1,100 @@
+"""Several drafters behind one."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretell.draft.base import Drafter
+from foretell.draft.mix import MOST_FAILURES, MixDrafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.draft.scripted import ScriptedDrafter
+from foretell.types import Budget, Draft, Outcome, Sequence
+from tests.tiny import PROMPTS, World, add, generate, run
+
+
+class Broken(Drafter):
+    """Fails wherever it is told to."""
+
+    name = "broken"
+    free = True
+
+    def __init__(self, where: str) -> None:
+        self.where, self.calls = where, 0
+
+    def _call(self, name: str) -> None:
+        self.calls += name == self.where
+        if name == self.where:
+            raise ValueError("planted")
+
+    def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        self._call("propose")
+        return [Draft.chain([1] * budget.nodes, self.name) for budget in budgets]
+
+    def observe(self, outcomes: list[Outcome]) -> None:
+        self._call("observe")
+
+    def forget(self, seq: Sequence) -> None:
+        self._call("forget")
+
+
+@pytest.mark.parametrize("where", ["propose", "observe", "forget"])
+def test_an_arm_that_fails_costs_its_own_guesses_and_nobody_elses(where: str) -> None:
+    truth = generate()
+    broken = Broken(where)
+    engine = World().engine(MixDrafter([NGramDrafter(1, 3), broken]))
+    tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt)]
+    while engine.busy:
+        engine.step()
+    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+    assert engine.stats.speculation.by_drafter["ngram"].drafted > 0
+    assert engine.stats.drafter_failures == broken.calls
+    assert broken.calls == len(PROMPTS) if where == "forget" else broken.calls == MOST_FAILURES
+    assert engine.runner.pool.held == 0
+
+
+def test_a_lone_drafter_that_fails_to_forget_costs_nothing_else() -> None:
+    engine = World().engine(Broken("forget"))
+    add(engine, "0", PROMPTS[0])
+    while engine.busy:
+        engine.step()
+    assert engine.stats.drafter_failures == 1
+    assert engine.runner.pool.held == 0
+    assert not engine.abort("0")
+
+
+def test_guesses_that_were_shown_are_not_made_twice_and_never_for_another_text() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def guess(seq: Sequence, budget: Budget) -> Draft:
+        asked.append((len(seq.tokens), budget.nodes))
+        return Draft.chain([7] * budget.nodes, "scripted")
+
+    scripted = ScriptedDrafter(guess)
+    scripted.free, scripted.name = True, "scripted"
+    mix = MixDrafter([scripted])
+    engine = World().engine(mix)
+    (track,) = add(engine, "0", PROMPTS[0])
+    seq = track.seq
+    assert len(mix.offers([seq], 4)[0]["scripted"]) == 4
+    assert len(mix.propose([seq], [Budget(3, "scripted")])[0]) == 3
+    assert len(asked) == 1
+    assert len(mix.propose([seq], [Budget(6, "scripted")])[0]) == 6
+    seq.tokens.append(9)
+    mix.propose([seq], [Budget(2, "scripted")])
+    assert asked == [(3, 4), (3, 6), (4, 2)]
+
+
+def test_guesses_drawn_at_random_are_not_shown() -> None:
+    """To choose a length with them in sight would be a bias."""
+
+    class Drawn(Drafter):
+        name, free, draws = "drawn", True, True
+
+        def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+            return [Draft((1,), (-1,), "drawn", (True,))] * len(seqs)
+
+    engine = World().engine(MixDrafter([Drawn()]))
+    (track,) = add(engine, "0", PROMPTS[0])
+    assert engine.drafter.offers([track.seq], 2) == [{}]
+    assert Drawn().offers([track.seq], 2) == [{}]
+    run(World().engine())

@@ -1,0 +1,294 @@
+"""Guesses from what the target found likely before: trees by likelihood, tables by tenant."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from foretell.draft.base import NoDrafter
+from foretell.draft.growing import GrowingTree
+from foretell.draft.recycle import SHARES, SUCCESSORS, RecycleDrafter, Table
+from foretell.engine.engine import Engine
+from foretell.params import SamplingParams
+from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, Verdict
+from tests.tiny import PROMPTS, World, add, generate, run
+
+Rows = tuple[tuple[int, ...], ...]
+
+
+def sequence(number: int, tokens: list[int], tenant: str = "", prompt: int = 0) -> Sequence:
+    request = Request(str(number), tuple(tokens[:prompt]), SamplingParams(), 0, 100_000, tenant=tenant)
+    return Sequence(number, request, list(tokens))
+
+
+def step(drafter: RecycleDrafter, seq: Sequence, draft: Draft, path: tuple[int, ...], token: int, top: Rows) -> Outcome:
+    """Let a sequence grow by what was accepted and `token`."""
+    share = Share.of(seq, 1)
+    kept = (*(draft.tokens[node] for node in path), token)
+    seq.tokens += kept
+    outcome = Outcome(share, draft, Verdict(path, token), (), kept, top=top)
+    drafter.observe([outcome])
+    return outcome
+
+
+def guess(drafter: RecycleDrafter, tokens: list[int], nodes: int = 8, tenant: str = "", floor: float = 0.0) -> Draft:
+    return drafter.propose([sequence(-1, tokens, tenant)], [Budget(nodes, floor=floor)])[0]
+
+
+def below(draft: Draft, *path: int) -> list[int]:
+    """The tokens that stand behind a path of tokens."""
+    node = -1
+    for token in path:
+        node = next(child for child in draft.children(node) if draft.tokens[child] == token)
+    return [draft.tokens[child] for child in draft.children(node)]
+
+
+def test_every_row_teaches_whether_its_guess_stood_or_not() -> None:
+    drafter, draft = RecycleDrafter(), Draft((20, 30, 40), (-1, 0, -1))
+    step(drafter, sequence(0, [10]), draft, (0,), 21, ((20, 11), (21, 12), (31, 13), (41, 14)))
+    assert below(guess(drafter, [10])) == [20, 11]
+    assert below(guess(drafter, [20])) == [21, 12]
+    assert below(guess(drafter, [30])) == [31, 13], "behind a node that was not reached"
+    assert below(guess(drafter, [40])) == [41, 14], "behind a node that was rejected"
+    assert below(guess(drafter, [10]), 20) == [21, 12]
+    assert guess(drafter, [99]).tokens == ()
+    assert guess(drafter, [10]).source == "recycle"
+    for token in (30, 40):
+        step(drafter, sequence(token, [token]), Draft(), (), 9, ((9,),))
+    assert below(guess(drafter, [20, 30])) == [31, 13], "and what stood before it counts"
+    assert below(guess(drafter, [10, 40])) == [41, 14]
+
+
+def test_the_text_says_more_than_guesses_and_the_latest_text_most() -> None:
+    drafter = RecycleDrafter()
+    step(drafter, sequence(0, [1]), Draft((5,), (-1,)), (), 9, ((9,), (50,)))
+    assert below(guess(drafter, [5])) == [50], "a guess tells where nothing else does"
+    step(drafter, sequence(1, [5]), Draft(), (), 51, ((51, 50),))
+    assert below(guess(drafter, [5])) == [51, 50]
+    step(drafter, sequence(2, [1]), Draft((5,), (-1,)), (), 9, ((9,), (52,)))
+    assert below(guess(drafter, [5])) == [51, 50], "and is silent where the text has spoken"
+    step(drafter, sequence(3, [5]), Draft(), (), 53, ((53, 54),))
+    assert below(guess(drafter, [5])) == [53, 54]
+
+
+def test_longer_runs_tell_more() -> None:
+    drafter = RecycleDrafter()
+    for number, before in enumerate(([1, 2, 7], [3, 2, 7], [4, 7], [7])):
+        step(drafter, sequence(number, before), Draft(), (), 60 + number, ((60 + number,),))
+    assert guess(drafter, [1, 2, 7], 1).tokens == (60,)
+    assert guess(drafter, [9, 2, 7], 1).tokens == (61,), "two tokens, the latest time"
+    assert guess(drafter, [9, 9, 7], 1).tokens == (63,)
+
+
+def test_a_prompt_is_read_once_and_the_latest_follower_stands_first() -> None:
+    drafter = RecycleDrafter()
+    seq = sequence(0, [1, 2, 8, 3, 2, 9], prompt=6)
+    step(drafter, seq, Draft(), (), 5, ((5,),))
+    assert below(guess(drafter, [2])) == [9, 8]
+    assert below(guess(drafter, [1, 2])) == [8]
+    assert below(guess(drafter, [9])) == [5]
+    step(drafter, sequence(1, [2]), Draft(), (), 7, ((7,),))
+    step(drafter, seq, Draft(), (), 4, ((4,),))
+    assert below(guess(drafter, [2])) == [7], "its second step does not read the prompt again"
+
+
+def test_without_the_likeliest_tokens_the_text_still_teaches() -> None:
+    drafter = RecycleDrafter()
+    step(drafter, sequence(0, [1]), Draft((2, 3), (-1, 0)), (0,), 4, ())
+    assert below(guess(drafter, [1]), 2) == [4]
+    step(drafter, sequence(1, [1]), Draft(), (), 6, (tuple(range(20)),))
+    assert below(guess(drafter, [1], 30)) == list(range(SUCCESSORS)), "more than it wants, for another's sake"
+
+
+def all_paths(table: Table, context: tuple[int, ...], longest: int) -> list[tuple[tuple[int, ...], float]]:
+    """The definition: every path of known successors with its chance, the likeliest first."""
+    found: list[tuple[tuple[int, ...], float]] = []
+    level: list[tuple[tuple[int, ...], tuple[int, ...], float]] = [((), context, 1.0)]
+    for _ in range(longest):
+        level = [
+            ((*path, token), state, chance * share)
+            for path, context, chance in level
+            for token, share, state in table.followers(context)
+        ]
+        found += [(path, chance) for path, _, chance in level]
+    return sorted(found, key=lambda each: -each[1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_tree_is_the_likeliest_one(seed: int) -> None:
+    rng = random.Random(seed)
+    drafter = RecycleDrafter()
+    table = drafter.tables.use("")
+    table.shares = [[rng.random() for _ in range(SUCCESSORS)] for _ in SHARES]
+    table.ranks = [sorted(range(SUCCESSORS), key=lambda rank: -shares[rank]) for shares in table.shares]
+    for _ in range(40):
+        table.learn(tuple(rng.choices(range(6), k=rng.randrange(1, 4))), tuple(rng.sample(range(6), 3)))
+    for start in range(6):
+        draft = guess(drafter, [start], 7)
+        assert draft.confidence is not None
+        paths: list[tuple[int, ...]] = []
+        chances: list[float] = []
+        for token, parent, share in zip(draft.tokens, draft.parents, draft.confidence, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+            chances.append(share * (chances[parent] if parent >= 0 else 1.0))
+        wanted = all_paths(table, (start,), 7)
+        assert len(set(paths)) == 7, "a token stands once under each parent"
+        assert chances == pytest.approx([chance for _, chance in wanted[:7]])
+        assert chances == pytest.approx([dict(wanted)[path] for path in paths])
+        assert chances == sorted(chances, reverse=True)
+        assert guess(drafter, [start], 3) == draft.cut(3), "a smaller budget gets the beginning"
+        few = guess(drafter, [start], 7, floor=chances[3])
+        assert len(few) == sum(chance >= chances[3] for chance in chances)
+
+
+def test_a_node_is_one_whoever_adds_it() -> None:
+    def follow(state: int) -> Iterator[tuple[int, float, int]]:
+        yield from [(state + 1, 0.5, state + 1), (0, 0.2, 0)]
+
+    tree = GrowingTree(5, follow)
+    probe = tree.add(tree.add(-1, 6), 9)
+    tree.fill(Budget(5))
+    assert (tree.tokens[:3], tree.parents[:3], probe) == ([6, 9, 7], [-1, 0, 0], 1)
+    assert len({*zip(tree.parents, tree.tokens, strict=True)}) == 5
+    assert tree.shares[:2] == [0.5, 0.0], "what it is as a guess counts, not that it was there before"
+
+
+def test_how_likely_successors_are_is_learnt() -> None:
+    drafter = RecycleDrafter()
+    for number in range(200):
+        step(drafter, sequence(number, [1]), Draft(), (), 6, ((5, 6, 7),))
+    draft = guess(drafter, [1], 3)
+    assert draft.confidence is not None
+    assert draft.tokens[0] == 6 and draft.confidence[0] > 0.9, "what was right comes first, whatever its rank"
+    assert max(draft.confidence[1:]) < 0.1
+    assert guess(drafter, [1], 8, floor=0.5).tokens == (6,)
+    assert drafter.tables.use("").shares[1:] == [list(shares) for shares in SHARES[1:]]
+
+
+def test_tenants_do_not_see_each_other() -> None:
+    drafter = RecycleDrafter(tenants=2)
+    step(drafter, sequence(0, [1], "a"), Draft(), (), 6, ((6, 7),))
+    assert guess(drafter, [1], tenant="b").tokens == ()
+    step(drafter, sequence(1, [2], "b"), Draft(), (), 6, ((6, 7),))
+    assert guess(drafter, [1], tenant="b").tokens == ()
+    assert guess(drafter, [2], tenant="a").tokens == ()
+    step(drafter, sequence(2, [1], "a"), Draft(), (), 6, ((6, 7),))
+    guess(drafter, [2], tenant="b")
+    step(drafter, sequence(3, [3], "c"), Draft(), (), 6, ((6, 7),))
+    assert guess(drafter, [2], tenant="b").tokens == (), "the one who wrote longest ago is gone; to ask is not to write"
+    assert guess(drafter, [1], tenant="a").tokens
+
+
+def test_what_was_learnt_first_goes_first() -> None:
+    drafter = RecycleDrafter(runs=30, tenants=3)
+    for token in range(300):
+        step(drafter, sequence(token, [token]), Draft(), (), 6, ((6, 7),))
+        if token % 10 == 5:
+            step(drafter, sequence(token, [5]), Draft(), (), 6, ((6, 7),))
+        assert token < 5 or guess(drafter, [5]).tokens, "what is in use stays"
+    assert len([token for token in range(300) if guess(drafter, [token]).tokens]) == 30
+    for tenant in "abcdef":
+        step(drafter, sequence(0, list(range(100)), tenant, prompt=100), Draft(), (), 6, ((6,),))
+    assert 0 < drafter.memory <= 3 * 30 * 1000
+    nothing = RecycleDrafter(runs=0)
+    step(nothing, sequence(0, [1]), Draft(), (), 6, ((6, 7),))
+    assert (guess(nothing, [1]).tokens, nothing.memory) == ((), 0)
+
+
+def test_memory_is_told_honestly() -> None:
+    rng = random.Random(0)
+
+    def word() -> int:
+        return int(2 ** (rng.random() * 13)) + 300
+
+    tracemalloc.start()
+    table, context = Table(100_000), (1, 2, 3)
+    for _ in range(4000):
+        context = (*context[1:], word())
+        table.learn(context, tuple(word() for _ in range(SUCCESSORS)))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used / 1.5 < table.memory < used * 1.5
+
+
+class History:
+    """Random sequences of three tenants, in a drafter that is kept and in a record to replay."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.kept = random.Random(seed), self.make()
+        self.seqs = [sequence(i, self.words(4), "abc"[i % 3], prompt=4) for i in range(6)]
+        self.record: list[Outcome] = []
+        self.guessed = 0
+
+    @staticmethod
+    def make() -> RecycleDrafter:
+        return RecycleDrafter(runs=60, tenants=2)
+
+    def words(self, count: int) -> list[int]:
+        return [int(self.rng.paretovariate(1)) % 12 for _ in range(count)]
+
+    def step(self) -> None:
+        seq = self.rng.choice(self.seqs)
+        (draft,) = self.kept.propose([seq], [Budget(self.rng.randrange(6))])
+        path: tuple[int, ...] = ()
+        while (nodes := draft.children(path[-1] if path else -1)) and self.rng.random() < 0.6:
+            path = (*path, self.rng.choice(nodes))
+        top = tuple(tuple(dict.fromkeys(self.words(5))) for _ in range(len(draft) + 1))
+        outcome = step(self.kept, seq, draft, path, self.words(1)[0], top if self.rng.random() < 0.9 else ())
+        self.record.append(outcome)
+
+    def compare(self) -> None:
+        fresh = self.make()
+        for outcome in self.record:
+            fresh.observe([outcome])
+        budgets = [Budget(6)] * len(self.seqs)
+        drafts = self.kept.propose(self.seqs, budgets)
+        assert drafts == fresh.propose(self.seqs, budgets)
+        self.guessed += sum(map(len, drafts))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_kept_drafter_guesses_as_a_fresh_one(seed: int) -> None:
+    history = History(seed)
+    for _ in range(60):
+        history.step()
+        history.compare()
+    assert history.guessed > 300
+
+
+def preempt_some(engine: Engine) -> None:
+    if len(engine.scheduler.running) > 1 and engine.stats.forwards % 3 == 0:
+        engine.scheduler.preempt(engine.scheduler.running[-1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_text_is_the_same(temperature: float) -> None:
+    plain = generate(NoDrafter(), temperature=temperature)
+    for world, budget in itertools.product((World(), World(pages=14), World(max_num_seqs=1)), (1, 6)):
+        world = World(pages=world.pages, max_num_seqs=world.max_num_seqs, budget=budget)
+        assert generate(RecycleDrafter(), world, preempt_some, temperature=temperature) == plain
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+def test_every_rule_can_judge_it(rule: str) -> None:
+    engine = World().engine(RecycleDrafter())
+    tracks = [
+        track
+        for i, prompt in enumerate(PROMPTS)
+        for track in add(engine, str(i), prompt, SpeculationChoice(rule=rule), temperature=0.5)
+    ]
+    run(engine)
+    assert sum(track.speculation.drafted for track in tracks) > 100
+    assert sum(track.speculation.accepted for track in tracks) > 0
+
+
+def test_what_repeats_itself_takes_few_steps() -> None:
+    engine = World(budget=8).engine(RecycleDrafter())
+    (again,), (never,) = (add(engine, name, prompt, max_tokens=100) for name, prompt in (("0", [1, 2, 3]), ("1", [9])))
+    run(engine)
+    assert again.speculation.accepted_per_step > 4
+    assert never.speculation.accepted_per_step > 1.1
