@@ -118,7 +118,7 @@ def program(*words: str, text: str | None = None) -> subprocess.CompletedProcess
 
 def test_a_terminal_shows_who_proposed_what(tiny_folder: Path) -> None:
     words = ["generate", PROMPT * 2, "--raw", "--show", "--model", str(tiny_folder), "--max-tokens", "40"]
-    words += ["--temperature", "0", "--ignore-eos", "--prompt-lookup-min", "1"]
+    words += ["--temperature", "0", "--ignore-eos", "--prompt-lookup-min", "1", "--num-speculative-tokens", "4"]
     coloured = in_terminal(*words)
     assert "\x1b[32m" in coloured
     assert "\x1b" not in in_terminal(*words, env={"NO_COLOR": "1"})

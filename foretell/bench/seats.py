@@ -53,10 +53,18 @@ class TimedDrafter(Wrapper):
 
 @dataclass(frozen=True)
 class Seat:
-    """A drafter that is ready; `take` lets it guess for the requests that come now, `drafter` knows its seconds."""
+    """A drafter that is ready and knows its seconds; `place` puts one before the engine, with the seat's controller."""
 
     drafter: TimedDrafter
-    take: Callable[[], None]
+    place: Callable[[TimedDrafter], None]
+
+    def take(self) -> None:
+        """Let it guess for the requests that come now."""
+        self.place(self.drafter)
+
+    def pass_on(self, drafter: Drafter) -> Seat:
+        """The same for another drafter of the same traits: what the controller has learnt stays."""
+        return Seat(TimedDrafter(drafter), self.place)
 
 
 class Seats:
@@ -72,20 +80,27 @@ class Seats:
         self._loaded = dict(llm.engine.drafter.arms)
         self._parts = draft.Parts(llm.speculation, llm.engine.runner, llm.tokenizer)
 
-    def make(self, config: SpeculationConfig) -> Seat:
-        """A drafter that has learnt nothing yet, with the controller its config asks for."""
-        engine, requests = self.llm.engine, self.llm.assembly.requests
-        drafter = TimedDrafter(self._drafter(config))
-        controller, defaults = build_controller(config, drafter, self._target), default_choice(config)
+    def make(self, config: SpeculationConfig, drafter: Drafter | None = None) -> Seat:
+        """A drafter with the controller its config asks for, which knows what steps cost as far as the engine does.
 
-        def take() -> None:
+        Nothing else is learnt yet. `drafter` overrides the config's.
+        """
+        engine, requests = self.llm.engine, self.llm.assembly.requests
+        timed = TimedDrafter(drafter or self.drafter(config))
+        controller, defaults = build_controller(config, timed, self._target), default_choice(config)
+        measured = self.llm.assembly.profiler.controller.costs
+        if measured.known:
+            controller.costs.load(measured.dump())
+
+        def place(drafter: TimedDrafter) -> None:
             assert not engine.busy, "a text that is being written belongs to its drafter"
             engine.drafter = requests.drafter = drafter
             engine.controller, requests.defaults = controller, defaults
 
-        return Seat(drafter, take)
+        return Seat(timed, place)
 
-    def _drafter(self, config: SpeculationConfig) -> Drafter:
+    def drafter(self, config: SpeculationConfig) -> Drafter:
+        """One that has learnt nothing yet."""
         named, parts = draft.arms(config), replace(self._parts, config=config)
         if not any(has_weights(name) for name in named):
             return draft.build(parts)

@@ -14,6 +14,9 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
+from .bench_common import look_at, numbers, wholes, words
+from .bench_load import LOAD
+from .bench_never_slower import NEVER_SLOWER
 from .command import Command
 from .common import add_output_arguments, check_out, give
 
@@ -44,13 +47,13 @@ def run_bench(args: argparse.Namespace) -> int:
 def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafters",
-        type=_words,
+        type=words,
         metavar="A,B",
         help="those to compare; a+b is both behind one (default: all that need no other model)",
     )
     parser.add_argument(
         "--num-speculative-tokens",
-        type=_wholes,
+        type=wholes,
         default=FIXED_NODES,
         dest="nodes",
         metavar="N,N",
@@ -99,12 +102,12 @@ def add_common_arguments(
     names = f"{', '.join(WORKLOADS)} (default: {OWN})"
     group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
     group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
-    group.add_argument("--tasks", type=_words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
     per_task, max_tokens = plan.per_task or "all", plan.max_tokens or "as each asks"
     group.add_argument("--per-task", type=int, metavar="N", help=f"prompts of each task (default: {per_task})")
     group.add_argument("--max-tokens", type=int, metavar="N", help=f"the most a text (default: {max_tokens})")
     known = ",".join("as each asks" if each is None else f"{each:g}" for each in plan.temperatures)
-    group.add_argument("--temperature", type=_numbers, metavar="T,T", help=f"one or several (default: {known})")
+    group.add_argument("--temperature", type=numbers, metavar="T,T", help=f"one or several (default: {known})")
     group.add_argument(
         "--rounds", type=int, metavar="N", help=f"how often each text is written (default: {plan.rounds})"
     )
@@ -129,14 +132,6 @@ def check_arms(arms: list[Arm]) -> None:
 
     for arm in arms:
         draft.arms(arm.speculation)
-
-
-def look_at(args: argparse.Namespace) -> Opened:
-    """The target, before it is loaded."""
-    from foretell.build import open_model, say_on_stderr
-
-    config = EngineConfig(**given_options(args, EngineConfig))
-    return open_model(config.model, config, say_on_stderr)
 
 
 def measure(args: argparse.Namespace, target: Opened, arms: list[Arm], plan: Plan, items: list[Item]) -> int:
@@ -181,26 +176,10 @@ def conditions(args: argparse.Namespace, llm: LLM, arms: list[Arm], plan: Plan) 
     }
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(word) for word in _words(text))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,1") from None
-
-
-def _wholes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in _words(text))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 2,4,8") from None
-
-
 BENCHES = {
     "drafters": Command("compare drafters, task by task", add_drafters_arguments, run_drafters),
     "offline": Command("speculation against none over a workload", add_offline_arguments, run_offline),
+    "never-slower": NEVER_SLOWER,
+    "load": LOAD,
 }
 BENCH = Command("measure what speculation gains here", add_arguments, run_bench)

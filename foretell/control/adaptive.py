@@ -124,6 +124,9 @@ class AdaptiveController(Controller):
             self._why.update((seq.id, UNKNOWN) for seq in due)
         for seq in due:
             self._note_offers(seq, offers.get(seq.id, {}))
+        for seq in due:
+            if seq.id not in found and seq.request.params.structured_outputs is not None:
+                found[seq.id] = Budget(self._cap(seq))  # room for what a grammar forces, which always stands
         self._look_seconds += 0.05 * ((perf_counter() - began) / len(due) - self._look_seconds)
         return [found.get(seq.id, Budget()) for seq in seqs]
 
@@ -261,7 +264,7 @@ class AdaptiveController(Controller):
                 self._observe_guess(outcome)
 
     def _observe_drafting(self, outcomes: list[Outcome], seconds: float) -> None:
-        mine = [o for o in outcomes if o.share.budget.nodes and o.share.budget.drafter not in self._free]
+        mine = [outcome for outcome in outcomes if outcome.share.budget.nodes and self._is_paid(outcome)]
         arms = {outcome.share.budget.drafter for outcome in mine}
         nodes = sum(len(outcome.draft) for outcome in mine)
         if len(arms) != 1 or not nodes or not self.costs.known:
@@ -270,6 +273,10 @@ class AdaptiveController(Controller):
         behind = sum(self._read_now(outcome, arm) for outcome in mine)
         depth = max(len(outcome.draft) for outcome in mine)
         self.draft_costs[arm].observe(depth, nodes, behind, seconds, self.costs.seconds(1))
+
+    def _is_paid(self, outcome: Outcome) -> bool:
+        arm = outcome.share.budget.drafter
+        return arm in self.arms and arm not in self._free
 
     def _read_now(self, outcome: Outcome, arm: str) -> int:
         """Tokens the drafter had to read for this step; from now on it knows them."""
@@ -287,7 +294,7 @@ class AdaptiveController(Controller):
         if ledger is None:
             return
         if share.budget.nodes and outcome.draft.source in (arm, ""):
-            if arm not in self._free:
+            if self._is_paid(outcome):
                 self._note_paid(ledger, arm, outcome)
             elif expected is not None:
                 self.acceptance.honesty(ledger, arm).count(sum(expected[: len(outcome.draft)]), outcome.accepted)

@@ -18,9 +18,11 @@ from foretell.tokenizer import Tokenizer
 
 from .base import Drafter
 from .drawing import DraftTemperature
+from .lookahead import LookaheadDrafter
 from .model import ModelDrafter
 from .ngram import NGramDrafter
 from .prediction import PredictionDrafter
+from .recycle import RecycleDrafter
 from .shared import SharedDrafter
 from .suffix import SuffixDrafter
 from .translate import Translator
@@ -108,6 +110,8 @@ KINDS: dict[str, Kind] = {
     for kind in (
         Kind("ngram", lambda parts, _: NGramDrafter(*parts.config.match_lengths)),
         Kind("suffix", lambda parts, _: SuffixDrafter()),
+        Kind("recycle", lambda parts, _: RecycleDrafter()),
+        Kind("lookahead", lambda parts, _: LookaheadDrafter()),
         Kind("prediction", lambda parts, _: PredictionDrafter()),
         Kind("model", _draft_model, "NAME"),
         Kind("self", _quantized_self, "int8", "int8|int4"),

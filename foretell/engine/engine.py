@@ -147,11 +147,16 @@ class Engine:
     def _propose(self, plan: list[Share]) -> list[Draft]:
         """Ask the drafter, and let in what can be checked; one that fails costs its guesses, not the texts."""
         try:
-            drafts = self.drafter.propose([share.seq for share in plan], [share.budget for share in plan])
+            drafts = self.drafter.propose([share.seq for share in plan], [self._asked(share) for share in plan])
             return [self._checked(share.budget, draft) for share, draft in zip(plan, drafts, strict=True)]
         except Exception:
             self._drafter_failed("propose")
             return [Draft()] * len(plan)
+
+    def _asked(self, share: Share) -> Budget:
+        """What the drafter may guess. A budget that names nobody is room for what a grammar forces."""
+        nobody = not share.budget.drafter and self.drafter.name and self.tracks[share.seq.id].matcher is not None
+        return Budget() if nobody else share.budget
 
     def _checked(self, budget: Budget, draft: Draft) -> Draft:
         draft = draft.cut(budget.nodes)

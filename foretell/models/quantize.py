@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -20,7 +21,7 @@ CHUNK = 256  # outputs quantized at a time: what is worked out on the way stays 
 
 
 class QuantizedLinear(Linear):
-    """Rows times a matrix of integers. The rows are rounded to 8 bits, too, each by its own largest value."""
+    """Rows times a matrix of integers. The rows are rounded, too: to 8 bits, group by group."""
 
     def __init__(self, weights: Int8Weights | Int4Weights, bias: Tensor | None, library: Library, room: Room) -> None:
         nn.Module.__init__(self)
@@ -60,35 +61,48 @@ def linear_bytes(inputs: int, outputs: int, bits: Bits, dtype: torch.dtype, devi
 
 def quantize_int8(weight: Tensor) -> Int8Weights:
     """weight [out, in], each output by its own largest value."""
-    weight = weight.float()
-    scales = weight.abs().amax(1) / 127
-    steps = torch.where(scales > 0, scales, 1.0)[:, None]
-    return Int8Weights((weight / steps).round_().to(torch.int8), scales)
+    return Int8Weights(*_in_chunks(weight, _quantize_outputs))
 
 
 def quantize_int4(weight: Tensor) -> Int4Weights:
     """weight [out, in], each group by the scale with the least squared error of those that were tried."""
-    pairs = [_quantize_groups(in_groups(chunk.float())) for chunk in torch.split(weight, CHUNK)]
-    values, scales = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    return Int4Weights(values.flatten(1)[:, : weight.shape[1]].contiguous(), scales.squeeze(-1))
+    groups, scales = _in_chunks(weight, lambda chunk: _quantize_groups(in_groups(chunk)))
+    return Int4Weights(groups.flatten(1)[:, : weight.shape[1]].contiguous(), scales)
+
+
+def _in_chunks(weight: Tensor, quantize: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Values and scales, some outputs at a time."""
+    pairs = [quantize(chunk.float()) for chunk in torch.split(weight, CHUNK)]
+    return torch.cat([values for values, _ in pairs]), torch.cat([scales for _, scales in pairs])
+
+
+def _quantize_outputs(weight: Tensor) -> tuple[Tensor, Tensor]:
+    scales = weight.abs().amax(1) / 127
+    steps = torch.where(scales > 0, scales, 1.0)[:, None]
+    return (weight / steps).round_().to(torch.int8), scales
 
 
 def _quantize_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """The best of several grids, each fitted once: int8 values and a bfloat16 scale a group."""
+    """[out, groups, GROUP] on the best of several grids: int8 values, bfloat16 scales [out, groups]."""
     peaks = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8  # the side of -8 has one step more
-    best_values, best_scales, least = groups, peaks, torch.full_like(peaks, torch.inf)
+    best_values, best_scales = torch.zeros_like(groups), torch.zeros_like(peaks)
+    least = torch.full_like(peaks, torch.inf)
     for start in STARTS:
         values = _on_grid(groups, peaks * start)
-        scales = ((groups * values).sum(-1, keepdim=True) / values.square().sum(-1, keepdim=True).clamp_(min=1)).to(
-            torch.bfloat16
-        )
-        values = _on_grid(groups, scales.float())
-        error = (values * scales.float() - groups).square_().sum(-1, keepdim=True)
+        scales = _fitted(groups, values)
+        values = _on_grid(groups, scales)
+        error = (values * scales - groups).square_().sum(-1, keepdim=True)
         better = error < least
         best_values, best_scales = torch.where(better, values, best_values), torch.where(better, scales, best_scales)
         least = torch.where(better, error, least)
-    return best_values.to(torch.int8), best_scales.to(torch.bfloat16)
+    return best_values.to(torch.int8), best_scales[:, :, 0].to(torch.bfloat16)
 
 
 def _on_grid(groups: Tensor, scales: Tensor) -> Tensor:
     return (groups / torch.where(scales == 0, 1.0, scales)).round_().clamp_(-8, 7)
+
+
+def _fitted(groups: Tensor, values: Tensor) -> Tensor:
+    """The scales with which these values come nearest to the groups, as bfloat16 has them."""
+    scales = (groups * values).sum(-1, keepdim=True) / values.square().sum(-1, keepdim=True).clamp_(min=1)
+    return scales.to(torch.bfloat16).float()

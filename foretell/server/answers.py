@@ -142,4 +142,6 @@ def skip_reason(piece: Piece) -> str:
         return OFF
     if piece.first:
         return FIRST  # it waits for nobody's guess
-    return LAST if piece.delta.finish == "length" and len(piece.delta.tokens) == 1 else NOTHING
+    if piece.delta.finish == "length" and len(piece.delta.tokens) == 1:
+        return LAST
+    return piece.delta.skip or NOTHING

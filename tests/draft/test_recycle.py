@@ -187,7 +187,7 @@ def test_what_was_learnt_first_goes_first() -> None:
     drafter = RecycleDrafter(runs=30, tenants=3)
     for token in range(300):
         step(drafter, sequence(token, [token]), Draft(), (), 6, ((6, 7),))
-        if token % 10 == 5:
+        if token % 10 == 8:
             step(drafter, sequence(token, [5]), Draft(), (), 6, ((6, 7),))
         assert token < 5 or guess(drafter, [5]).tokens, "what is in use stays"
     assert len([token for token in range(300) if guess(drafter, [token]).tokens]) == 30

@@ -97,10 +97,11 @@ def test_the_largest_sums_do_not_overflow(native: Library, bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_row_alone_has_the_bits_it_has_among_others(native: Library, bits: int) -> None:
-    packed = PackedLinear(native, random_weights(bits, 576, 96))
-    x = random_rows(64, 576)
-    together = packed(x)
+    weights, x = random_weights(bits, 576, 96), random_rows(64, 576)
+    packed = PackedLinear(native, weights)
+    together, by_definition = packed(x), defined(x, weights)
     assert all(same_bits(packed(x[i : i + 1])[0], together[i]) for i in range(64))
+    assert all(same_bits(defined(x[i : i + 1], weights)[0], by_definition[i]) for i in range(64))
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from foretell.draft.base import Drafter
+from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
+from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Draft, Outcome, Sequence
@@ -21,6 +23,8 @@ LEARNERS: dict[str, Callable[[], Drafter]] = {
     "suffix": lambda: SuffixDrafter(offset=2, store_tokens=80),
     "mix": lambda: Rotated([NGramDrafter(1, 3), SuffixDrafter(offset=2, store_tokens=80), model_drafter(seed=5)]),
     "model": lambda: model_drafter(seed=5),
+    "recycle": RecycleDrafter,
+    "lookahead": LookaheadDrafter,
     "translated tokens": lambda: token_translator(),
     "translated strings": lambda: string_translator(),
     "sure translation": lambda: token_translator(min_confidence=0.05),

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.prediction import PredictionDrafter
+from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
@@ -46,6 +48,8 @@ DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "ngram": lambda truth: NGramDrafter(1, 3),
     "suffix": lambda truth: SuffixDrafter(offset=2),
     "early exit": lambda truth: EarlyExit(),
+    "recycle": lambda truth: RecycleDrafter(),
+    "lookahead": lambda truth: LookaheadDrafter(),
     "translated tokens": lambda truth: token_translator(),
     "translated strings": lambda truth: string_translator(),
     "mix": lambda truth: MixDrafter([NGramDrafter(1, 3), SuffixDrafter(offset=2), model_drafter(seed=5)]),

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from foretell.control.controller import FixedController
 from foretell.draft.shared import SharedDrafter
 from foretell.engine.engine import Engine
+from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.stats import Speculation
+from foretell.hub import open_checkpoint, resolve
 from foretell.kernels.native.library import library
 from foretell.kernels.native.room import Room
 from foretell.kernels.quantized import GROUP
@@ -19,10 +21,13 @@ from foretell.models import quantize
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.layers import Linear
+from foretell.models.load import load_model
 from foretell.models.quantize import Bits, QuantizedLinear, quantize_int4, quantize_int8
 from foretell.models.variants import quantized, quantized_bytes
+from foretell.params import SamplingParams
 from foretell.runner.runner import ModelRunner
-from tests.tiny import CONFIG, CONTEXT, PROMPTS, VOCAB, add, generate, run, tiny_decoder
+from foretell.tokenizer import Tokenizer
+from tests.tiny import CONFIG, CONTEXT, PROMPTS, add, generate, run, tiny_decoder
 
 BITS: list[Bits] = [8, 4]
 BIASED = ModelConfig(
@@ -111,7 +116,7 @@ def bytes_of(layer: Linear) -> int:
 def self_drafting(model: Decoder, bits: Bits) -> Engine:
     draft = quantized(model, bits)
     runner = ModelRunner(model, 256, 4, CONTEXT)
-    drafter = SharedDrafter(runner.lend(draft), VOCAB, f"self:int{bits}")
+    drafter = SharedDrafter(runner.lend(draft), model.config.vocab, f"self:int{bits}")
     return Engine(runner, drafter, FixedController(4), Scheduler(runner, PrefixIndex(runner.pool), 16, 64))
 
 
@@ -127,3 +132,27 @@ def test_a_quantized_draft_leaves_the_text_as_it_is(bits: Bits, temperature: flo
     assert texts == generate(temperature=temperature)
     record = Speculation.total(track.speculation for track in tracks)
     assert record.accepted_per_step > (3.5 if bits == 8 else 2), "it guesses as the model would"
+
+
+QUESTIONS = (
+    "Explain why the sky is blue.",
+    "Write a Python function that reverses a list.",
+    "A train leaves at noon at 60 miles an hour. How far is it by three?",
+)
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+@pytest.mark.parametrize(("bits", "least"), [(8, 4.0), (4, 2.7)])
+def test_copies_of_a_real_model_guess_well(bits: Bits, least: float) -> None:
+    checkpoint = open_checkpoint(resolve("smollm2-135m", lambda line: None))
+    tokenizer = Tokenizer.from_gguf(checkpoint.config)
+    engine = self_drafting(load_model(checkpoint), bits)
+    maker = RequestMaker(Limits(CONTEXT, tokenizer.end_ids, tokenizer.vocab_size), tokenizer, engine.drafter)
+    for i, question in enumerate(QUESTIONS):
+        prompt = tokenizer.encode_chat([{"role": "user", "content": question}], add_generation_prompt=True)
+        for request in maker.make(str(i), prompt, SamplingParams(max_tokens=64, temperature=0)):
+            engine.add(request)
+    tracks = list(engine.tracks.values())
+    run(engine)
+    assert Speculation.total(track.speculation for track in tracks).accepted_per_step >= least

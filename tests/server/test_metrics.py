@@ -43,7 +43,9 @@ def half_right() -> ScriptedDrafter:
         wrong = [(token + 1) % VOCAB for token in text[seq.written + RIGHT : seq.written + budget.nodes]]
         return Draft.chain([*right, *wrong], "half")
 
-    return ScriptedDrafter(propose)
+    drafter = ScriptedDrafter(propose)
+    drafter.name = "half"
+    return drafter
 
 
 def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:

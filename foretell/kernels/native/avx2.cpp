@@ -34,7 +34,8 @@ struct Int8 {
 
     // Through 16 bits: the shorter way, maddubs, saturates.
     template <int R>
-    static AVX2_INLINE void multiply(const uint8_t* packed, const int8_t* values, int64_t stride, __m256i (&product)[R]) {
+    static AVX2_INLINE void multiply(
+        const uint8_t* packed, const int8_t* values, int64_t stride, __m256i (&product)[R]) {
         const __m256i zero = _mm256_setzero_si256();
         __m256i outer[R], inner[R];  // outputs 0, 1, 4, 5 and 2, 3, 6, 7, two sums each
         for (int r = 0; r < R; ++r) outer[r] = inner[r] = zero;
@@ -63,7 +64,8 @@ struct Int4 {
     static constexpr int64_t kBytes = kInt4GroupBytes;
 
     template <int R>
-    static AVX2_INLINE void multiply(const uint8_t* packed, const int8_t* values, int64_t stride, __m256i (&product)[R]) {
+    static AVX2_INLINE void multiply(
+        const uint8_t* packed, const int8_t* values, int64_t stride, __m256i (&product)[R]) {
         const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
         __m256i pairs[R];  // in 16 bits: a group's sums are at most 16 * 15 * 127
         for (int r = 0; r < R; ++r) pairs[r] = _mm256_setzero_si256();

@@ -35,7 +35,8 @@ struct Rows {
 constexpr int32_t kExcess8 = 128, kExcess4 = 8;
 
 // Rows `first` .. `stop` times one block of outputs, into y [rows, outputs].
-using Product = void (*)(const Weights& weights, const Rows& rows, int64_t first, int64_t stop, int64_t block, float* y);
+using Product = void (*)(
+    const Weights& weights, const Rows& rows, int64_t first, int64_t stop, int64_t block, float* y);
 
 // One row x [inputs] into values, scales and offsets, as `Rows` has them.
 using Quantize = void (*)(

@@ -8,9 +8,9 @@
 namespace foretell {
 namespace {
 
-constexpr int64_t kPanel = 128;         // rows that stay in a core's own cache while the weights pass by
-constexpr int64_t kRuns = 16;           // pieces of work a thread, so that one who loses its core loses little
-constexpr int64_t kWorthSharing = 1 << 17;  // products; below it waking a thread costs more than it gives
+constexpr int64_t kPanel = 128;                  // rows that stay in a core's own cache while the weights pass by
+constexpr int64_t kRuns = 2;                     // pieces a thread: more share better, fewer read memory faster
+constexpr int64_t kWorthSharing = 1 << 17;       // products; below it waking a thread costs more than it gives
 constexpr int64_t kWorthSharingGroups = 1 << 9;  // to quantize
 
 int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -24,8 +24,8 @@ const Kernels& kernels_of(int32_t level) {
     return plain_kernels;
 }
 
-// Room for quantized rows, kept by each thread that calls.
-struct Room {
+// Where rows are quantized to; each thread that calls keeps its own.
+struct Scratch {
     std::vector<int8_t> values;
     std::vector<float> scales;
     std::vector<int32_t> offsets;
@@ -43,13 +43,14 @@ struct QuantizeJob {
     int64_t inputs, groups;
     int32_t excess;
     Quantize quantize;
-    Room* room;
+    Scratch* scratch;
 
     static void run(const void* job, int64_t row) {
         const auto& j = *static_cast<const QuantizeJob*>(job);
         const int64_t at = row * j.groups;
-        Room& room = *j.room;
-        j.quantize(j.x + row * j.inputs, j.inputs, j.excess, &room.values[at * kGroup], &room.scales[at], &room.offsets[at]);
+        Scratch& to = *j.scratch;
+        const float* const x = j.x + row * j.inputs;
+        j.quantize(x, j.inputs, j.excess, &to.values[at * kGroup], &to.scales[at], &to.offsets[at]);
     }
 };
 
@@ -70,33 +71,34 @@ struct ProductJob {
 };
 
 Rows quantize(const Weights& weights, const float* x, int64_t count, int threads) {
-    static thread_local Room room;
+    static thread_local Scratch scratch;
     const int64_t groups = up(weights.inputs, kGroup);
-    room.fit(count * groups);
+    scratch.fit(count * groups);
     const int32_t excess = weights.bits == 8 ? kExcess8 : kExcess4;
-    const QuantizeJob job{x, weights.inputs, groups, excess, kernels_of(weights.level).quantize, &room};
+    const QuantizeJob job{x, weights.inputs, groups, excess, kernels_of(weights.level).quantize, &scratch};
     run_chunks(count * groups < kWorthSharingGroups ? 1 : threads, count, QuantizeJob::run, &job);
-    return Rows{room.values.data(), room.scales.data(), room.offsets.data(), groups};
+    return Rows{scratch.values.data(), scratch.scales.data(), scratch.offsets.data(), groups};
 }
 
 }  // namespace
 }  // namespace foretell
 
-extern "C" {
+#define FORETELL_API extern "C" __attribute__((visibility("default")))
 
 // 2: AVX-512 with VNNI; 1: AVX2; 0: neither. Lower ones always work, too.
-__attribute__((visibility("default"))) int foretell_best_level() {
+FORETELL_API int foretell_best_level() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-        return 2;
+    const bool wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (wide && __builtin_cpu_supports("avx512vnni")) return 2;
     if (__builtin_cpu_supports("avx2")) return 1;
 #endif
     return 0;
 }
 
 // x [count, inputs] times the weights, into y [count, outputs].
-__attribute__((visibility("default"))) void foretell_linear(const foretell::Weights* weights, const float* x, int64_t count, float* y, int threads) {
+FORETELL_API void foretell_linear(
+    const foretell::Weights* weights, const float* x, int64_t count, float* y, int threads) {
     using namespace foretell;
     if (count * weights->inputs * weights->outputs < kWorthSharing) threads = 1;
     const Kernels& kernels = kernels_of(weights->level);
@@ -106,5 +108,4 @@ __attribute__((visibility("default"))) void foretell_linear(const foretell::Weig
     const Product product = weights->bits == 8 ? kernels.int8 : kernels.int4;
     const ProductJob job{*weights, rows, product, count, blocks, run_blocks, runs, y};
     run_chunks(threads, runs * up(count, kPanel), ProductJob::run, &job);
-}
 }

@@ -48,7 +48,7 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in], float32 on a CPU -> [rows, out]."""
-        assert x.dtype == torch.float32 and x.shape[1] == self.inputs
+        assert x.is_cpu and x.dtype == torch.float32 and x.shape[1] == self.inputs, "what the library reads"
         return self._library.linear(self._at, x, self.outputs)
 
 

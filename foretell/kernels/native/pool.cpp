@@ -23,10 +23,10 @@ struct Ticket {
 
 class Pool {
   public:
-    // False where going alone is quicker: another thread's job is running, or helpers have lost their cores.
+    // False where another thread's job is running: it is quicker to go alone than to wait.
     bool run(int threads, int64_t chunks, Task task, const void* job) {
         std::unique_lock<std::mutex> mine(callers_, std::try_to_lock);
-        if (!mine.owns_lock() || Clock::now() < alone_until_ || !grow(threads - 1)) return false;
+        if (!mine.owns_lock() || !grow(threads - 1)) return false;
         task_ = task;
         job_ = job;
         helpers_.store(threads - 1);
@@ -34,18 +34,11 @@ class Pool {
         state_.store(Ticket::first(++jobs_, chunks));
         arrivals_.wake();
         work();
-        const auto finished = Clock::now();
         ends_.wait([this, chunks] { return done_.load() == chunks; });
-        const auto waited = Clock::now() - finished;
-        if (waited > kLost) alone_until_ = finished + waited + kAlone;
         return true;
     }
 
   private:
-    using Clock = std::chrono::steady_clock;
-    // A helper whose core another process takes in the middle of a chunk keeps everybody waiting for milliseconds.
-    static constexpr std::chrono::microseconds kLost{500}, kAlone{30000};
-
     // Threads are made when first wanted and never ended: asleep they cost nothing, and exit takes them along.
     bool grow(int workers) {
         try {
@@ -79,7 +72,6 @@ class Pool {
     Task task_ = nullptr;
     const void* job_ = nullptr;
     uint64_t jobs_ = 0;
-    Clock::time_point alone_until_{};
     int size_ = 0;
     std::atomic<int> helpers_{0};
     alignas(64) std::atomic<uint64_t> state_{0};

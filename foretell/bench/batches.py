@@ -1,0 +1,118 @@
+"""Writes several texts at once with our own engine, and takes the time of decoding alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+
+from foretell.draft.base import Drafter
+from foretell.errors import RequestError
+from foretell.llm import LLM
+from foretell.types import Request, SpeculationChoice
+
+from .item import Item
+from .measure import PLAIN, Arm, Job
+from .plan import Plan
+from .scenes import STAND_INS
+from .seats import Seat, Seats
+from .stage import NO_GUESS, EngineStage
+from .stand_ins import stand_in
+from .together import Batch, Together
+
+SHORTEST = 16  # tokens; what ends sooner tells nothing of speed
+
+
+class EngineBatches:
+    """Arms take turns on one engine.
+
+    Prompts are in its cache before they do, and the clock starts when every text has its first token: what is timed
+    is decoding. A controller stays for the whole run, as a server's does; drafters are made anew each round, because
+    one that remembers finished texts would meet in the second what it wrote in the first.
+    """
+
+    def __init__(self, llm: LLM, seats: Seats, plan: Plan) -> None:
+        self.llm, self._make, self._plan = llm, seats, plan
+        self._alone = EngineStage(llm, seats)
+        self._seats: dict[str, Seat] = {PLAIN.name: seats.make(PLAIN.speculation)}
+        self._texts: dict[tuple[int, ...], tuple[int, ...]] = {}  # plain ones of the batches at hand, by prompt
+        self._names = itertools.count()
+
+    def prepare(self, items: Sequence[Item], temperature: float, batch: int, batches: int) -> list[Batch]:
+        """So many batches of texts that no other is like; those that do not fit the model's context are left out."""
+        fitting = [item for item in items if self._alone.fits(_again(item, 1), self._plan)]
+        if not fitting:
+            task = items[0].task if items else "the workload"
+            raise RequestError("max_tokens", f"leaves no prompt of {task} that fits into this model's context")
+        self._texts.clear()
+        asked = [long_enough(item, self._plan) for item in variations(fitting, batch * batches)]
+        jobs = [job for item in asked for job in self._alone.prepare(item, temperature, self._plan)]
+        found = [tuple(jobs[i : i + batch]) for i in range(0, len(jobs), batch)]
+        for each in found:
+            for job, text in zip(each, self.write(PLAIN, each).texts, strict=True):
+                self._texts[job.prompt] = text
+        return found
+
+    def refresh(self, arms: Sequence[Arm]) -> None:
+        """New drafters where the old ones sat."""
+        for arm in arms:
+            drafter = self._drafter(arm)
+            seat = self._seats.get(arm.name)
+            self._seats[arm.name] = self._make.make(arm.speculation, drafter) if seat is None else seat.pass_on(drafter)
+
+    def _drafter(self, arm: Arm) -> Drafter:
+        if arm.speculation.drafter in STAND_INS:
+            step = self.llm.assembly.profiler.controller.costs.seconds(1)
+            return stand_in(arm.speculation.drafter, self._texts, self.llm.engine.runner.model.config.vocab, step)
+        return self._make.drafter(arm.speculation)
+
+    def write(self, arm: Arm, batch: Batch) -> Together:
+        """Write a batch and take the time."""
+        self._seats[arm.name].take()
+        engine, failures = self.llm.engine, self.llm.engine.stats.drafter_failures
+        requests = [self._request(arm, job) for job in batch]
+        tracks = [engine.add(request) for request in requests]
+        try:
+            while any(track.timings.first_token is None for track in tracks):
+                engine.step()
+            began, early = perf_counter(), sum(track.seq.written for track in tracks)
+            while engine.busy:
+                engine.step()
+            seconds = perf_counter() - began
+        finally:
+            for request in requests:  # where all went well there is nothing left to abort
+                engine.abort(request.id)
+        texts = tuple(tuple(track.seq.tokens[len(track.seq.request.prompt) :]) for track in tracks)
+        return Together(
+            texts,
+            steps=sum(track.speculation.steps for track in tracks),
+            timed=sum(map(len, texts)) - early,
+            seconds=seconds,
+            failures=engine.stats.drafter_failures - failures,
+        )
+
+    def _request(self, arm: Arm, job: Job) -> Request:
+        choice = SpeculationChoice(prediction=job.prediction if arm.reads_prediction else None)
+        choice = NO_GUESS if arm == PLAIN else choice
+        (request,) = self.llm.assembly.requests.make(f"batch-{next(self._names)}", list(job.prompt), job.params, choice)
+        return request
+
+
+def variations(items: Sequence[Item], count: int) -> list[Item]:
+    """So many of them; where there are fewer they are asked again, in other words, so that no two texts are one."""
+    return [_again(items[i % len(items)], i // len(items)) for i in range(count)]
+
+
+def long_enough(item: Item, plan: Plan) -> Item:
+    """One whose text does not end before it can be timed."""
+    shortest = min(SHORTEST, item.max_tokens, plan.max_tokens or SHORTEST)
+    return replace(item, sampling={"min_tokens": shortest, **item.sampling})
+
+
+def _again(item: Item, time: int) -> Item:
+    if not time:
+        return item
+    *before, last = item.messages
+    last = {**last, "content": f"{last['content']}\n\n(Answer number {time + 1}.)"}
+    return replace(item, id=f"{item.id}, again {time}", messages=(*before, last))

@@ -1,0 +1,175 @@
+"""A caller of the server: one chat as a stream over HTTP, and when its words came. Nothing but the standard library."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+from urllib.parse import urlsplit
+
+from foretell.errors import RequestError
+
+CHAT = "/v1/chat/completions"
+PATIENCE = 600.0  # seconds for one answer
+LONGEST_LINE = 1 << 22
+DATA, DONE = b"data:", b"[DONE]"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, and the key it wants."""
+
+    host: str
+    port: int
+    tls: bool = False
+    path: str = ""
+    key: str | None = None
+
+    @classmethod
+    def parse(cls, url: str, key: str | None = None) -> Address:
+        """Of http://host:port, with or without the /v1 that clients add."""
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise RequestError("base_url", f"{url!r} is no address such as http://127.0.0.1:8000")
+        tls = parts.scheme == "https"
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, path, key)
+
+    def request(self, body: Mapping[str, Any]) -> bytes:
+        """A chat as it goes over the wire."""
+        content = json.dumps(body).encode()
+        head = [
+            f"POST {self.path}{CHAT} HTTP/1.1",
+            f"Host: {self.host}:{self.port}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(content)}",
+            "Connection: close",
+            *([f"Authorization: Bearer {self.key}"] if self.key else []),
+        ]
+        return "\r\n".join([*head, "", ""]).encode() + content
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one request went. Times are seconds since it was sent."""
+
+    tokens: int = 0
+    first: float | None = None  # when the first words came
+    last: float = 0.0
+    error: str | None = None
+
+    @property
+    def a_token(self) -> float | None:
+        """Seconds for a token behind the first words."""
+        if self.error is not None or self.first is None or self.tokens < 2:
+            return None
+        return (self.last - self.first) / (self.tokens - 1)
+
+
+class Refused(Exception):
+    """The server's answer is an error; the words say which."""
+
+
+async def ask(
+    address: Address,
+    body: Mapping[str, Any],
+    patience: float = PATIENCE,
+    clock: Callable[[], float] = perf_counter,
+) -> Answer:
+    """Send a chat and read its stream to the end. Whatever goes wrong is an answer too."""
+    began = clock()
+    tokens, first, last = 0, None, 0.0
+    try:
+        async with asyncio.timeout(patience), aclosing(_events(address, address.request(body))) as events:
+            async for event in events:
+                if "error" in event:
+                    raise Refused(_words(event["error"]))
+                if _says_something(event):
+                    last = clock() - began
+                    first = last if first is None else first
+                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    except TimeoutError:
+        return Answer(tokens, first, last, f"no answer within {patience:g} s")
+    except (Refused, OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+        return Answer(tokens, first, last, _one_line(error))
+    return Answer(tokens, first, last or clock() - began)
+
+
+async def _events(address: Address, request: bytes) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of an answer, up to the one that says it is whole."""
+    reader, writer = await asyncio.open_connection(
+        address.host, address.port, ssl=address.tls or None, limit=LONGEST_LINE
+    )
+    try:
+        writer.write(request)
+        status, headers = await _head(reader)
+        body = _chunks(reader) if headers.get("transfer-encoding", "").lower() == "chunked" else _rest(reader)
+        if status != 200:
+            raise Refused(f"HTTP {status}: {_words(b''.join([part async for part in body]))}")
+        async for line in _lines(body):
+            if not line.startswith(DATA):
+                continue
+            data = line[len(DATA) :].strip()
+            if data == DONE:
+                return
+            yield json.loads(data)
+        raise Refused("the stream broke off")
+    finally:
+        writer.close()
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    words = lines[0].split()
+    if len(words) < 2 or not words[1].isdigit():
+        raise Refused(f"no HTTP: {lines[0][:80]!r}")
+    pairs = [line.partition(":") for line in lines[1:] if line]
+    return int(words[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+
+
+async def _rest(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while part := await reader.read(1 << 16):
+        yield part
+
+
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Lines, however they were cut on the way."""
+    left = b""
+    async for part in parts:
+        *whole, left = (left + part).split(b"\n")
+        for line in whole:
+            yield line
+
+
+def _says_something(event: Mapping[str, Any]) -> bool:
+    """Words or thoughts; the role alone is none."""
+    return any(
+        choice.get("delta", {}).get(name)
+        for choice in event.get("choices") or ()
+        for name in ("content", "reasoning_content", "tool_calls")
+    )
+
+
+def _words(found: Any) -> str:
+    """What an error says, whatever its form."""
+    if isinstance(found, bytes):
+        try:
+            found = json.loads(found)
+        except ValueError:
+            found = found.decode("utf-8", "replace")
+    while isinstance(found, dict):
+        found = found.get("error") or found.get("message") or json.dumps(found)
+    return str(found)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,226 @@
+"""Many callers of a server: arms take turns in slices, and each level of load is told by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import secrets
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from foretell.errors import RequestError
+
+from .arrivals import ClosedLoop, Level
+from .clients import Address, Answer, ask
+from .intervals import interval, ratio_of, redraw
+from .item import Item
+from .measure import Watch, rotated
+
+OFF, AUTO, ON = "off", "auto", "on"
+
+
+@dataclass(frozen=True)
+class LoadArm:
+    """One way to be served: where, and what the requests say of speculation."""
+
+    name: str
+    address: Address
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def arms_of(adaptive: Address, fixed: Address | None) -> list[LoadArm]:
+    """None and the server's own choice by a field of the request; a fixed length is a setting of another server."""
+    found = [LoadArm(OFF, adaptive, {"speculative": False}), LoadArm(AUTO, adaptive)]
+    return found if fixed is None else [*found, LoadArm(ON, fixed)]
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """`seconds` are those of a level, shared by the arms; each arm has `turns` slices of it."""
+
+    levels: tuple[Level, ...]
+    seconds: float = 120.0
+    turns: int = 3
+    max_tokens: int = 64
+    temperature: float | None = None  # None: as the server's model recommends
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise RequestError("seconds", f"must be above 0, not {self.seconds}")
+        for name in ("turns", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What came of one arm's turn, from the first request to the last answer."""
+
+    answers: Sequence[Answer]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(answer.tokens for answer in self.answers)
+
+    def pace(self, closed: bool) -> float | None:
+        """Tokens a second: of all where callers wait for answers, of one text where they come when they like."""
+        if closed:
+            return self.tokens / self.seconds if self.tokens else None
+        times = [answer.a_token for answer in self.answers if answer.a_token]
+        return 1 / median(times) if times else None
+
+
+@dataclass(frozen=True)
+class LoadCell:
+    """One arm at one level. Times are seconds; `speedup` is its pace over plain decoding's, by pairs of slices."""
+
+    load: str
+    arm: str
+    requests: int
+    errors: int
+    reasons: dict[str, int]
+    tokens: int
+    tokens_per_second: float
+    first_token_p50: float | None
+    first_token_p99: float | None
+    per_token_p50: float | None
+    per_token_p99: float | None
+    speedup: float | None
+    speedup_interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class LoadFindings:
+    """All that one run found, and what ended it before its time."""
+
+    conditions: dict[str, Any]
+    cells: tuple[LoadCell, ...]
+    stopped: BaseException | None = None
+
+    @property
+    def errors(self) -> int:
+        return sum(cell.errors for cell in self.cells)
+
+    @property
+    def auto_over_better(self) -> dict[str, float]:
+        """By load: the speedup of `auto` over the better of the others."""
+        found: dict[str, float] = {}
+        for load in dict.fromkeys(cell.load for cell in self.cells):
+            paces = {c.arm: c.speedup for c in self.cells if c.load == load and c.speedup is not None}
+            if AUTO in paces and len(paces) > 1:
+                found[load] = paces[AUTO] / max(pace for arm, pace in paces.items() if arm != AUTO)
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "bench": "load",
+            **self.conditions,
+            "complete": self.stopped is None,
+            "errors": self.errors,
+            "auto_over_better": self.auto_over_better,
+            "cells": [asdict(cell) for cell in self.cells],
+        }
+
+
+def bodies(items: Sequence[Item], plan: LoadPlan, arm: LoadArm, seed: str, run: str) -> Iterator[dict[str, Any]]:
+    """Chats without end, in an order the seed decides, the same for every arm.
+
+    Each pass over the prompts has a salt of its own, so that nobody finds in a cache what was asked before.
+    """
+    order = list(items)
+    random.Random(seed).shuffle(order)
+    for time in itertools.count():
+        for item in order:
+            yield {
+                "messages": list(item.messages),
+                "max_tokens": min(item.max_tokens, plan.max_tokens),
+                "seed": zlib.crc32(f"{item.id} {time}".encode()),
+                "cache_salt": f"{run} {arm.name} {seed} {time}",
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                **({} if plan.temperature is None else {"temperature": plan.temperature}),
+                **arm.extra,
+            }
+
+
+def check(arms: Sequence[LoadArm], items: Sequence[Item], plan: LoadPlan) -> None:
+    """One request to each arm, which also warms it; a server that is not there is told before any load."""
+    for arm in arms:
+        answer = asyncio.run(ask(arm.address, next(bodies(items, plan, arm, "check", secrets.token_hex(4)))))
+        if answer.error is not None:
+            raise RequestError("base_url", f"{arm.address.host}:{arm.address.port} does not serve: {answer.error}")
+
+
+def run_load(
+    arms: Sequence[LoadArm], items: Sequence[Item], plan: LoadPlan, watch: Watch, conditions: dict[str, Any]
+) -> LoadFindings:
+    """Every level, every turn, every arm. Whatever stops it leaves what was found until then."""
+    found: dict[tuple[Level, str], list[Slice]] = {}
+    run, stopped = secrets.token_hex(4), None
+    turns = [(level, turn, arm) for level in plan.levels for turn in range(plan.turns) for arm in rotated(arms, turn)]
+    try:
+        for done, (level, turn, arm) in enumerate(turns):
+            watch(done, len(turns), f"{level}, {arm.name}")
+            seed = f"{level}, turn {turn}"
+            asked = bodies(items, plan, arm, seed, run)
+            seconds = plan.seconds / plan.turns / len(arms)
+            found.setdefault((level, arm.name), []).append(serve_slice(level, arm, asked, seconds, seed))
+        watch(len(turns), len(turns), "done")
+    except BaseException as error:
+        if not found:
+            raise  # there is nothing to leave
+        stopped = error
+    cells = [cell_of(level, name, slices, found.get((level, OFF), ())) for (level, name), slices in found.items()]
+    return LoadFindings(conditions, tuple(cells), stopped)
+
+
+def serve_slice(level: Level, arm: LoadArm, asked: Iterator[Mapping[str, Any]], seconds: float, seed: str) -> Slice:
+    """One arm's turn."""
+    began = perf_counter()
+    answers = asyncio.run(level.run(lambda body: ask(arm.address, body), asked, seconds, seed))
+    return Slice(answers, perf_counter() - began)
+
+
+def cell_of(level: Level, arm: str, slices: Sequence[Slice], plain: Sequence[Slice]) -> LoadCell:
+    """What an arm's slices say together; `plain` are those of plain decoding."""
+    answers = [answer for each in slices for answer in each.answers]
+    good = [answer for answer in answers if answer.error is None]
+    first = [answer.first for answer in good if answer.first is not None]
+    later = [answer.a_token for answer in good if answer.a_token is not None]
+    ratios = _ratios(slices, plain, isinstance(level, ClosedLoop))
+    return LoadCell(
+        load=str(level),
+        arm=arm,
+        requests=len(answers),
+        errors=len(answers) - len(good),
+        reasons=dict(Counter(answer.error for answer in answers if answer.error is not None)),
+        tokens=sum(each.tokens for each in slices),
+        tokens_per_second=sum(each.tokens for each in slices) / sum(each.seconds for each in slices),
+        first_token_p50=quantile(first, 0.5),
+        first_token_p99=quantile(first, 0.99),
+        per_token_p50=quantile(later, 0.5),
+        per_token_p99=quantile(later, 0.99),
+        speedup=ratio_of([ratios]) if ratios else None,
+        speedup_interval=interval(redraw([ratios], f"{level} {arm}", texts=False)) if len(ratios) > 1 else None,
+    )
+
+
+def _ratios(slices: Sequence[Slice], plain: Sequence[Slice], closed: bool) -> list[float]:
+    """Pairs of the same turn; what has no partner, as in a run that was stopped, is left out."""
+    pairs = [(ours.pace(closed), theirs.pace(closed)) for ours, theirs in zip(slices, plain, strict=False)]
+    return [ours / theirs for ours, theirs in pairs if ours is not None and theirs is not None]
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The value that so large a share does not exceed."""
+    if not values:
+        return None
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(share * len(ranked)))]

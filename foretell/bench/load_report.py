@@ -1,0 +1,70 @@
+"""What a server did under load, for people: Markdown that can go into a page as it is."""
+
+from __future__ import annotations
+
+from .load import ON, LoadCell, LoadFindings
+
+HEAD = (
+    "load",
+    "speculation",
+    "requests",
+    "errors",
+    "tokens/s",
+    "first token p50 / p99, ms",
+    "a token p50 / p99, ms",
+    "ratio to off",
+)
+
+
+def markdown(findings: LoadFindings) -> str:
+    """A row for each load and arm."""
+    lines = [HEAD, ["---"] * 2 + ["---:"] * (len(HEAD) - 2), *map(_row, findings.cells)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def remarks(findings: LoadFindings) -> list[str]:
+    """What a reader of the table must know."""
+    lines = [
+        "Ratio: tokens a second over those with speculation off, by pairs of slices (where callers come at a rate: of "
+        "one text, behind its first words)."
+    ]
+    if all(cell.arm != ON for cell in findings.cells):
+        lines.append(
+            "A fixed length is a setting of the server and no request can ask for one: off and auto are compared. "
+            "--fixed-url names a server that was started with --num-speculative-tokens."
+        )
+    for load, ratio in findings.auto_over_better.items():
+        lines.append(f"{load}: auto is {ratio:.2f} of the better of the others.")
+    for cell in findings.cells:
+        reasons = "; ".join(f"{reason} ({count} times)" for reason, count in cell.reasons.items())
+        if reasons:
+            lines.append(f"ERRORS, {cell.load}, {cell.arm}: {reasons}.")
+    if findings.stopped is not None:
+        lines.append("Stopped before the end: the table has what was finished.")
+    return lines
+
+
+def _row(cell: LoadCell) -> list[str]:
+    return [
+        cell.load,
+        cell.arm,
+        str(cell.requests),
+        str(cell.errors),
+        f"{cell.tokens_per_second:.1f}",
+        f"{_ms(cell.first_token_p50)} / {_ms(cell.first_token_p99)}",
+        f"{_ms(cell.per_token_p50)} / {_ms(cell.per_token_p99)}",
+        _ratio(cell),
+    ]
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def _ratio(cell: LoadCell) -> str:
+    if cell.speedup is None:
+        return "-"
+    if cell.speedup_interval is None:
+        return f"{cell.speedup:.2f}"
+    low, high = cell.speedup_interval
+    return f"{cell.speedup:.2f} ({low:.2f} to {high:.2f})"

@@ -1,0 +1,217 @@
+"""Every cell in turn: arms interleaved, and again for as long as the machine is too noisy to tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from .bars import Contest, Verdict, worst
+from .intervals import interval, mean_of
+from .item import Item
+from .measure import PLAIN, Watch, rotated
+from .scenes import Extent, Scene, adaptive_arm, fixed_arms
+from .together import Batch, BatchStage, Together
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was found for one scene.
+
+    `speedup` is plain decoding's time a token over that of the adaptive arm: over rounds the median of pairs, over
+    batches the geometric mean. `speedup_interval` covers 95% of what other rounds would give. `noise` is half the
+    width that rounds make in the speedup over its bar, as a share. `fixed` has the speedup of each fixed length.
+    """
+
+    task: str
+    temperature: float
+    batch: int
+    drafter: str
+    texts: int
+    rounds: int
+    tokens: int
+    accepted_per_step: float
+    speedup: float
+    speedup_interval: tuple[float, float] | None
+    noise: float | None
+    fixed: dict[int, float]
+    best_fixed: int
+    best_fixed_speedup: float
+    bar: float
+    verdict: Verdict
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    same_text: bool
+    differing: tuple[str, ...]
+    drafter_failures: int
+
+
+@dataclass(frozen=True)
+class Overall:
+    """The mean of a drafter's cells, or of all; the verdict is the worst of them."""
+
+    drafter: str
+    cells: int
+    accepted_per_step: float
+    speedup: float
+    speedup_interval: tuple[float, float] | None
+    verdict: Verdict
+    same_text: bool
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that one run found, and what ended it before its time."""
+
+    conditions: dict[str, Any]
+    cells: tuple[Cell, ...]
+    overall: tuple[Overall, ...]
+    stopped: BaseException | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst([cell.verdict for cell in self.cells])
+
+    @property
+    def same_text(self) -> bool:
+        return all(cell.same_text for cell in self.cells)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "bench": "never-slower",
+            **self.conditions,
+            "complete": self.stopped is None,
+            "verdict": self.verdict,
+            "same_text": self.same_text,
+            "overall": [asdict(each) for each in self.overall],
+            "cells": [asdict(cell) for cell in self.cells],
+        }
+
+
+@dataclass
+class _Record:
+    """What the arms of one scene wrote, round by round: for each arm a list for each batch."""
+
+    scene: Scene
+    extent: Extent
+    batches: Sequence[Batch]
+    written: dict[str, list[list[Together]]] = field(default_factory=dict)
+
+    def add(self, arm: str, place: int, together: Together) -> None:
+        self.written.setdefault(arm, [[] for _ in self.batches])[place].append(together)
+
+    @property
+    def contest(self) -> Contest:
+        drafter = self.scene.drafter
+        return Contest(
+            plain=self._times(PLAIN.name),
+            adaptive=self._times(adaptive_arm(drafter).name),
+            fixed={k: self._times(arm.name) for k, arm in fixed_arms(drafter, self.extent.lengths).items()},
+            seed=str(self.scene),
+        )
+
+    def _times(self, arm: str) -> list[list[float]]:
+        return [[each.a_token for each in rounds] for rounds in self.written[arm]]
+
+    def cell(self, contest: Contest) -> Cell:
+        mine = [each for rounds in self.written[adaptive_arm(self.scene.drafter).name] for each in rounds]
+        plain = [each for rounds in self.written[PLAIN.name] for each in rounds]
+        differing = self._differing()
+        return Cell(
+            **asdict(self.scene),
+            texts=sum(map(len, self.batches)),
+            rounds=contest.rounds,
+            tokens=sum(each.tokens for each in mine),
+            accepted_per_step=sum(each.tokens for each in mine) / sum(each.steps for each in mine),
+            speedup=contest.speedup,
+            speedup_interval=None if contest.draws is None else interval(contest.draws),
+            noise=contest.noise,
+            fixed=contest.fixed_speedups,
+            best_fixed=contest.best_fixed,
+            best_fixed_speedup=contest.fixed_speedups[contest.best_fixed],
+            bar=contest.bar,
+            verdict=contest.verdict,
+            tokens_per_second=1 / median(each.a_token for each in mine),
+            plain_tokens_per_second=1 / median(each.a_token for each in plain),
+            same_text=not differing,
+            differing=differing,
+            drafter_failures=sum(each.failures for each in mine),
+        )
+
+    def _differing(self) -> tuple[str, ...]:
+        """Texts that an arm, whichever, wrote otherwise than plain decoding did in the same round."""
+        found = [
+            f"{job.item} by {arm}"
+            for arm, batches in self.written.items()
+            for place, rounds in enumerate(batches)
+            for plain, other in zip(self.written[PLAIN.name][place], rounds, strict=True)
+            for job, ours, theirs in zip(self.batches[place], plain.texts, other.texts, strict=True)
+            if ours != theirs
+        ]
+        return tuple(dict.fromkeys(found))
+
+
+def contend(stage: BatchStage, scene: Scene, items: Sequence[Item], extent: Extent) -> tuple[Cell, Contest]:
+    """One cell. The first round warms up and is dropped; where others differ too much there are more of them."""
+    batches = stage.prepare(items, scene.temperature, scene.batch, extent.batches(scene.batch))
+    arms = [PLAIN, adaptive_arm(scene.drafter), *fixed_arms(scene.drafter, extent.lengths).values()]
+    record = _Record(scene, extent, batches)
+    for number in range(extent.most_rounds + 1):
+        stage.refresh(arms)
+        for place, batch in enumerate(batches):
+            for arm in rotated(arms, place + number):
+                together = stage.write(arm, batch)
+                if number:
+                    record.add(arm.name, place, together)
+        if extent.rounds <= number and record.contest.settled:
+            break
+    contest = record.contest
+    return record.cell(contest), contest
+
+
+def run(
+    stage: BatchStage,
+    scenes: Sequence[Scene],
+    items: Mapping[str, Sequence[Item]],
+    extent: Extent,
+    watch: Watch,
+    conditions: dict[str, Any],
+) -> Findings:
+    """Every scene, with the items of its task. Whatever stops it leaves the cells that were finished."""
+    found: list[tuple[Cell, Contest]] = []
+    stopped: BaseException | None = None
+    try:
+        for scene in scenes:
+            watch(len(found), len(scenes), str(scene))
+            found.append(contend(stage, scene, items[scene.task], extent))
+        watch(len(found), len(scenes), "done")
+    except BaseException as error:
+        if not found:
+            raise  # there is nothing to leave
+        stopped = error
+    return Findings(conditions, tuple(cell for cell, _ in found), tuple(summaries(found)), stopped)
+
+
+def summaries(found: Sequence[tuple[Cell, Contest]]) -> list[Overall]:
+    """For each drafter, and for all of them."""
+    drafters = dict.fromkeys(cell.drafter for cell, _ in found)
+    groups = {name: [pair for pair in found if pair[0].drafter == name] for name in drafters} | {ALL: list(found)}
+    return [_overall(name, group) for name, group in groups.items()]
+
+
+def _overall(drafter: str, found: Sequence[tuple[Cell, Contest]]) -> Overall:
+    cells = [cell for cell, _ in found]
+    draws = [contest.draws for _, contest in found if contest.draws is not None]
+    return Overall(
+        drafter=drafter,
+        cells=len(cells),
+        accepted_per_step=fmean(cell.accepted_per_step for cell in cells),
+        speedup=math.exp(fmean(math.log(cell.speedup) for cell in cells)),
+        speedup_interval=interval(mean_of(draws)) if len(draws) == len(cells) else None,
+        verdict=worst([cell.verdict for cell in cells]),
+        same_text=all(cell.same_text for cell in cells),
+    )

@@ -1,0 +1,145 @@
+"""foretell bench load: many callers of a server, with and without speculation."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from foretell import __version__
+from foretell.bench.arrivals import ClosedLoop, Level, Poisson
+from foretell.bench.clients import Address
+from foretell.bench.load import LoadArm, LoadFindings, LoadPlan, arms_of, check, run_load
+from foretell.bench.workloads import load
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.errors import RequestError
+from foretell.options import add_options, given_options
+
+from .bench_common import numbers, wholes, words
+from .command import Command
+from .common import add_output_arguments, give
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FAILED = 1  # the exit code where a request failed
+CONCURRENCY = (1, 4, 16, 64)
+FIXED = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--base-url", metavar="URL", help="a server that runs (default: one is started for this)")
+    group.add_argument("--fixed-url", metavar="URL", help="another, started with --num-speculative-tokens N")
+    group.add_argument("--api-key", metavar="KEY", help="the key they want")
+    group.add_argument(
+        "--fixed",
+        type=int,
+        default=FIXED,
+        metavar="N",
+        help=f"tokens guessed each step by the second server that is started; 0 starts none (default: {FIXED})",
+    )
+    group = parser.add_argument_group("load")
+    loops = ",".join(map(str, CONCURRENCY))
+    group.add_argument(
+        "--concurrency",
+        type=wholes,
+        metavar="N,N",
+        help=f"so many callers, each of whom asks again when answered (default: {loops})",
+    )
+    group.add_argument("--rate", type=numbers, default=(), metavar="R,R", help="so many requests a second, at random")
+    plan = LoadPlan(())
+    group.add_argument(
+        "--seconds", type=float, default=plan.seconds, help=f"of each load, shared by the arms ({plan.seconds:g})"
+    )
+    group.add_argument(
+        "--turns", type=int, default=plan.turns, metavar="N", help=f"slices of each arm in that time ({plan.turns})"
+    )
+    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument(
+        "--max-tokens", type=int, default=plan.max_tokens, metavar="N", help=f"the most a text ({plan.max_tokens})"
+    )
+    group.add_argument("--temperature", type=float, metavar="T", help="default: as the model recommends")
+    add_output_arguments(parser)
+    add_options(parser.add_argument_group("model, of a server that is started"), EngineConfig)
+    without = frozenset({"num_speculative_tokens", "num_speculative_tokens_per_batch_size"})
+    add_options(parser.add_argument_group("speculation, of a server that is started"), SpeculationConfig, skip=without)
+
+
+def run(args: argparse.Namespace) -> int:
+    from foretell.bench.progress import Progress
+
+    settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
+    check_settings(args, settings)
+    plan = LoadPlan(levels(args), args.seconds, args.turns, args.max_tokens, args.temperature)
+    items = load("own", tasks=args.tasks)
+    with ExitStack() as stack:
+        arms = arms_of(*servers(args, settings, stack))
+        check(arms, items, plan)
+        found = run_load(arms, items, plan, Progress(), conditions(args, plan, arms, settings))
+    tell(args, found)
+    if found.stopped is not None:
+        raise found.stopped
+    return FAILED if found.errors else 0
+
+
+def check_settings(args: argparse.Namespace, settings: dict[str, Any]) -> None:
+    """Refuse what cannot be before anything is started."""
+    EngineConfig(**given_options(args, EngineConfig))
+    SpeculationConfig(**given_options(args, SpeculationConfig))
+    if args.base_url is not None and settings:
+        raise RequestError(next(iter(settings)), "is a setting of the server; start that with it")
+    if args.base_url is None and args.fixed_url is not None:
+        raise RequestError("fixed_url", "goes with --base-url, which names the server that adapts")
+    for url in (args.base_url, args.fixed_url):
+        if url is not None:
+            Address.parse(url)
+
+
+def levels(args: argparse.Namespace) -> tuple[Level, ...]:
+    """Callers who wait for answers, callers who do not, or both."""
+    concurrency: Sequence[int] = args.concurrency or (() if args.rate else CONCURRENCY)
+    return (*map(ClosedLoop, concurrency), *map(Poisson, args.rate))
+
+
+def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> tuple[Address, Address | None]:
+    """The one that adapts, and the one that does not; where none is named they are started."""
+    from foretell.bench.serving import own_server
+
+    if args.base_url is not None:
+        fixed = None if args.fixed_url is None else Address.parse(args.fixed_url, args.api_key)
+        return Address.parse(args.base_url, args.api_key), fixed
+    adaptive = Address.parse(stack.enter_context(own_server(settings)))
+    if not args.fixed:
+        return adaptive, None
+    return adaptive, Address.parse(stack.enter_context(own_server(settings | {"num_speculative_tokens": args.fixed})))
+
+
+def tell(args: argparse.Namespace, found: LoadFindings) -> None:
+    """Standard output is for the table, or with --json for the JSON alone."""
+    from foretell.bench.load_report import markdown, remarks
+
+    stream = sys.stderr if args.json else sys.stdout
+    print(markdown(found), "", *remarks(found), sep="\n", file=stream, flush=True)
+    give(found.as_json(), args)
+
+
+def conditions(
+    args: argparse.Namespace, plan: LoadPlan, arms: list[LoadArm], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """What a reader needs to measure it again."""
+    return {
+        "version": __version__,
+        "model": None if args.base_url is not None else settings.get("model", EngineConfig.model),
+        "server": args.base_url or "its own",
+        "arms": [arm.name for arm in arms],
+        "loads": [str(level) for level in plan.levels],
+        "seconds": plan.seconds,
+        "turns": plan.turns,
+        "max_tokens": plan.max_tokens,
+        "temperature": plan.temperature,
+    }
+
+
+LOAD = Command("many callers of a server, with and without speculation", add_arguments, run)

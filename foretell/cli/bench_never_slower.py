@@ -1,0 +1,115 @@
+"""foretell bench never-slower: whether adapting is ever slower than plain decoding, or than a length one might set."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from foretell import __version__
+from foretell.bench.scenes import BATCHES, MAIN, QUICK, QUICK_SCENES, Extent, Scene, all_scenes, arms_to_load, chosen
+from foretell.bench.workloads import load
+from foretell.config import EngineConfig
+from foretell.options import add_options, given_options
+
+from .bench_common import look_at, wholes, words
+from .command import Command
+from .common import add_output_arguments, give
+
+if TYPE_CHECKING:
+    from foretell.bench.never_slower import Findings
+    from foretell.llm import LLM
+
+BELOW, INCONCLUSIVE = 1, 4  # exit codes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="six short cells: about two minutes on two cores")
+    add_output_arguments(parser)
+    group = parser.add_argument_group("cells")
+    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    known = f"only these (default: {', '.join(MAIN)}, and at batch 1 all that need no other model)"
+    group.add_argument("--drafters", type=words, default=(), metavar="A,B", help=known)
+    sizes = ",".join(map(str, BATCHES))
+    group.add_argument(
+        "--batches", type=wholes, default=(), metavar="N,N", help=f"only these, texts at once (default: {sizes})"
+    )
+    usual = Extent()
+    group.add_argument(
+        "--max-tokens", type=int, metavar="N", help=f"the most a text (default: {usual.max_tokens})", dest="length"
+    )
+    group.add_argument(
+        "--rounds", type=int, metavar="N", help=f"how often each is written, at least (default: {usual.rounds})"
+    )
+    group.add_argument("--most-rounds", type=int, metavar="N", help=f"where it is noisy (default: {usual.most_rounds})")
+    add_options(parser.add_argument_group("model"), EngineConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    from foretell.bench import never_slower
+    from foretell.bench.batches import EngineBatches
+    from foretell.bench.plan import Plan
+    from foretell.bench.progress import Progress
+    from foretell.bench.seats import Seats, open_with
+    from foretell.draft.registry import KINDS
+
+    extent = extent_of(args)
+    target = look_at(args)
+    known = QUICK_SCENES if args.quick else all_scenes(list(KINDS), target.config.layers)
+    scenes = chosen(known, args.tasks, args.drafters, args.batches)
+    items = load("own")
+    by_task = {scene.task: [item for item in items if item.task == scene.task] for scene in scenes}
+    llm = open_with(arms_to_load(scenes), **given_options(args, EngineConfig))
+    if not llm.assembly.profiler.controller.costs.known:
+        llm.measure()
+    # Without schemas: a grammar guesses as well, and this one is about drafters.
+    stage = EngineBatches(llm, Seats(llm, target), Plan(max_tokens=extent.max_tokens, schemas=False))
+    found = never_slower.run(stage, scenes, by_task, extent, Progress(), conditions(llm, scenes, extent))
+    tell(args, found)
+    if found.stopped is not None:
+        raise found.stopped
+    return exit_code(found)
+
+
+def extent_of(args: argparse.Namespace) -> Extent:
+    """How much, with what a user asked for in the place of our own."""
+    usual = QUICK if args.quick else Extent()
+    rounds = usual.rounds if args.rounds is None else args.rounds
+    most = max(usual.most_rounds, rounds) if args.most_rounds is None else args.most_rounds
+    length = usual.max_tokens if args.length is None else args.length
+    return replace(usual, rounds=rounds, most_rounds=most, max_tokens=length)
+
+
+def tell(args: argparse.Namespace, found: Findings) -> None:
+    """Standard output is for the table, or with --json for the JSON alone."""
+    from foretell.bench.bar_report import markdown, remarks
+
+    stream = sys.stderr if args.json else sys.stdout
+    print(markdown(found), "", *remarks(found), sep="\n", file=stream, flush=True)
+    give(found.as_json(), args)
+
+
+def exit_code(found: Findings) -> int:
+    """Below the bar, or another text, is a failure; what could not be told is a warning."""
+    if found.verdict == "slower" or not found.same_text:
+        return BELOW
+    return INCONCLUSIVE if found.verdict == "inconclusive" else 0
+
+
+def conditions(llm: LLM, scenes: list[Scene], extent: Extent) -> dict[str, Any]:
+    """What a reader needs to measure it again."""
+    from foretell.bench.machine import describe
+
+    return {
+        "version": __version__,
+        "model": llm.config.model,
+        "lengths": [0, *extent.lengths],
+        "max_tokens": extent.max_tokens,
+        "rounds": [extent.rounds, extent.most_rounds],
+        "drafters": list(dict.fromkeys(scene.drafter for scene in scenes)),
+        "machine": describe(llm),
+    }
+
+
+NEVER_SLOWER = Command("whether adapting is ever slower than plain decoding", add_arguments, run)

@@ -1,0 +1,404 @@
+"""Never slower: what the bar is, when it cannot be told, who stands before it, and how the command ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell.bench.bar_report import markdown, remarks
+from foretell.bench.bars import NOISE, Contest, Verdict, worst
+from foretell.bench.batches import EngineBatches, long_enough, variations
+from foretell.bench.item import Item
+from foretell.bench.measure import PLAIN, Arm, Job
+from foretell.bench.never_slower import Cell, Findings, contend, run
+from foretell.bench.plan import Plan
+from foretell.bench.scenes import Extent, Scene, adaptive_arm, all_scenes, arms_to_load, chosen, fixed_arms
+from foretell.bench.seats import Seats, open_with
+from foretell.bench.stand_ins import ORACLE_ERRS, UselessDrafter
+from foretell.bench.together import Batch, Together
+from foretell.build import open_model, say_nothing
+from foretell.cli import main as program
+from foretell.cli.bench import BENCH
+from foretell.cli.bench_never_slower import exit_code
+from foretell.config import EngineConfig
+from foretell.draft.scripted import OracleDrafter
+from foretell.errors import RequestError
+from foretell.llm import LLM
+from foretell.params import SamplingParams
+from foretell.types import Budget, Request
+from foretell.types import Sequence as Text
+from tests.server.process import write_server_folder
+
+from .fakes import items, watch_nothing
+
+SCENE = Scene("chat", 0.0, 2, "ngram")
+EXTENT = Extent(lengths=(4,), texts=4, max_tokens=8, rounds=3, most_rounds=7)
+
+
+def contest(adaptive: Sequence[float], fixed: float = 0.5, plain: Sequence[float] | None = None) -> Contest:
+    """By speedups: of the adaptive arm in each round, and of the fixed length."""
+    times = plain or [1.0] * len(adaptive)
+    return Contest(
+        [times],
+        [[time / speedup for time, speedup in zip(times, adaptive, strict=True)]],
+        {4: [[time / fixed for time in times]]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "fixed", "verdict"),
+    [
+        (0.98, 0.5, "held"),
+        (0.96, 0.5, "slower"),
+        (1.90, 2.0, "held"),
+        (1.80, 2.0, "slower"),
+        (1.00, 2.0, "slower"),  # never to guess is no way out
+    ],
+)
+def test_the_bar_is_set_by_plain_decoding_and_by_the_best_length(
+    adaptive: float, fixed: float, verdict: Verdict
+) -> None:
+    found = contest([adaptive] * 3, fixed)
+    assert found.verdict == verdict and found.settled
+    assert found.bar == pytest.approx(max(0.97, 0.93 * fixed))
+    assert found.speedup == pytest.approx(adaptive)
+    assert found.best_fixed == (4 if fixed > 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "verdict"),
+    [
+        ([0.8, 0.97, 1.2, 0.9, 1.1], "inconclusive"),
+        ([1.5, 1.8, 2.2, 1.6, 2.0], "held"),  # however noisy, it is above
+        ([0.5, 0.6, 0.8, 0.7, 0.4], "slower"),
+        ([1.5], "inconclusive"),  # one round tells nothing of others
+    ],
+)
+def test_noise_leaves_a_verdict_only_where_the_bar_is_outside(adaptive: list[float], verdict: Verdict) -> None:
+    found = contest(adaptive)
+    assert not found.settled and found.verdict == verdict
+    assert found.noise is None or found.noise > NOISE
+
+
+def test_what_the_machine_does_to_a_whole_round_is_no_noise() -> None:
+    found = contest([1.0] * 4, plain=[1.0, 3.0, 2.0, 9.0])
+    assert found.noise == pytest.approx(0.0) and found.verdict == "held"
+
+
+def test_the_noise_of_the_best_length_counts() -> None:
+    rounds = [1.0] * 5
+    steady = Contest([rounds], [[0.5] * 5], {4: [[0.5] * 5]})
+    shaky = Contest([rounds], [[0.5] * 5], {4: [[0.5, 0.4, 0.6, 0.45, 0.55]]})
+    assert steady.settled and not shaky.settled
+
+
+def test_the_worst_verdict_counts() -> None:
+    assert worst(["held", "inconclusive"]) == "inconclusive"
+    assert worst(["inconclusive", "slower", "held"]) == "slower"
+    assert worst(["held"]) == "held"
+
+
+class FakeBatches:
+    """A stage whose clock is a function of the arm and the round."""
+
+    def __init__(
+        self, seconds: Callable[[str, int], float], texts: Callable[[str], tuple[int, ...]] = lambda arm: (1, 2)
+    ) -> None:
+        self.seconds, self.texts = seconds, texts
+        self.log: list[tuple[str, str]] = []
+        self.refreshed = 0
+        self.stop_after: int | None = None
+
+    def prepare(self, items: Sequence[Item], temperature: float, batch: int, batches: int) -> list[Batch]:
+        asked = variations(items, batch * batches)
+        jobs = [Job(item.id, item.task, 0, (1,), SamplingParams()) for item in asked]
+        return [tuple(jobs[i : i + batch]) for i in range(0, len(jobs), batch)]
+
+    def refresh(self, arms: Sequence[Arm]) -> None:
+        self.refreshed += 1
+
+    def write(self, arm: Arm, batch: Batch) -> Together:
+        if len(self.log) == self.stop_after:
+            raise KeyboardInterrupt
+        self.log.append((arm.name, batch[0].item))
+        texts = (self.texts(arm.name),) * len(batch)
+        return Together(texts, steps=len(batch), timed=len(batch), seconds=self.seconds(arm.name, self.refreshed - 1))
+
+
+def steady(arm: str, number: int) -> float:
+    return {PLAIN.name: 1.0, "ngram, adaptive": 0.5, "ngram, 4 tokens": 0.52}[arm] * (100 if number == 0 else 1)
+
+
+def noisy(arm: str, number: int) -> float:
+    return 1.0 if arm == PLAIN.name else [0.8, 1.2, 1.0][number % 3]
+
+
+def test_a_quiet_cell_takes_its_rounds_and_drops_the_first() -> None:
+    stage = FakeBatches(steady)
+    cell, _ = contend(stage, SCENE, items(chat=4), EXTENT)
+    assert stage.refreshed == 1 + EXTENT.rounds and cell.rounds == EXTENT.rounds
+    assert cell.speedup == pytest.approx(2.0) and cell.fixed == {0: 1.0, 4: pytest.approx(1 / 0.52)}
+    assert (cell.best_fixed, cell.verdict, cell.same_text, cell.texts) == (4, "held", True, 4)
+    assert cell.tokens_per_second == pytest.approx(4.0), "the warm-up was a hundred times slower"
+    assert cell.accepted_per_step == 2.0
+    orders = [[arm for arm, _ in stage.log[i : i + 3]] for i in range(0, len(stage.log), 3)]
+    assert len({tuple(order) for order in orders}) == 3, "nobody is always first"
+    assert all(len({item for _, item in stage.log[i : i + 3]}) == 1 for i in range(0, len(stage.log), 3))
+
+
+def test_a_noisy_cell_is_written_again_up_to_a_limit() -> None:
+    stage = FakeBatches(noisy)
+    cell, _ = contend(stage, SCENE, items(chat=4), EXTENT)
+    assert cell.rounds == EXTENT.most_rounds and cell.verdict == "inconclusive"
+    assert cell.noise is not None and cell.noise > NOISE
+
+
+def test_noise_that_ends_is_not_waited_for_longer() -> None:
+    stage = FakeBatches(lambda arm, number: noisy(arm, number) if number == 1 else 1.0)
+    cell, _ = contend(stage, SCENE, items(chat=4), replace(EXTENT, most_rounds=50))
+    assert EXTENT.rounds < cell.rounds < 50 and cell.verdict == "held"
+
+
+def test_another_text_is_found_whoever_wrote_it() -> None:
+    stage = FakeBatches(steady, lambda arm: (1, 3) if arm == "ngram, 4 tokens" else (1, 2))
+    found = run(stage, [SCENE], {"chat": items(chat=4)}, EXTENT, watch_nothing, {})
+    assert not found.same_text and exit_code(found) == 1
+    assert found.cells[0].differing[0] == "chat-0 by ngram, 4 tokens"
+    assert "NOT THE SAME TEXT: ngram, chat, T=0, 2 at once: chat-0" in "\n".join(remarks(found))
+
+
+def test_all_cells_and_what_they_come_to() -> None:
+    seen: list[tuple[int, int, str]] = []
+    scenes = [SCENE, replace(SCENE, task="code")]
+    asked = {"chat": items(chat=4), "code": items(code=4)}
+    found = run(FakeBatches(steady), scenes, asked, EXTENT, lambda *each: seen.append(each), {"model": "m"})
+    assert exit_code(found) == 0
+    told = json.loads(json.dumps(found.as_json()))
+    assert (told["bench"], told["model"], told["verdict"], told["same_text"]) == ("never-slower", "m", "held", True)
+    assert [each["drafter"] for each in told["overall"]] == ["ngram", "all"]
+    for each in (*told["cells"], *told["overall"]):
+        assert each["speedup"] == pytest.approx(2.0) and each["accepted_per_step"] == 2.0
+        assert each["speedup_interval"] == pytest.approx([2.0, 2.0]) and each["same_text"] is True
+    assert told["cells"][0]["best_fixed"] == 4 and told["cells"][0]["bar"] == pytest.approx(0.93 / 0.52)
+    assert seen[-1] == (2, 2, "done") and seen[0][2] == "chat, T=0, 2 at once, ngram"
+    assert "| chat | 0 | 2 | ngram | 2.00 | 4: 1.92 | 1.79 | 2.00 (2.00 to 2.00) | held | yes |" in markdown(found)
+
+
+def test_a_stop_leaves_the_cells_that_were_finished() -> None:
+    stage = FakeBatches(steady)
+    stage.stop_after = 3 * 2 * (1 + EXTENT.rounds) + 1
+    asked = {"chat": items(chat=4), "code": items(code=4)}
+    found = run(stage, [SCENE, replace(SCENE, task="code")], asked, EXTENT, watch_nothing, {})
+    assert isinstance(found.stopped, KeyboardInterrupt) and [cell.task for cell in found.cells] == ["chat"]
+    assert found.as_json()["complete"] is False
+    stage.stop_after = len(stage.log)
+    with pytest.raises(KeyboardInterrupt):
+        run(stage, [SCENE], asked, EXTENT, watch_nothing, {})
+
+
+def test_exit_codes_tell_a_failure_from_a_warning() -> None:
+    cell, _ = contend(FakeBatches(steady), SCENE, items(chat=4), EXTENT)
+
+    def code(*cells: Cell) -> int:
+        return exit_code(Findings({}, cells, ()))
+
+    unsure, below = replace(cell, verdict="inconclusive"), replace(cell, verdict="slower")
+    assert (code(cell), code(cell, unsure), code(unsure, below)) == (0, 4, 1)
+    assert code(replace(unsure, same_text=False)) == 1
+
+
+# The cells
+
+
+def test_every_cell_that_is_promised() -> None:
+    scenes = all_scenes(["ngram", "suffix", "prediction", "model", "exit", "self"], 30)
+    main = {(s.task, s.temperature, s.batch) for s in scenes if s.drafter == "useless"}
+    assert len(main) == 21 and ("story", 1.5, 16) in main
+    for drafter in ("ngram", "mix", "oracle"):
+        assert {(s.task, s.temperature, s.batch) for s in scenes if s.drafter == drafter} == main
+    others = {s.drafter: s.batch for s in scenes} | {"mix": 0}
+    assert {name for name, batch in others.items() if batch == 1} == {"suffix", "exit:15", "self:int8", "self:int4"}
+    assert [arm.speculation.drafter for arm in arms_to_load(scenes)][:3] == ["mix", "ngram", "suffix"]
+    assert len(chosen(scenes, ["chat"], ["mix"], [1, 4])) == 2
+
+
+def test_texts_of_a_batch_are_all_different() -> None:
+    talk = [Item(str(i), "chat", ({"role": "system", "content": "x"}, {"role": "user", "content": "Hi"})) for i in "ab"]
+    found = variations(talk, 5)
+    assert len({(item.id, str(item.messages)) for item in found}) == 5 and found[:2] == talk
+    assert found[2].messages[-1]["content"].startswith("Hi") and found[2].messages[0] == talk[0].messages[0]
+    assert long_enough(talk[0], Plan(max_tokens=8)).sampling == {"min_tokens": 8}
+
+
+# Who stands before the bar
+
+
+def text_of(prompt: tuple[int, ...], written: list[int]) -> Text:
+    request = Request("r", prompt, SamplingParams(), 0, 64)
+    return Text(0, request, [*prompt, *written])
+
+
+def test_the_useless_drafter_is_always_wrong_and_takes_time() -> None:
+    rests: list[float] = []
+    truth = list(range(20))
+    drafter = UselessDrafter({(1, 2): truth}, vocab=32, seconds=0.5, rest=rests.append)
+    for written in range(16):
+        (draft,) = drafter.propose([text_of((1, 2), truth[:written])], [Budget(4)])
+        assert len(draft) == 4 and all(a != b for a, b in zip(draft.tokens, truth[written:], strict=False))
+    assert rests == [2.0] * 16
+    assert drafter.propose([text_of((1, 2), [])], [Budget(0)])[0].tokens == () and len(rests) == 16
+    assert not drafter.free and drafter.offers([text_of((1, 2), [])], 4) == [{}], "nobody can look first"
+
+
+def test_the_oracle_errs_as_often_as_it_says() -> None:
+    truth = [7] * 2000
+    oracle = OracleDrafter({(1,): truth}, 32, ORACLE_ERRS)
+    guesses = [oracle.propose([text_of((1,), truth[:i])], [Budget(1)])[0].tokens[0] for i in range(2000)]
+    assert sum(guess != 7 for guess in guesses) / 2000 == pytest.approx(ORACLE_ERRS, abs=0.03)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_server_folder(tmp_path_factory.mktemp("models") / "roomy")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return open_with(arms_to_load([SCENE]), model=folder, quiet=True)
+
+
+@pytest.fixture
+def stage(folder: Path, llm: LLM) -> EngineBatches:
+    target = open_model(str(folder), EngineConfig(), say_nothing)
+    return EngineBatches(llm, Seats(llm, target), Plan(max_tokens=24, schemas=False))
+
+
+def talks(count: int) -> list[Item]:
+    return [Item(f"talk-{i}", "chat", ({"role": "user", "content": f"Hello {i}"},)) for i in range(count)]
+
+
+def test_batches_are_written_together_with_the_same_text(stage: EngineBatches, llm: LLM) -> None:
+    ask = talks(2)
+    (batch,) = stage.prepare(ask, 1.0, batch=4, batches=1)
+    adaptive, fixed = adaptive_arm("ngram"), fixed_arms("oracle", [4])[4]
+    useless = fixed_arms("useless", [4])[4]
+    arms = [PLAIN, adaptive, fixed, useless]
+    stage.refresh(arms)
+    found = {arm.name: stage.write(arm, batch) for arm in arms}
+    plain = found[PLAIN.name]
+    assert len(plain.texts) == 4 and all(len(text) >= 16 for text in plain.texts)
+    assert all(each.texts == plain.texts for each in found.values())
+    assert plain.steps == plain.tokens == plain.timed + 4, "the first token of each belongs to its prompt"
+    assert plain.tokens / found[fixed.name].steps > 2 and found[useless.name].steps == plain.tokens
+    assert all(each.seconds > 0 and each.failures == 0 for each in found.values())
+    alone = [llm.generate([list(job.prompt)], job.params)[0].outputs[0].token_ids for job in batch]
+    assert list(plain.texts) == alone
+
+
+def test_controllers_stay_and_drafters_are_made_anew(stage: EngineBatches, llm: LLM) -> None:
+    stage.prepare(talks(1), 0.0, batch=1, batches=1)
+    kept = []
+    for _ in range(2):
+        stage.refresh([adaptive_arm("mix"), adaptive_arm("oracle")])
+        for name in ("mix", "oracle"):
+            stage._seats[adaptive_arm(name).name].take()
+            kept.append((llm.engine.controller, llm.engine.drafter.arms.get("suffix", llm.engine.drafter)))
+    (mix, suffix), (oracle, drafter), (mix_again, suffix_again), (oracle_again, drafter_again) = kept
+    assert mix is mix_again and oracle is oracle_again and mix is not oracle
+    assert suffix is not suffix_again and drafter is not drafter_again
+
+
+def test_the_prompt_is_cached_and_what_does_not_fit_is_refused(stage: EngineBatches, llm: LLM) -> None:
+    (batch,) = stage.prepare(talks(1), 0.0, batch=1, batches=1)
+    cached = llm.engine.stats.cached_prompt_tokens
+    stage.write(PLAIN, batch)
+    assert llm.engine.stats.cached_prompt_tokens - cached >= len(batch[0].prompt) - 1 - llm.config.page_size
+    with pytest.raises(RequestError, match="no prompt of chat that fits"):
+        stage.prepare([Item("long", "chat", ({"role": "user", "content": "word " * 2000},))], 0.0, 1, 1)
+
+
+# The command
+
+
+@pytest.fixture
+def program_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(program.COMMANDS, "bench", BENCH)
+    monkeypatch.setenv("FORETELL_HOME", str(tmp_path))
+
+
+def with_clock(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str, int], float]) -> None:
+    """Real texts, and times that are known."""
+    write, count = EngineBatches.write, [0]
+
+    def timed(self: EngineBatches, arm: Arm, batch: Batch) -> Together:
+        count[0] += 1
+        written = write(self, arm, batch)
+        return replace(written, seconds=written.timed * seconds(arm.name, count[0]))
+
+    monkeypatch.setattr(EngineBatches, "write", timed)
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = program.main(["bench", "never-slower", "--quick", "--json", *words])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("program_here")
+def test_the_quick_form_holds_its_cells(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_clock(monkeypatch, lambda arm, _: 1.0)
+    file = tmp_path / "result.json"
+    code, told = command(capsys, "--model", str(folder), "--max-tokens", "6", "--rounds", "2", "--out", str(file))
+    assert code == 0 and told["verdict"] == "held" and told["complete"] is True
+    assert json.loads(file.read_text()) == told
+    cells = [(cell["task"], cell["drafter"], cell["batch"]) for cell in told["cells"]]
+    wanted = [("edit", "ngram"), ("chat", "mix"), ("story", "useless")]
+    assert cells == [(task, drafter, batch) for task, drafter in wanted for batch in (1, 4)]
+    assert {cell["accepted_per_step"] for cell in told["cells"] if cell["drafter"] == "useless"} == {1.0}
+    assert [each["drafter"] for each in told["overall"]] == ["ngram", "mix", "useless", "all"]
+    assert told["lengths"] == [0, 4] and told["rounds"] == [2, 5] and "machine" in told
+
+
+@pytest.mark.usefixtures("program_here")
+@pytest.mark.parametrize(
+    ("seconds", "code"),
+    [(lambda arm, _: 1.1 if "adaptive" in arm else 1.0, 1), (lambda arm, count: 1.0 + 0.3 * (count * 7 % 5), 4)],
+    ids=["below", "noisy"],
+)
+def test_how_the_command_ends(
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: Callable[[str, int], float],
+    code: int,
+) -> None:
+    with_clock(monkeypatch, seconds)
+    cells = ("--drafters", "ngram", "--batches", "1", "--max-tokens", "4", "--rounds", "2", "--most-rounds", "3")
+    found, told = command(capsys, "--model", str(folder), *cells)
+    assert found == code and told["verdict"] == {1: "slower", 4: "inconclusive"}[code]
+
+
+@pytest.mark.usefixtures("program_here")
+def test_what_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(LLM, "__init__", load)
+    for words, message in [
+        (["--drafters", "orakel"], "did you mean 'oracle'"),
+        (["--tasks", "cod"], "did you mean 'code'"),
+        (["--batches", "3"], "has no '3'"),
+        (["--drafters", "exit:1", "--batches", "16"], "leave nothing to measure"),
+        (["--max-tokens", "1"], "must be 2 or more"),
+        (["--rounds", "5", "--most-rounds", "4"], "must be 1 to most_rounds (4)"),
+    ]:
+        assert program.main(["bench", "never-slower", "--model", str(folder), *words]) == 2
+        assert message in capsys.readouterr().err, words
