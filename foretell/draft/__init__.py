@@ -12,7 +12,7 @@ from .registry import Helper, Kind, Parts, find_kind, make
 
 __all__ = ["Drafter", "Helper", "Kind", "Parts", "arms", "build", "copies_wanted", "models_wanted"]
 
-AUTO = ("ngram", "suffix")  # what needs no model, costs no memory to speak of, and is asked for nothing
+AUTO = ("ngram", "suffix", "recycle")  # what needs no model, costs no memory to speak of, and is asked for nothing
 WITH_REQUEST = "prediction"  # of use to requests that bring one, so that it is always there
 
 

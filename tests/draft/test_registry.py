@@ -23,8 +23,8 @@ def named(drafter: str) -> tuple[str, ...]:
 
 def test_several_are_named_with_commas_and_auto_stands_for_the_free_ones() -> None:
     assert named("ngram") == ("ngram",)
-    assert named("auto") == named("mix") == ("ngram", "suffix")
-    assert named("auto, model:x,exit:3") == ("ngram", "suffix", "model:x", "exit:3")
+    assert named("auto") == named("mix") == ("ngram", "suffix", "recycle")
+    assert named("auto, model:x,exit:3") == ("ngram", "suffix", "recycle", "model:x", "exit:3")
     assert named("ngram,ngram") == ("ngram",)
     assert named("none") == ()
     assert arms(SpeculationConfig(drafter="ngram", max_draft=0)) == ()
