@@ -227,11 +227,15 @@ class Engine:
         wanted = self.drafter.wants_top
         if not wanted:
             return [()] * len(pairs)
-        found = [rows[-1 - len(draft) :] for (share, draft), rows in zip(pairs, logits, strict=True)]
-        top = iter(torch.cat(found).topk(min(wanted, self.runner.model.config.vocab)).indices.tolist())
+        ends = [
+            rows[-1 - len(draft) :] for (share, draft), rows in zip(pairs, logits, strict=True) if share.reaches_end
+        ]
+        if not ends:
+            return [()] * len(pairs)
+        top = iter(torch.cat(ends).topk(min(wanted, self.runner.model.config.vocab)).indices.tolist())
         return [
-            tuple(tuple(next(top)) for _ in rows) if share.reaches_end else ()
-            for (share, _), rows in zip(pairs, found, strict=True)
+            tuple(tuple(next(top)) for _ in range(1 + len(draft))) if share.reaches_end else ()
+            for share, draft in pairs
         ]
 
     def _masks(self, share: Share, draft: Draft) -> torch.Tensor | None:
