@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from foretell.certify.draws import random_decoder
 from foretell.control.controller import FixedController, Offers
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.base import Drafter, NoDrafter, Wrapper
 from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
@@ -19,7 +19,8 @@ from foretell.engine.scheduler import Scheduler
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.variants import first_layers
+from foretell.models.quantize import Bits
+from foretell.models.variants import first_layers, quantized
 from foretell.params import SamplingParams
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
@@ -50,13 +51,14 @@ class World:
 
     def engine(self, drafter: Drafter | None = None) -> Engine:
         model = tiny_decoder(config=self.config).to(self.device)
+        variant = drafter.make(model) if isinstance(drafter, OwnVariant) else None  # before weights are packed away
         runner = ModelRunner(model, self.pages, self.page_size, CONTEXT)
         prefix = PrefixIndex(runner.pool) if self.prefix_cache else None
         scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
         controller = Turns(self.budget) if isinstance(drafter, MixDrafter) else FixedController(self.budget)
         engine = Engine(runner, drafter or NoDrafter(), controller, scheduler)
-        if isinstance(drafter, EarlyExit):
-            drafter.bind(engine)
+        if isinstance(drafter, OwnVariant) and variant is not None:
+            drafter.bind(runner, variant)
         return engine
 
 
@@ -82,25 +84,28 @@ def model_drafter(seed: int = 0, pages: int = 256, device: str = "cpu", **settin
     return ModelDrafter(runner, VOCAB, **settings)  # type: ignore[arg-type]
 
 
-class EarlyExit(Drafter):
-    """The target's own first layers; bound to an engine when it is made, because it shares that engine's pages."""
+class OwnVariant(Wrapper):
+    """A variant of the target as its draft; bound to an engine when that is made, because it shares its pages."""
 
-    name = "exit:1"
+    def __init__(self, name: str, make: Callable[[Decoder], Decoder]) -> None:
+        super().__init__(NoDrafter())
+        self.name, self.make = name, make
+        self.draws = self.gives_probability = True
 
-    def __init__(self) -> None:
-        self.inner: SharedDrafter | None = None
+    def bind(self, runner: ModelRunner, variant: Decoder) -> None:
+        self.inner = SharedDrafter(runner.lend(variant), VOCAB, self.name)
 
-    def bind(self, engine: Engine) -> None:
-        runner = engine.runner.lend(first_layers(engine.runner.model, 1))
-        self.inner = SharedDrafter(runner, VOCAB, self.name)
+    @property
+    def arms(self) -> Mapping[str, Drafter]:
+        return {self.name: self}
 
-    def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        assert self.inner is not None
-        return self.inner.propose(seqs, budgets)
 
-    def forget(self, seq: Sequence) -> None:
-        assert self.inner is not None
-        self.inner.forget(seq)
+def early_exit() -> OwnVariant:
+    return OwnVariant("exit:1", lambda model: first_layers(model, 1))
+
+
+def quantized_self(bits: Bits) -> OwnVariant:
+    return OwnVariant(f"self:int{bits}", lambda model: quantized(model, bits))
 
 
 def add(

@@ -14,8 +14,9 @@ import torch
 from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
 from foretell.errors import CapacityError
+from foretell.runner.executor import StepOutput
 from foretell.runner.pack import logit_rows
-from foretell.runner.runner import ModelRunner, StepOutput
+from foretell.runner.runner import ModelRunner
 from foretell.sampling.grammar import Grammar
 from foretell.sampling.grammar_matcher import GrammarError, Matcher
 from foretell.tokenizer import Tokenizer

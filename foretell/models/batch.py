@@ -17,4 +17,3 @@ class Batch:
     positions: Tensor  # [n]
     slots: Tensor  # [n] where each token's key and value go
     groups: list[Group]
-    wanted: Tensor | None  # rows whose logits are wanted; None: all

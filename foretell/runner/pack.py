@@ -1,35 +1,48 @@
-"""Sequences and their drafts, laid out as one batch."""
+"""Sequences and their drafts, laid out as the rows of one step."""
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
 
-from foretell.kernels.attention import Layout, Span, group_spans
+import numpy as np
+import numpy.typing as npt
+
+from foretell.kernels.attention import Span
 from foretell.kv.cache import slots_of
-from foretell.models.batch import Batch
 from foretell.types import Draft, Share
 
 
-def pack(shares: list[Share], drafts: list[Draft], layout: Layout, device: torch.device) -> Batch:
-    """The batch of a step: each share's pending tokens, then its draft's nodes."""
+@dataclass(frozen=True)
+class Packed:
+    """A step's rows on the host; an executor takes them to where the model is."""
+
+    table: npt.NDArray[np.int64]  # [3, n]: tokens, positions, slots
+    spans: list[Span]  # one a share, in the order of the rows
+    wanted: list[int]  # rows whose logits are wanted, rising
+
+    @property
+    def rows(self) -> int:
+        return self.table.shape[1]
+
+
+def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:
+    """Each share's pending tokens, then its draft's nodes."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     wanted: list[int] = []
     spans: list[Span] = []
     for share, draft in zip(shares, drafts, strict=True):
-        span = span_of(share, draft, len(tokens), layout.page_size)
+        span = span_of(share, draft, len(tokens), page_size)
         end = share.start + share.take
         tokens += share.seq.tokens[share.start : end]
         tokens += draft.tokens
         positions += range(share.start, end)
         positions += [end - 1 + depth for depth in draft.depths()]
-        slots += slots_of(span.pages, layout.page_size, span.start, span.stop)
+        slots += slots_of(span.pages, page_size, span.start, span.stop)
         wanted += range(span.first + span.rows - logit_rows(share, draft), span.first + span.rows)
         spans.append(span)
-    table = torch.tensor([tokens, positions, slots], device=device)
-    rows = None if len(wanted) == len(tokens) else torch.tensor(wanted, dtype=torch.long, device=device)
-    return Batch(table[0], table[1], table[2], group_spans(spans, layout), rows)
+    return Packed(np.array([tokens, positions, slots], np.int64), spans, wanted)
 
 
 def logit_rows(share: Share, draft: Draft) -> int:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from foretell.kernels.attention import Layout
 from foretell.kv.cache import KVCache, slots_of
@@ -14,15 +12,8 @@ from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
 from foretell.types import Draft, Sequence, Share
 
+from .executor import EagerExecutor, Executor, StepOutput
 from .pack import pack
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """Logits: for each share that reaches its end a row after its last token and one after each node of its draft."""
-
-    logits: Tensor  # [rows, vocab]
-    features: Tensor | None  # [tokens run, taps * width]
 
 
 class ModelRunner:
@@ -37,20 +28,22 @@ class ModelRunner:
         self.layout = Layout(page_size, share, windows, model.dtype, self.device)
         self.pool = PagePool(pages, page_size)
         self.cache = KVCache(model.layer_shapes, pages, page_size, model.dtype, self.device)
+        self.executor = self._make_executor()
 
     def lend(self, model: Decoder) -> ModelRunner:
         """A runner for a variant of this model over the same pages; what it writes is good for drafts only."""
         other = copy.copy(self)
         other.model, other.taps = model.eval(), ()
+        other.executor = other._make_executor()
         return other
 
     @torch.inference_mode()
     def forward(self, shares: list[Share], drafts: list[Draft]) -> StepOutput:
         """Run every share's tokens and draft; their pages are reserved already."""
-        batch = pack(shares, drafts, self.layout, self.device)
-        states, tapped = self.model(batch, self.cache, self.taps)
-        wanted = states if batch.wanted is None else states[batch.wanted]
-        return StepOutput(self.model.logits(wanted), torch.cat(tapped, -1) if tapped else None)
+        return self.executor(pack(shares, drafts, self.layout.page_size), self.taps)
+
+    def _make_executor(self) -> Executor:
+        return EagerExecutor(self.model, self.cache, self.layout)
 
     def reserve(self, seq: Sequence, tokens: int) -> bool:
         """Give `seq` pages for `tokens` tokens, or change nothing and say no."""

@@ -56,9 +56,9 @@ def tiny_vocabularies() -> Vocabularies:
     return Vocabularies.of(Side(target_tokens(), VOCAB), Side(draft_tokens(), VOCAB))
 
 
-def token_translator(seed: int = 5, pages: int = 256, **settings: object) -> Translator:
+def token_translator(seed: int = 5, pages: int = 256, device: str = "cpu", **settings: object) -> Translator:
     """Asks a tiny model; sampled text goes by tokens and greedy text by strings."""
-    runner = ModelRunner(tiny_decoder(seed), pages, 4, CONTEXT)
+    runner = ModelRunner(tiny_decoder(seed).to(device), pages, 4, CONTEXT)
     return Translator(runner, tiny_vocabularies(), **settings)  # type: ignore[arg-type]
 
 

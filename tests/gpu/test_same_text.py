@@ -8,15 +8,36 @@ import pytest
 import torch
 
 from foretell.draft.base import Drafter
+from foretell.draft.lookahead import LookaheadDrafter
+from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
+from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.scripted import ScriptedDrafter
-from tests.tiny import World, generate, model_drafter, random_tree, tree_around
+from foretell.draft.suffix import SuffixDrafter
+from tests.draft.tiny_tokens import token_translator
+from tests.tiny import (
+    World,
+    early_exit,
+    generate,
+    model_drafter,
+    quantized_self,
+    random_tree,
+    tree_around,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 DRAFTERS: dict[str, Callable[[list[list[int]]], Drafter]] = {
     "ngram": lambda truth: NGramDrafter(1, 3),
     "model": lambda truth: model_drafter(seed=5, device="cuda"),
+    "suffix": lambda truth: SuffixDrafter(offset=2),
+    "recycle": lambda truth: RecycleDrafter(),
+    "lookahead": lambda truth: LookaheadDrafter(),
+    "early exit": lambda truth: early_exit(),
+    "itself in 8 bits": lambda truth: quantized_self(8),
+    "itself in 4 bits": lambda truth: quantized_self(4),
+    "translated": lambda truth: token_translator(device="cuda"),
+    "mix": lambda truth: MixDrafter([NGramDrafter(1, 3), RecycleDrafter(), model_drafter(seed=5, device="cuda")]),
     "random tree": lambda truth: ScriptedDrafter(random_tree),
     "tree around the text": tree_around,
 }

@@ -48,6 +48,7 @@ class Compared(Drafter):
 
     def __init__(self, make: Callable[[], Drafter], truth: list[list[int]]) -> None:
         self.make, self.kept, self.other = make, make(), tree_around(truth)
+        self.wants_top = self.kept.wants_top
         self.seen: list[Callable[[Drafter], None]] = []
         self.turn = self.compared = 0
 

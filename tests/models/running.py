@@ -32,7 +32,7 @@ class Reader:
         span = Span(0, len(tokens), start, self.pages[: -(-stop // PAGE)])
         slots = torch.tensor(slots_of(self.pages, PAGE, start, stop))
         groups = group_spans([span], self.layout)
-        batch = Batch(torch.tensor(tokens), torch.arange(start, stop), slots, groups, None)
+        batch = Batch(torch.tensor(tokens), torch.arange(start, stop), slots, groups)
         states, _ = self.decoder(batch, self.cache)
         self.read = stop
         return self.decoder.logits(states)

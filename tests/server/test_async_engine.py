@@ -17,7 +17,7 @@ from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.streams import QueueFull, StepFailed, StepReport, Unavailable
 from foretell.errors import CapacityError
 from foretell.params import SamplingParams
-from foretell.runner.runner import StepOutput
+from foretell.runner.executor import StepOutput
 from foretell.types import Draft, Request, Share
 from tests.tiny import CONTEXT, VOCAB, World, add, run
 
