@@ -1,15 +1,16 @@
-"""Linear layers in float32, 8 and 4 bits, and what else a step takes: python bench/native.py [--quick]."""
+"""Linear layers and whole steps in float32, 8 and 4 bits: python bench/native.py [--quick]."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any
+
+import foretell  # isort: skip  # before torch: it tells OpenMP's idle threads to sleep, or one arm slows the next
 
 import torch
 from torch import Tensor
@@ -17,47 +18,50 @@ from torch import Tensor
 from foretell.build import open_model, say_nothing
 from foretell.config import EngineConfig
 from foretell.kernels.linear import pack, packed_linear
-from foretell.kernels.native.library import library
+from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.packed import PackedLinear
 from foretell.kernels.native.room import Room
-from foretell.models import decoder
-from foretell.models.layers import Linear
 from foretell.models.load import load_model
 from foretell.models.quantize import quantize_int4, quantize_int8
 from foretell.models.variants import quantized
 from foretell.params import SamplingParams
+from foretell.runner.executor import EagerExecutor
 from foretell.runner.runner import ModelRunner
 from foretell.types import Draft, Request, Sequence, Share
 
 MODEL = "smollm2-135m"
 LAYERS = [(576, 960), (576, 576), (576, 3072), (1536, 576)] * 30 + [(576, 49152)]  # its matrices: in, out
-ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
-CONTEXT = 128  # tokens before the ones a step runs
-WATCHED = ("rms_norm", "rotate", "store", "attend")
+ROWS = (1, 2, 4, 8, 16, 64, 512)
+CONTEXT, MOST = 128, 1024  # tokens before the ones a step runs, and in all
+FEW = 32  # rows; larger steps are measured fewer times
 
 Products = list[Callable[[Tensor], Tensor]]  # one a layer, in the order of a step
+Times = dict[str, dict[int, float]]  # medians in milliseconds by arm and rows
 
 
-def float_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+def one_dnn(weight: Tensor) -> Callable[[Tensor], Tensor]:
     packed = pack(weight)
     assert packed is not None, "oneDNN is here"
     return lambda x: packed_linear(x, packed, None)
 
 
-def arms() -> dict[str, Products]:
+def products(native: Library) -> dict[str, Products]:
     """Every arm has weights of its own for every layer: a step reads all of them once, from memory."""
-    native, room = library(), Room()
-    assert native is not None, "a compiler is here"
+    room = Room()
     weights = [torch.randn(outputs, inputs) * 0.02 for inputs, outputs in LAYERS]
     eight = [PackedLinear(native, quantize_int8(weight), room=room) for weight in weights]
     four = [PackedLinear(native, quantize_int4(weight), room=room) for weight in weights[:-1]]
-    floats = [float_product(weight) for weight in weights]
-    return {"float32": floats, "int8": list(eight), "int4, head int8": [*four, eight[-1]]}
+    return {
+        "float32, oneDNN": [one_dnn(weight) for weight in weights],
+        "float32": [PackedLinear(native, weight, room=room) for weight in weights],
+        "int8": list(eight),
+        "int4, head int8": [*four, eight[-1]],
+    }
 
 
 @torch.inference_mode()
-def run_products(products: Products, inputs: dict[int, Tensor]) -> None:
-    for product, (width, _) in zip(products, LAYERS, strict=True):
+def run_products(made: Products, inputs: dict[int, Tensor]) -> None:
+    for product, (width, _) in zip(made, LAYERS, strict=True):
         product(inputs[width])
 
 
@@ -67,100 +71,108 @@ def milliseconds(call: Callable[[], Any]) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def linears(rounds: int) -> dict[str, dict[int, float]]:
-    """All linear layers of a step once: medians, arms interleaved."""
-    made = arms()
-    found: dict[str, dict[int, float]] = {name: {} for name in made}
+def medians(calls: dict[str, Callable[[int], Callable[[], Any]]], rounds: int) -> Times:
+    """For each arm and number of rows, arms interleaved; the first round warms up and does not count."""
+    found: Times = {name: {} for name in calls}
     for rows in ROWS:
-        inputs = {width: torch.randn(rows, width) for width in (576, 1536)}
-        seen: dict[str, list[float]] = {name: [] for name in made}
-        for _ in range(rounds):
-            for name, products in made.items():
-                seen[name].append(milliseconds(partial(run_products, products, inputs)))
+        ready = {name: call(rows) for name, call in calls.items()}
+        seen: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(1 + (rounds if rows < FEW else max(3, rounds // 8))):
+            for name, call in ready.items():
+                seen[name].append(milliseconds(call))
         for name, times in seen.items():
-            found[name][rows] = median(times)
+            found[name][rows] = median(times[1:])
     return found
 
 
-class Stopwatch:
-    """Stands in for a function and adds up what its calls take."""
+def linears(native: Library, rounds: int) -> Times:
+    """All linear layers of a step once."""
+    inputs = {rows: {width: torch.randn(rows, width) for width in (576, 1536)} for rows in ROWS}
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call, self.seconds = call, 0.0
+    def call(made: Products, rows: int) -> Callable[[], None]:
+        return partial(run_products, made, inputs[rows])
 
-    def __call__(self, *args: Any) -> Any:
-        began = time.perf_counter()
-        result = self.call(*args)
-        self.seconds += time.perf_counter() - began
-        return result
+    return medians({name: partial(call, made) for name, made in products(native).items()}, rounds)
 
 
-@contextmanager
-def watching(runner: ModelRunner) -> Iterator[dict[str, list[Stopwatch]]]:
-    """The decoder's operations and linear layers under stopwatches."""
-    plain = {name: getattr(decoder, name) for name in WATCHED}
-    watches = {name: [Stopwatch(call)] for name, call in plain.items()}
-    layers = [module for module in runner.model.modules() if isinstance(module, Linear)]
-    watches["linear"] = [Stopwatch(layer.forward) for layer in layers]
-    for name in WATCHED:
-        setattr(decoder, name, watches[name][0])
-    for layer, watch in zip(layers, watches["linear"], strict=True):
-        layer.forward = watch  # type: ignore[assignment, method-assign]
-    yield watches
-    for name, call in plain.items():
-        setattr(decoder, name, call)
-    for layer in layers:
-        del layer.forward
-
-
-def parts_of(runner: ModelRunner, seq: Sequence, rounds: int) -> dict[str, float]:
-    """Milliseconds of a step of one row by what they go to; medians. `other`: what no stopwatch saw."""
-    seen: list[dict[str, float]] = []
-    for _ in range(rounds):
-        with watching(runner) as watches:
-            whole = milliseconds(partial(runner.forward, [Share.of(seq, 1)], [Draft()]))
-        parts = {name: sum(watch.seconds for watch in some) * 1e3 for name, some in watches.items()}
-        seen.append(parts | {"other": whole - sum(parts.values())})
-    return {name: median(parts[name] for parts in seen) for name in seen[0]}
-
-
-def steps(rounds: int) -> dict[str, dict[str, float]]:
-    """Steps of one row of the model and of its quantized copies over the same pages: whole, and by parts."""
+def arms() -> dict[str, ModelRunner]:
+    """The model and its quantized copies over the same pages, by the native executor; and the eager one."""
     opened = open_model(MODEL, EngineConfig(model=MODEL), say_nothing)
     model = load_model(opened.checkpoint, opened.dtype, opened.device)
     copies = {"int8": quantized(model, 8), "int4, head int8": quantized(model, 4)}
-    target = ModelRunner(model, 32, 16, 2 * CONTEXT)
-    runners = {"float32": target} | {name: target.lend(copy) for name, copy in copies.items()}
+    target = ModelRunner(model, MOST // 16, 16, MOST)
+    eager = target.lend(model)
+    eager.executor = EagerExecutor(model, target.cache, target.layout)
+    return {"float32, eager": eager, "float32": target} | {name: target.lend(copy) for name, copy in copies.items()}
+
+
+class Stopwatch:
+    """Stands in for the library's step and adds up what it takes."""
+
+    def __init__(self, native: Library) -> None:
+        self.step, self.seconds = native.step, 0.0
+        native.step = self  # type: ignore[assignment, method-assign]
+
+    def __call__(self, *args: Any) -> None:
+        began = time.perf_counter()
+        self.step(*args)
+        self.seconds += time.perf_counter() - began
+
+
+def text_of(runner: ModelRunner) -> Sequence:
+    """A text of CONTEXT tokens, all but the last in the cache."""
     seq = Sequence(0, Request("bench", (), SamplingParams(), 0, 0), [1] * CONTEXT)
-    target.reserve(seq, CONTEXT + 1)
-    target.forward([Share.of(seq, CONTEXT)], [Draft()])
+    assert runner.reserve(seq, MOST)
+    runner.forward([Share.of(seq, CONTEXT)], [Draft()])
     seq.cached = CONTEXT - 1
-    wholes: dict[str, list[float]] = {name: [] for name in runners}
-    for _ in range(rounds):
-        for name, runner in runners.items():
-            wholes[name].append(milliseconds(partial(runner.forward, [Share.of(seq, 1)], [Draft()])))
-    parts = {name: parts_of(runner, seq, rounds) for name, runner in runners.items()}
-    return {name: {"step": median(wholes[name])} | parts[name] for name in runners}
+    return seq
+
+
+def steps(runners: dict[str, ModelRunner], rounds: int) -> Times:
+    """Whole steps: the last token and a chain that hangs on it. All rows get logits."""
+    seq = text_of(runners["float32"])
+
+    def call(runner: ModelRunner, rows: int) -> Callable[[], Any]:
+        return partial(runner.forward, [Share.of(seq, 1)], [Draft.chain(list(range(5, 4 + rows)))])
+
+    return medians({name: partial(call, runner) for name, runner in runners.items()}, rounds)
+
+
+def outside(native: Library, runner: ModelRunner, rounds: int) -> float:
+    """The share of a step of one row that is not spent in the library."""
+    seq, watch = text_of(runner), Stopwatch(native)
+    whole = sum(milliseconds(partial(runner.forward, [Share.of(seq, 1)], [Draft()])) for _ in range(rounds))
+    native.step = watch.step  # type: ignore[method-assign]
+    runner.trim(seq, 0)
+    return 1 - watch.seconds * 1e3 / whole
+
+
+def show(title: str, times: Times) -> None:
+    print(title.ljust(24), *(f"{rows:8}" for rows in ROWS))
+    for name, row in times.items():
+        print(name.ljust(24), *(f"{row[rows]:8.2f}" for rows in ROWS))
+        print("  over one row".ljust(24), *(f"{row[rows] / row[1]:8.2f}" for rows in ROWS))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     rounds = 5 if parser.parse_args().quick else 25
-    products = linears(rounds)
-    print("all linear layers, ms".ljust(24), *(f"{rows:8}" for rows in ROWS))
-    for name, times in products.items():
-        print(name.ljust(24), *(f"{times[rows]:8.2f}" for rows in ROWS))
-        print("  over one row".ljust(24), *(f"{times[rows] / times[1]:8.2f}" for rows in ROWS))
-    whole = steps(rounds)
-    print("a step of one row, ms".ljust(24), *(f"{part:>8}" for part in whole["float32"]))
-    for name, parts in whole.items():
-        print(name.ljust(24), *(f"{ms:8.2f}" for ms in parts.values()))
-    print(
-        json.dumps(
-            {"threads": torch.get_num_threads(), "torch": torch.__version__, "linears_ms": products, "steps_ms": whole}
-        )
-    )
+    native = library()
+    assert native is not None, "a compiler is here"
+    runners = arms()
+    share = outside(native, runners["int8"], 4 * rounds)
+    found = {"steps_ms": steps(runners, rounds), "linears_ms": linears(native, rounds)}
+    show(f"a step over {CONTEXT}, ms", found["steps_ms"])
+    show("all linear layers, ms", found["linears_ms"])
+    print(f"a step of one row in int8 is outside the library for {share:.1%} of its time")
+    about = {
+        "version": foretell.__version__,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "level": native.best_level,
+    }
+    print(json.dumps(about | {"level": native.best_level, "outside": share} | found))
 
 
 if __name__ == "__main__":

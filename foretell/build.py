@@ -14,8 +14,9 @@ import torch
 
 from . import draft
 from .config import EngineConfig, SpeculationConfig
-from .control.adaptive import AdaptiveController, ArmTraits, Settings
+from .control.adaptive import AdaptiveController
 from .control.costs import CostPrior, StepCosts
+from .control.settings import ArmTraits, Settings
 from .draft.base import Drafter
 from .engine.engine import Engine
 from .engine.profile import Profiler
@@ -28,10 +29,10 @@ from .kv.cache import LayerShape
 from .kv.prefix import PrefixIndex
 from .models.config import ModelConfig
 from .models.decoder import Decoder
-from .models.load import choose_dtype, load_model, weight_bytes
-from .models.quantize import Bits
+from .models.load import choose_dtype, load_model
+from .models.quantize import Bits, native_for
 from .models.read_config import end_ids, read_config, sampling_defaults
-from .models.variants import quantized, quantized_bytes
+from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes
 from .pairing import Pairing, judge_pair
 from .runner.memory import MemoryPlan, Needs, device_memory, plan_memory
 from .runner.runner import ModelRunner
@@ -72,10 +73,16 @@ class Opened:
     tokenizer: Tokenizer
     dtype: torch.dtype
     device: torch.device
+    bits: Bits | None = None  # of a weight, where they are to be integers
 
     @property
     def weights(self) -> int:
-        return weight_bytes(self.config, self.dtype, self.device)
+        return prepared_bytes(self.config, self.dtype, self.device, self.bits)
+
+    @property
+    def loading(self) -> int:
+        """What its weights take in floats, before they are rounded."""
+        return 0 if self.bits is None else prepared_bytes(self.config, self.dtype, "meta")
 
     @property
     def token_bytes(self) -> int:
@@ -86,9 +93,13 @@ class Opened:
     def load(self) -> Decoder:
         return load_model(self.checkpoint, self.dtype, self.device)
 
+    def ready(self, model: Decoder) -> Decoder:
+        """The loaded model with its weights as they will run; a copy in integers is made before this."""
+        return model if self.bits is None else quantize_weights(model, self.bits)
+
     def runner(self, model: Decoder, room: Room, taps: tuple[int, ...] = ()) -> ModelRunner:
         """What runs it, once it is loaded."""
-        return ModelRunner(model, room.pages, room.page_size, min(room.context, self.config.context), taps)
+        return ModelRunner(self.ready(model), room.pages, room.page_size, min(room.context, self.config.context), taps)
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""
@@ -110,7 +121,10 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None]) -> O
     model_config = read_config(checkpoint)
     device = choose_device(config.device)
     dtype = choose_dtype(checkpoint, config.dtype, device)
-    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device)
+    bits = choose_bits(config.quantization, device)
+    if bits is not None:
+        say(f"{name}: weights rounded to int{bits}{'' if native_for(device) else ', run as floats: no native kernels'}")
+    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits)
 
 
 def build_engine(
@@ -131,18 +145,29 @@ def build_engine(
     helpers = {name: open_model(name, config, say) for name in wanted}
     pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
     context = _context(config, target.config)
-    copies = () if drafter is not None else draft.copies_wanted(speculation)
-    extra = sum(map(target.copy_bytes, copies)) + (0 if drafter is None else drafter.memory)
-    memory = _plan_memory(config, target, list(helpers.values()), extra, context)
+
+    def planned(chosen: SpeculationConfig) -> MemoryPlan:
+        if drafter is not None:
+            return _plan_memory(config, target, [], drafter.memory, context)
+        extra = sum(map(target.copy_bytes, draft.copies_wanted(chosen)))
+        return _plan_memory(config, target, [helpers[name] for name in draft.models_wanted(chosen)], extra, context)
+
+    def run_helper(name: str) -> ModelRunner:
+        return helpers[name].runner(helpers[name].load(), room)
+
+    if drafter is None:
+        speculation = draft.fitted(speculation, planned)
+    memory = planned(speculation)
     room, model = Room(memory.pages, config.page_size, context), target.load()
+    copies = () if drafter is not None else draft.copies_wanted(speculation)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     runner = target.runner(model, room, () if drafter is None else drafter.taps)
     if drafter is None:
-        loaded = {
-            name: draft.Helper(helper.runner(helper.load(), room), helper.tokenizer, pairings[name].vocabularies)
-            for name, helper in helpers.items()
-        }
-        drafter = draft.build(draft.Parts(speculation, runner, target.tokenizer, loaded, twins))
+        vocabularies = {name: pairing.vocabularies for name, pairing in pairings.items()}
+        loader = draft.Loader(
+            speculation, target, runner, helpers, vocabularies, run_helper, room.pages * room.page_size
+        )
+        drafter = draft.build(loader.parts(draft.models_wanted(speculation), twins), loader.again)
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens)
     controller = build_controller(speculation, drafter, target)
@@ -159,7 +184,8 @@ def build_engine(
 def costs_file(model: str, target: Opened) -> Path:
     """Where what steps cost is kept: for this model on this device with so many threads."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine()
-    parts = (model, target.config, target.dtype, device, torch.get_num_threads())
+    kernels = (target.bits, native_for(target.device) is not None)
+    parts = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 
 
@@ -172,7 +198,7 @@ def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened
         shortest=config.min_draft,
     )
     traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior) for name, arm in drafter.arms.items()}
-    return AdaptiveController(traits, settings, StepCosts(_cost_prior(target)))
+    return AdaptiveController(traits, settings, StepCosts(_cost_prior(target)), presence=drafter)
 
 
 def _cost_prior(target: Opened) -> CostPrior:
@@ -207,11 +233,21 @@ def _plan_memory(config: EngineConfig, target: Opened, helpers: list[Opened], ex
     token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers)
     extra += sum(helper.weights for helper in helpers)
     page_bytes = config.page_size * token_bytes
-    needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs)
+    loading = max(model.loading for model in (target, *helpers)) + extra
+    needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
     free = device_memory(target.device)
     if target.device.type == "cuda":
         free = int(free * config.gpu_memory_utilization)
     return plan_memory(needs, free, config.kv_memory)
+
+
+def choose_bits(quantization: str, device: torch.device) -> Bits | None:
+    """Of a weight; None for floats."""
+    if quantization == "none":
+        return None
+    if device.type != "cpu":
+        raise RequestError("quantization", f"{quantization} runs on a CPU only; leave it out, or set device to cpu")
+    return 8 if quantization == "int8" else 4
 
 
 def choose_device(name: str) -> torch.device:

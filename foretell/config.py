@@ -25,6 +25,9 @@ class EngineConfig:
         "smollm2-135m", "a folder, a .gguf file, a Hugging Face id or a built-in name", aliases=("--model-path", "-m")
     )
     dtype: str = option("auto", "float type of the weights", choices=("auto", "float32", "bfloat16", "float16"))
+    quantization: str = option(
+        "none", "round the weights to integers when they are loaded; on a CPU", choices=("none", "int8", "int4")
+    )
     device: str = option("auto", "where to run: auto, cpu or cuda")
     max_model_len: int | None = option(None, "the longest text in tokens, prompt included (default: the model's own)")
     max_num_seqs: int = option(64, "the most texts written at once")
@@ -43,6 +46,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise RequestError(name, f"must be above 0, not {value}")
+        if self.quantization not in ("none", "int8", "int4"):
+            raise RequestError("quantization", f"must be none, int8 or int4, not {self.quantization!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise RequestError(
                 "gpu_memory_utilization", f"must be above 0 and at most 1, not {self.gpu_memory_utilization}"
@@ -91,6 +96,9 @@ class SpeculationConfig:
         "how a draft model draws: as asked, or closer to its likeliest where it is sure",
         choices=("fixed", "entropy"),
     )
+    draft_idle_unload: float | None = option(
+        None, "seconds without use after which a draft model's memory is given back until it pays again"
+    )
     prompt_lookup_min: int | None = option(
         None, f"n-gram: the shortest run of tokens that counts as a match (default: {SHORTEST_MATCH})"
     )
@@ -105,6 +113,8 @@ class SpeculationConfig:
                 raise RequestError(name, f"must be between 0 and {MOST_DRAFTED}, not {value}")
         if not 0 <= self.min_confidence <= 1:
             raise RequestError("min_confidence", f"must be between 0 and 1, not {self.min_confidence}")
+        if self.draft_idle_unload is not None and not 0 < self.draft_idle_unload < math.inf:
+            raise RequestError("draft_idle_unload", f"must be above 0, not {self.draft_idle_unload}")
         if not 0 <= self.min_draft <= MOST_DRAFTED:
             raise RequestError("min_draft", f"must be between 0 and {MOST_DRAFTED}, not {self.min_draft}")
         if self.goal not in ("latency", "throughput"):
@@ -167,6 +177,7 @@ class SpeculationConfig:
                     "drafter", f"is {settings['drafter']!r}, but speculative_config says {named!r}; give one"
                 )
             settings["drafter"] = named
+        given |= _in_our_words(given, settings.get("drafter", "auto"))
         known = [name for name in cls.__dataclass_fields__ if name != "drafter"]
         for name, value in given.items():
             if name not in known:
@@ -175,7 +186,20 @@ class SpeculationConfig:
         return cls(**settings)
 
 
-VLLM_KEYS = ("method", "model")
+VLLM_KEYS = (
+    "method",
+    "model",
+    "draft_tensor_parallel_size",
+    "rejection_sample_method",
+    "draft_sample_method",
+    "disable_by_batch_size",
+    "use_heterogeneous_vocab",
+    "synthetic_acceptance_rate",
+)
+ONE_DEVICE = "must be 1: models are not split over devices yet; leave it out, or take a smaller model"
+MEASURING = "is for measuring with guesses nobody made; here foretell.draft.scripted.OracleDrafter does that"
+# vLLM's words for how guesses are judged where tokens are drawn, and ours.
+RULES_OF_VLLM = {"strict": "match", "probabilistic": "rejection", "standard": "rejection"}
 
 # vLLM's and SGLang's words for a method, and ours.
 METHODS = {
@@ -189,6 +213,49 @@ METHODS = {
     "dflash": "block",
     "suffix": "suffix",
 }
+
+
+def _in_our_words(given: dict[str, Any], drafter: str) -> dict[str, Any]:
+    """Take vLLM's own keys out of `given`; what they mean in ours. What cannot be done here is refused."""
+    theirs = {name: value for name in VLLM_KEYS if (value := given.pop(name, None)) is not None}
+    if theirs.get("draft_tensor_parallel_size", 1) != 1:
+        raise _refusal("draft_tensor_parallel_size", ONE_DEVICE)
+    if "synthetic_acceptance_rate" in theirs:
+        raise _refusal("synthetic_acceptance_rate", MEASURING)
+    found: dict[str, Any] = {}
+    if "rejection_sample_method" in theirs:
+        found["rule"] = _rule(theirs["rejection_sample_method"], given.get("rule"))
+    if "disable_by_batch_size" in theirs:
+        lengths = _up_to(theirs["disable_by_batch_size"], given.pop("num_speculative_tokens", None))
+        found["num_speculative_tokens_per_batch_size"] = lengths
+    drawing = theirs.get("draft_sample_method", "probabilistic")
+    if drawing not in ("greedy", "probabilistic") or (drawing == "greedy" and drafter.startswith("model")):
+        raise _refusal("draft_sample_method", "must be probabilistic: a draft model draws as the request samples")
+    return found
+
+
+def _rule(method: Any, given: Any) -> str:
+    if method == "synthetic":
+        raise _refusal("rejection_sample_method", MEASURING)
+    if method not in RULES_OF_VLLM:
+        raise _refusal("rejection_sample_method", f"must be strict or probabilistic, not {method!r}")
+    rule = RULES_OF_VLLM[method]
+    if given not in (None, rule):
+        raise _refusal("rejection_sample_method", f"{method} is the rule {rule} here, and rule is {given!r}; give one")
+    return rule
+
+
+def _up_to(texts: Any, nodes: Any) -> str:
+    """vLLM's older way to say that more texts at once are written without guesses."""
+    if type(texts) is not int or texts < 1:
+        raise _refusal("disable_by_batch_size", f"must be a number of texts, 1 or more, not {texts!r}")
+    if type(nodes) is not int:
+        raise _refusal("disable_by_batch_size", "needs num_speculative_tokens; without, guessing ends where it costs")
+    return json.dumps([[1, texts, nodes]])
+
+
+def _refusal(key: str, words: str) -> RequestError:
+    return RequestError(f"speculative_config.{key}", words)
 
 
 def _batch_table(text: str) -> tuple[tuple[int, int, int], ...]:

@@ -16,6 +16,24 @@ LogitsProcessor = Callable[[list[int], Any], Any]  # (tokens written so far, sco
 DEFAULT_MAX_TOKENS = 256
 MOST_LOGPROBS = 100
 MOST_CHOICES = 128
+# The fields that decide a text and have the same name and meaning in OpenAI's bodies and vLLM's; its length is beside.
+DECIDING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "bad_words",
+    "logit_bias",
+    "allowed_token_ids",
+)
 
 
 @strict
@@ -35,7 +53,11 @@ class SamplingParams:
     )
     skip_special_tokens: bool = option(True, "leave marks such as <|im_end|> out of the text")
     min_tokens: int = option(0, "do not end before this many tokens are written")
-    seed: int | None = option(None, "the same seed gives the same text; drawn and reported where left out")
+    seed: int | None = option(
+        None,
+        "the same seed gives the same text, under the rule match (the default) or without guesses; drawn and reported "
+        "where left out",
+    )
     stop: tuple[str, ...] = option((), "end the text before this string; may be given several times")
     stop_token_ids: tuple[int, ...] = option((), "end the text at this token; may be given several times")
     ignore_eos: bool = option(False, "go on after the model's end tokens")

@@ -26,6 +26,8 @@ class SpeculationChoice:
     acceptance_threshold: tuple[float, float] | None = None  # upper and lower, for the rule `confidence`
     workload: str | None = None  # a preset of the upper one: code, json, narrative or auto
     prediction: str | None = None  # the text that is expected, for the drafter `prediction`
+    deadline: float | None = None  # seconds for all of `max_tokens`, from when the prompt is taken up
+    min_tokens_per_second: float | None = None  # from the first token on; a text that is slower goes before others
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Budget:
     nodes: int = 0
     drafter: str = ""  # the arm of a mix; empty where there is one drafter
     floor: float = 0.0  # a branch less likely to stand than this does not pay to be drafted further
+    trial: bool = False  # whether it is only to learn how good a drafter is that is not used
 
     @property
     def depth(self) -> int:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.docs_check import ROOT, commands, faults, snippets
 
 README = ROOT / "README.md"
-RUNNABLE = [line for line in commands(README) if "foretell " in line and "certify" not in line]
+RUNNABLE = [
+    line for line in commands(README) if "foretell " in line and not re.search("foretell (certify|serve)", line)
+]
+SERVERS = [line for line in commands(README) if line.startswith("foretell serve")]
 
 
 def test_the_docs_are_true_to_the_code() -> None:
@@ -34,6 +42,47 @@ def test_the_readmes_commands_run(command: str) -> None:
     done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("command", SERVERS)
+def test_the_readmes_servers_answer_and_stop(command: str) -> None:
+    port = free_port()
+    words = [sys.executable, "-m", *shlex.split(command), "--port", str(port)]  # the last one counts
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            wait_until_well(client, process)
+            messages = [{"role": "user", "content": "Name three primary colours."}]
+            reply = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8})
+            assert reply.status_code == 200 and reply.json()["choices"][0]["message"]["content"], reply.text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def wait_until_well(client: httpx.Client, process: subprocess.Popen[bytes], seconds: float = 90) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert process.poll() is None, "it left before it was asked"
+        try:
+            if client.get("/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.2)
+    raise AssertionError(f"not well within {seconds:g} seconds")
+
+
+def test_the_readme_serves() -> None:
+    assert SERVERS and RUNNABLE, "or the tests above test nothing"
 
 
 @pytest.mark.weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .bars import BEST_SHARE, NOISE, PLAIN_SHARE
+from .intervals import shown
 from .never_slower import Cell, Findings, Overall
 
 HEAD = ("task", "T", "batch", "drafter", "accepted per step", "fixed", "bar", "ratio to plain", "verdict", "same text")
@@ -50,7 +51,7 @@ def _cell(cell: Cell) -> list[str]:
         f"{cell.accepted_per_step:.2f}",
         fixed,
         f"{cell.bar:.2f}",
-        _ratio(cell),
+        shown(cell.speedup, cell.speedup_interval),
         cell.verdict,
         "yes" if cell.same_text else "NO",
     ]
@@ -58,11 +59,5 @@ def _cell(cell: Cell) -> list[str]:
 
 def _overall(each: Overall) -> list[str]:
     accepted, same = f"{each.accepted_per_step:.2f}", "yes" if each.same_text else "NO"
-    return [f"mean of {each.cells}", "", "", each.drafter, accepted, "", "", _ratio(each), each.verdict, same]
-
-
-def _ratio(found: Cell | Overall) -> str:
-    if found.speedup_interval is None:
-        return f"{found.speedup:.2f}"
-    low, high = found.speedup_interval
-    return f"{found.speedup:.2f} ({low:.2f} to {high:.2f})"
+    ratio = shown(each.speedup, each.speedup_interval)
+    return [f"mean of {each.cells}", "", "", each.drafter, accepted, "", "", ratio, each.verdict, same]

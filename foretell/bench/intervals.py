@@ -45,3 +45,10 @@ def half_width(logs: Sequence[float]) -> float:
     """Half of the interval as a share of its middle: 0.02 is two percent either way."""
     low, high = interval(logs)
     return (high - low) / (high + low)
+
+
+def shown(ratio: float | None, bounds: tuple[float, float] | None, missing: str = "-") -> str:
+    """A ratio with its interval, or `missing` where there is none."""
+    if ratio is None:
+        return missing
+    return f"{ratio:.2f}" if bounds is None else f"{ratio:.2f} ({bounds[0]:.2f} to {bounds[1]:.2f})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .intervals import shown
 from .load import ON, LoadCell, LoadFindings
 
 HEAD = (
@@ -53,18 +54,9 @@ def _row(cell: LoadCell) -> list[str]:
         f"{cell.tokens_per_second:.1f}",
         f"{_ms(cell.first_token_p50)} / {_ms(cell.first_token_p99)}",
         f"{_ms(cell.per_token_p50)} / {_ms(cell.per_token_p99)}",
-        _ratio(cell),
+        shown(cell.speedup, cell.speedup_interval),
     ]
 
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1000 * seconds:.1f}"
-
-
-def _ratio(cell: LoadCell) -> str:
-    if cell.speedup is None:
-        return "-"
-    if cell.speedup_interval is None:
-        return f"{cell.speedup:.2f}"
-    low, high = cell.speedup_interval
-    return f"{cell.speedup:.2f} ({low:.2f} to {high:.2f})"

@@ -11,26 +11,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from foretell.errors import RequestError
-from foretell.params import SamplingParams
+from foretell.params import DECIDING, SamplingParams
 
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-# What decides the text. `n` and the log-probabilities a request may ask for are left out: they are not measured.
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "bad_words",
-    "logit_bias",
-)
 
 
 def find_file(data: Path, names: tuple[str, ...]) -> Path:
@@ -153,8 +136,8 @@ class Record:
         return found
 
     def sampling(self) -> dict[str, Any]:
-        """What the request says of sampling, checked."""
-        given = {name: value for name, value in self.value.items() if name in SAMPLING and value is not None}
+        """What the request says of sampling, checked. `n` and log-probabilities are left out: they are not measured."""
+        given = {name: value for name, value in self.value.items() if name in DECIDING and value is not None}
         try:
             SamplingParams(**given)
         except RequestError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .intervals import shown
 from .results import ALL, Cell, Result
 
 
@@ -65,16 +66,8 @@ def _task(cells: Sequence[Cell]) -> str:
 def _columns(cell: Cell | None) -> list[str]:
     if cell is None:
         return ["", "", ""]
-    return [f"{cell.accepted_per_step:.2f}", f"{cell.time['drafting']:.1%}", _ratio(cell)]
-
-
-def _ratio(cell: Cell) -> str:
-    if cell.speedup is None:
-        return "too short"
-    if cell.speedup_interval is None:
-        return f"{cell.speedup:.2f}"
-    low, high = cell.speedup_interval
-    return f"{cell.speedup:.2f} ({low:.2f} to {high:.2f})"
+    ratio = shown(cell.speedup, cell.speedup_interval, "too short")
+    return [f"{cell.accepted_per_step:.2f}", f"{cell.time['drafting']:.1%}", ratio]
 
 
 def _same(cells: Sequence[Cell]) -> str:

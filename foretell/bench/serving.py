@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from foretell.errors import ForetellError
 
@@ -18,14 +18,21 @@ LISTENS = re.compile(r"http://\S+:\d+")
 STOPPING = 60.0  # seconds it gets to let texts finish
 
 
+class OwnServer(NamedTuple):
+    """Where it listens, and which process it is."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
-def own_server(settings: Mapping[str, Any]) -> Iterator[str]:
-    """`foretell serve` on a free port of this machine; its address. It stops when the caller is done."""
+def own_server(settings: Mapping[str, Any]) -> Iterator[OwnServer]:
+    """`foretell serve` on a free port of this machine. It stops when the caller is done."""
     words = [*COMMAND, "--port", "0", *flags(settings)]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
-            yield _address(process, log)
+            yield OwnServer(_address(process, log), process.pid)
         finally:
             _stop(process)
 

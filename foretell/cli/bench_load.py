@@ -110,10 +110,11 @@ def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack
     if args.base_url is not None:
         fixed = None if args.fixed_url is None else Address.parse(args.fixed_url, args.api_key)
         return Address.parse(args.base_url, args.api_key), fixed
-    adaptive = Address.parse(stack.enter_context(own_server(settings)))
+    adaptive = Address.parse(stack.enter_context(own_server(settings)).url)
     if not args.fixed:
         return adaptive, None
-    return adaptive, Address.parse(stack.enter_context(own_server(settings | {"num_speculative_tokens": args.fixed})))
+    other = stack.enter_context(own_server(settings | {"num_speculative_tokens": args.fixed}))
+    return adaptive, Address.parse(other.url)
 
 
 def tell(args: argparse.Namespace, found: LoadFindings) -> None:

@@ -43,6 +43,12 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the JSON object to FILE")
 
 
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of a command that runs a model and reports."""
+    add_output_arguments(parser)
+    add_engine_arguments(parser)
+
+
 def load_llm(args: argparse.Namespace) -> LLM:
     """The model the flags name."""
     from foretell.llm import LLM

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .command import Command
-from .common import add_engine_arguments, add_output_arguments, check_out, give, load_llm
+from .common import add_report_arguments, check_out, give, load_llm
 from .tally import Tally
 from .tint import LEGEND, Tint, wants_colour
 
@@ -59,11 +59,6 @@ class Comparison:
             "speedup": self.ratio,
             "same_text": self.same_text,
         }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_output_arguments(parser)
-    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -126,4 +121,4 @@ def table(comparisons: list[Comparison]) -> list[str]:
     return lines
 
 
-DEMO = Command("run two prompts with and without speculation and compare", add_arguments, run)
+DEMO = Command("run two prompts with and without speculation and compare", add_report_arguments, run)

@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Any
 from foretell.errors import RequestError
 
 from .command import Command
-from .common import add_engine_arguments, add_output_arguments, check_out, give, load_llm
+from .common import add_report_arguments, check_out, give, load_llm
 
 if TYPE_CHECKING:
     from foretell.control.adaptive import AdaptiveController
     from foretell.control.explaining import Prices
 
 BATCHES, LENGTHS = (1, 4, 16, 64), (1, 2, 4, 8, 16)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_output_arguments(parser)
-    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,4 +90,4 @@ def told(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-EXPLAIN = Command("show what steps and drafts cost here and when guessing pays", add_arguments, run)
+EXPLAIN = Command("show what steps and drafts cost here and when guessing pays", add_report_arguments, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
@@ -24,10 +25,7 @@ def level(confidence: float | None) -> int:
     """The row a confidence belongs to."""
     if confidence is None:
         return UNSEEN
-    found = 0
-    while found + 1 < len(LEVELS) and confidence >= LEVELS[found + 1]:
-        found += 1
-    return found
+    return max(0, bisect_right(LEVELS, confidence) - 1)
 
 
 def cell(confidence: float | None, depth: int) -> int:
@@ -110,11 +108,15 @@ def count_guess(rates: Rates, draft: Draft, node: int, depth: int, stood: bool) 
 
 @dataclass
 class Ledger:
-    """What one request has taught: rates of each drafter, and the guesses still open."""
+    """What one request has taught: rates of each drafter, and the guesses still open.
+
+    `looked_up` keeps rates between two lessons: a draft has many nodes and few cells.
+    """
 
     kind: str
     rates: dict[str, Rates] = field(default_factory=dict)
     open: list[Guess] = field(default_factory=list)
+    looked_up: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
 class Honesty:
@@ -172,11 +174,14 @@ class Acceptance:
 
     def survival(self, ledger: Ledger, arm: str, draft: Draft) -> list[float]:
         """For each node how likely it is to enter the text."""
-        rates, depths, sure = self.rates(ledger, arm), draft.depths(), draft.confidence
+        rates, known, sure = self.rates(ledger, arm), ledger.looked_up, draft.confidence
         found: list[float] = []
         honest = self.honesty(ledger, arm).factor
-        for node, parent in enumerate(draft.parents):
-            stands = rates.rate(cell(None if sure is None else sure[node], depths[node]))
+        for node, (parent, depth) in enumerate(zip(draft.parents, draft.depths(), strict=True)):
+            key = (arm, cell(None if sure is None else sure[node], depth))
+            stands = known.get(key)
+            if stands is None:
+                stands = known[key] = rates.rate(key[1])
             found.append(honest * stands if parent < 0 else found[parent] * stands)
         return found
 
@@ -195,6 +200,7 @@ class Acceptance:
 
     def learn(self, ledger: Ledger, tokens: list[int]) -> None:
         """The text has grown: find out the open guesses."""
+        ledger.looked_up.clear()
         ledger.open = [guess for guess in ledger.open if not guess.follow(tokens, self.rates(ledger, guess.arm))]
 
     def first_rate(self, arm: str) -> float:

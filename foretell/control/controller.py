@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
 
+from .decisions import Decision
+
 Offers = Mapping[int, Mapping[str, Draft]]  # by sequence and drafter
 
 
@@ -28,9 +30,18 @@ class Controller(ABC):
     def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:  # noqa: B027 - a fixed one learns nothing
         """What came of a step, and what it cost."""
 
+    def watches(self, seq: Sequence) -> bool:
+        """Whether drafters are to learn from what this step writes; not where nobody may guess, or nobody looked."""
+        return bool(seq.request.drafters)
+
     def why(self, seq: Sequence) -> str:
         """Why it let nothing be guessed for a text in this step, in a word for a metric."""
         return ""
+
+    @property
+    def decided(self) -> dict[Decision, int]:
+        """Steps of texts since the start by (drafter, "drafted" or "skipped", reason), where that is counted."""
+        return {}
 
     def plain_seconds(self, batch: int, context: int) -> float | None:
         """What a step without drafts takes for `batch` texts with `context` tokens cached in all, where it is known."""

@@ -15,6 +15,7 @@ DRIFT = 0.002  # how far the machine's pace wanders from step to step, as a shar
 PACE, BEND = 0.5, 0.1  # how far off the first step's pace, and how bent the curve of rows, may be, as shares
 LEAN_RATE, CHANGED = 0.1, 0.5
 USUAL_RATE = 0.05  # how fast the usual surprise is learnt
+KNOWN_WELL, THINNED = 64, 16  # steps after which a further one of as many rows teaches little: one of so many is learnt
 
 Vector = NDArray[np.float64]
 
@@ -80,8 +81,10 @@ class StepCosts:
     def __init__(self, prior: CostPrior = CostPrior()) -> None:
         self.prior = prior
         self.steps = 0
+        self.single = 0.0  # seconds of a step of one row; 0 before the first step ran
         self._fit: Fit | None = None
         self._curve: Vector | None = None
+        self._last = self._alike = 0
 
     @property
     def known(self) -> bool:
@@ -104,6 +107,12 @@ class StepCosts:
             self._curve[far] = knots[-1] + (beyond - knots[-1]) * (wanted[far] - KNOTS[-1])
         return self._curve[: rows + 1]
 
+    def wants(self, rows: int) -> bool:
+        """Whether a step of so many rows is worth learning from; to be asked once a step."""
+        self._alike = self._alike + 1 if rows == self._last else 0
+        self._last = rows
+        return self.steps < KNOWN_WELL or self._alike % THINNED == 0
+
     def observe(self, rows: int, context: int, seconds: float) -> None:
         """A step of the target ran."""
         if seconds <= 0:
@@ -112,7 +121,11 @@ class StepCosts:
             self._fit = self._start(rows, context, seconds)
         self._fit.observe(_features(rows, context), seconds)
         self.steps += 1
+        self._take_over()
+
+    def _take_over(self) -> None:
         self._curve = None
+        self.single = self.seconds(1)
 
     def _start(self, rows: int, context: int, seconds: float) -> Fit:
         prior = self.prior
@@ -134,7 +147,7 @@ class StepCosts:
     def load(self, kept: dict[str, Any]) -> None:
         """Go on from what an earlier run learnt; the machine may have changed, so the pace is open again."""
         self._fit = Fit.load(kept, len(KNOTS) + 1)
-        self._curve = None
+        self._take_over()
 
 
 def _features(rows: int, context: int) -> Vector:

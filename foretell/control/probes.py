@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 
 class Probes:
     """Rarely, and the more rarely the more often it was in vain; never for more than a small share of the time."""
@@ -13,16 +11,17 @@ class Probes:
     EVERY, SELDOM = 32, 1024  # steps between two, at the least and in the end
 
     def __init__(self) -> None:
-        self._unused: Counter[str] = Counter()  # steps since a drafter was last used
+        self._last: dict[str, int] = {}  # the step in which a drafter was last used
         self._wait: dict[str, int] = {}
 
-    def is_due(self, arm: str, used: bool, seconds: float, plain: float) -> bool:
+    def is_due(self, arm: str, used: bool, step: int, seconds: float, plain: float) -> bool:
         """Whether to try it in this step, which takes `plain` without it; a trial costs `seconds`."""
-        self._unused[arm] = 0 if used else self._unused[arm] + 1
+        if used or arm not in self._last:
+            self._last[arm] = step
         wait = max(self.EVERY, int(seconds / (self.SHARE * plain)), self._wait.get(arm, 0))
-        if self._unused[arm] < wait:
+        if step - self._last[arm] < wait:
             return False
-        self._unused[arm] = 0
+        self._last[arm] = step
         self._wait[arm] = min(2 * wait, self.SELDOM)
         return True
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from foretell.params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, StepTimes, Verdict
+from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, StepTimes, Verdict
 
 from .controller import Controller
 
@@ -50,6 +50,7 @@ class Scenario:
     requests: int = 50
     tokens: int = 128
     load: Callable[[int], int] = field(default=lambda begun: 1)
+    choice: Callable[[int], SpeculationChoice] = field(default=lambda request: SpeculationChoice())
     seed: int = 0
 
 
@@ -61,6 +62,8 @@ class Result:
     steps: int = 0
     tokens: int = 0
     drafted: int = 0
+    speeds: dict[int, float] = field(default_factory=dict)  # tokens a second of each text, from when it was begun
+    lengths: list[float] = field(default_factory=list)  # nodes a text in each step
 
 
 class World:
@@ -69,16 +72,27 @@ class World:
     def __init__(self, scenario: Scenario, controller: Controller) -> None:
         self.scenario, self.controller = scenario, controller
         self.arms = {arm.name: arm for arm in scenario.arms}
-        self.clock = random.Random(scenario.seed)
+        self.noise = random.Random(scenario.seed)
+        self._begun: dict[int, float] = {}
         self.started = self.finished = 0
         self.running: list[Sequence] = []
         self.result = Result()
 
+    def clock(self) -> float:
+        """The scenario's own time, for a controller to look at."""
+        return self.result.seconds
+
     def run(self) -> Result:
+        for _ in self.steps():
+            pass
+        return self.result
+
+    def steps(self) -> Iterator[list[Sequence]]:
+        """Step by step, to be watched: before each the texts that are written in it."""
         while self.finished < self.scenario.requests:
             self._admit()
+            yield self.running
             self._step()
-        return self.result
 
     def _admit(self) -> None:
         while len(self.running) < self.scenario.load(self.started) and self.started < self.scenario.requests:
@@ -89,7 +103,9 @@ class World:
                 0,
                 self.scenario.tokens,
                 drafters=tuple(self.arms),
+                speculation=self.scenario.choice(self.started),
             )
+            self._begun[self.started] = self.clock()
             self.running.append(Sequence(self.started, request, [0]))
             self.started += 1
 
@@ -102,16 +118,18 @@ class World:
         drafts = [self._drafted(share) for share in shares]
         rows, context = len(shares) + sum(map(len, drafts)), sum(len(seq.tokens) for seq in self.running)
         drafting = self._drafting(budgets)
-        running = self.scenario.machine.seconds(rows, context, self.clock)
+        running = self.scenario.machine.seconds(rows, context, self.noise)
         still = self.scenario.machine
         self.result.seconds += drafting + still.base + still.row * (rows - 1) + still.token * context
         self.result.steps += 1
         self.result.drafted += rows - len(shares)
+        self.result.lengths.append((rows - len(shares)) / len(shares))
         outcomes = [self._judge(share, draft) for share, draft in zip(shares, drafts, strict=True)]
         self.controller.observe(outcomes, StepTimes(drafting, running))
         for seq in [seq for seq in self.running if seq.room <= 0]:
             self.running.remove(seq)
             self.controller.forget(seq)
+            self.result.speeds[seq.id] = self.scenario.tokens / (self.clock() - self._begun.pop(seq.id))
             self.finished += 1
 
     def _drafting(self, budgets: list[Budget]) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +42,23 @@ class Market:
         """Seconds of the step without drafts."""
         return float(self.curve[self.rows]) + self.held
 
+    def spare(self, margin: float) -> int:
+        """Further rows that cost next to nothing, by this share of the step."""
+        most = float(self.curve[self.rows]) + margin * self.plain
+        return int(np.searchsorted(self.curve, most, "right")) - 1 - self.rows
+
     def extra(self, rows: int) -> float:
         """Seconds that so many further rows cost."""
         at = min(self.rows + rows, len(self.curve) - 1)
         return float(self.curve[at] - self.curve[self.rows])
+
+    @cached_property
+    def extra_each(self) -> list[float]:
+        """By nodes what each writer pays for their rows, if all draft as many; the last holds for all beyond it."""
+        most = -(-(len(self.curve) - 1 - self.rows) // self.writers)
+        at = np.minimum(self.rows + self.writers * np.arange(most + 1), len(self.curve) - 1)
+        each: list[float] = ((self.curve[at] - self.curve[self.rows]) / self.writers).tolist()
+        return each
 
 
 @dataclass(frozen=True)
@@ -60,24 +74,26 @@ class Plan:
 def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Plan:
     """The drafter and length that make a sequence fastest, if its neighbours do alike; plain unless it wins clearly."""
     best = Plan(gain=1 + margin)
-    share = market.plain / market.writers
+    share, rows = market.plain / market.writers, market.extra_each
     for candidate in candidates:
         expected = 1.0
         for nodes, survival in enumerate(candidate.survival, 1):
             expected += survival
-            seconds = market.extra(nodes * market.writers) / market.writers + candidate.draft_seconds(nodes)
+            seconds = rows[min(nodes, len(rows) - 1)] + candidate.draft_seconds(nodes)
             gain = expected * share / (share + seconds)
             if gain > best.gain:
                 best = Plan(candidate.arm, nodes, gain, tuple(candidate.most_likely_first()[:nodes]))
     return best if best.nodes else Plan()
 
 
-def share_out(market: Market, plans: list[Plan], drafting: float, throughput: bool, margin: float) -> list[int]:
-    """Nodes for each sequence, such that the whole batch goes fastest; `drafting` is paid if anybody drafts.
+def share_out(
+    market: Market, plans: list[Plan], drafting: float, throughput: bool, margin: float, most: int | None = None
+) -> list[int]:
+    """Nodes for each sequence, `most` in all, such that the whole batch goes fastest; `drafting` is paid if any drafts.
 
     Throughput counts tokens; else every sequence's own time a token counts, so that all get their turn.
     """
-    items = sorted(_items(plans, throughput), key=lambda item: -item[0])
+    items = sorted(_items(plans, throughput), key=lambda item: -item[0])[:most]
     if not items:
         return [0] * len(plans)
     gained = np.cumsum([item[0] for item in items])
@@ -104,6 +120,15 @@ def _items(plans: list[Plan], throughput: bool) -> list[tuple[float, int]]:
             items.append((least, sequence))
             expected += survival
     return items
+
+
+def let_pass(market: Market, plans: list[Plan], hurried: list[bool], throughput: bool, margin: float) -> list[int]:
+    """Those in a hurry get all they planned; of the others guess who can without making the step longer."""
+    taken = sum(plan.nodes for plan, first in zip(plans, hurried, strict=True) if first)
+    rest = replace(market, rows=min(market.rows + taken, len(market.curve) - 1))
+    others = [Plan() if first else plan for plan, first in zip(plans, hurried, strict=True)]
+    nodes = share_out(rest, others, 0.0, throughput, 0.0, rest.spare(margin))
+    return [plan.nodes if first else count for plan, first, count in zip(plans, hurried, nodes, strict=True)]
 
 
 def break_even(market: Market, draft_seconds: float = 0.0) -> float:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.models.quantize import Bits
 
 from .base import Drafter, NoDrafter
+from .fitting import Planner, fit
+from .loading import Loader, bits_of
 from .mix import MixDrafter
 from .registry import Helper, Kind, Parts, find_kind, make
+from .resident import Resident
 
-__all__ = ["Drafter", "Helper", "Kind", "Parts", "arms", "build", "copies_wanted", "models_wanted"]
+__all__ = ["Drafter", "Helper", "Kind", "Loader", "Parts", "arms", "build", "copies_wanted", "fitted", "models_wanted"]
 
 AUTO = ("ngram", "suffix", "recycle")  # what needs no model, costs no memory to speak of, and is asked for nothing
 WITH_REQUEST = "prediction"  # of use to requests that bring one, so that it is always there
@@ -38,13 +43,31 @@ def models_wanted(config: SpeculationConfig) -> tuple[str, ...]:
 
 def copies_wanted(config: SpeculationConfig) -> tuple[Bits, ...]:
     """In how many bits the target's own weights are wanted again."""
-    named = [name for name in arms(config) if name.startswith("self:")]
-    return tuple(8 if name == "self:int8" else 4 for name in named)
+    return tuple(bits_of(name) for name in arms(config) if name.startswith("self:"))
 
 
-def build(parts: Parts) -> Drafter:
-    """The drafters a config names, behind one."""
+def fitted(config: SpeculationConfig, plan: Planner) -> SpeculationConfig:
+    """The config without the drafters that there is no memory for; `plan` counts it, or refuses."""
+    names = arms(config)
+    return fit(config, names, tuple(name for name in names if _is_heavy(name)), plan)
+
+
+def build(parts: Parts, again: Callable[[str], Parts] | None = None) -> Drafter:
+    """The drafters a config names, behind one. `again` loads what one of them is made of once more."""
     named = arms(parts.config)
     if not named:
         return NoDrafter()
-    return MixDrafter([make(parts, name) for name in dict.fromkeys((*named, WITH_REQUEST))], named)
+    made = [make(parts, name) for name in dict.fromkeys((*named, WITH_REQUEST))]
+    idle = parts.config.draft_idle_unload
+    if idle is not None and again is not None:
+        made = [_resident(drafter, again, idle) if _is_heavy(drafter.name) else drafter for drafter in made]
+    return MixDrafter(made, named)
+
+
+def _resident(drafter: Drafter, again: Callable[[str], Parts], idle: float) -> Resident:
+    name = drafter.name
+    return Resident(drafter, lambda: make(again(name), name), idle)
+
+
+def _is_heavy(name: str) -> bool:
+    return find_kind(name.partition(":")[0]).heavy

@@ -45,6 +45,23 @@ class Drafter(ABC):
         return 0
 
     @property
+    def ready(self) -> bool:
+        """Whether it can guess now; one whose weights are away cannot."""
+        return True
+
+    def wake(self) -> None:  # noqa: B027 - most are always here
+        """Come back in the background, where its weights are away."""
+
+    @property
+    def away(self) -> frozenset[str]:
+        """Of the drafters a request may ask for, those that cannot guess now."""
+        return frozenset(name for name, arm in self.arms.items() if not arm.ready)
+
+    def call(self, name: str) -> None:
+        """One that is away would be of use again."""
+        self.arms[name].wake()
+
+    @property
     def arms(self) -> Mapping[str, Drafter]:
         """The drafters a request may ask for; of a single one itself."""
         return {self.name: self}

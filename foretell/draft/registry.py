@@ -70,6 +70,7 @@ class Kind:
     make: Maker
     argument: str = ""
     pattern: str = ".+"
+    heavy: bool = False  # whether it has weights of its own
 
     @property
     def shown(self) -> str:
@@ -113,8 +114,8 @@ KINDS: dict[str, Kind] = {
         Kind("recycle", lambda parts, _: RecycleDrafter()),
         Kind("lookahead", lambda parts, _: LookaheadDrafter()),
         Kind("prediction", lambda parts, _: PredictionDrafter()),
-        Kind("model", _draft_model, "NAME"),
-        Kind("self", _quantized_self, "int8", "int8|int4"),
+        Kind("model", _draft_model, "NAME", heavy=True),
+        Kind("self", _quantized_self, "int8", "int8|int4", heavy=True),
         Kind("exit", _early_exit, "N", r"[1-9]\d*"),
     )
 }

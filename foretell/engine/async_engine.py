@@ -13,15 +13,16 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from .isolation import is_well, rescue
 from .streams import Load, Piece, QueueFull, StepFailed, StepReport, Stream, Unavailable
 
 if TYPE_CHECKING:
     from foretell.engine.engine import Engine, Track
     from foretell.sampling.grammar import Grammar
-    from foretell.types import Delta, Request, Sequence
+    from foretell.types import Delta, Request
 
 LOG = logging.getLogger("foretell")
-FAILURES = 3  # failed steps in a row after which the engine is given up
+FAILURES = 3  # steps in a row in which nobody could go on, after which the engine is given up
 ENDINGS = 64  # of the last texts, from which the rate of endings is taken
 LONGEST_WAIT = 60  # seconds, the most that is ever told to somebody who should come back later
 
@@ -188,29 +189,35 @@ class AsyncEngine:
             return False
 
     def _step(self) -> None:
-        rows, began = self.engine.stats.rows, time.monotonic()
-        self._step_began = began
+        stats = self.engine.stats
+        rows, known = stats.rows, stats.drafting_seconds + stats.running_seconds
+        self._step_began = began = time.monotonic()
         try:
             deltas = self.engine.step()
         except Exception as error:
-            self._fail_running(error)
-            return
+            self._isolate(error)
+        else:
+            self._failures = 0
+            known = stats.drafting_seconds + stats.running_seconds - known
+            self._report(deltas, began, stats.rows - rows, known)
         finally:
             self._step_began = None
-        self._failures = 0
+
+    def _report(self, deltas: list[Delta], began: float, rows: int = 0, known: float = 0.0) -> None:
+        """`known`: seconds of the step of which it is known what they went into."""
+        seconds = time.monotonic() - began
         pieces = tuple(self._piece(delta) for delta in deltas)
+        counts = self.engine.stats.speculation.by_drafter.items()
         self._tell(
             self._deliver,
             StepReport(
                 pieces,
-                time.monotonic() - began,
-                self.engine.stats.rows - rows,
+                seconds,
+                seconds - known,
+                rows,
                 sum(len(piece.track.seq.tokens) for piece in pieces),
                 self._load(),
-                {
-                    name: (count.drafted, count.accepted)
-                    for name, count in self.engine.stats.speculation.by_drafter.items()
-                },
+                {name: (count.drafted, count.accepted) for name, count in counts},
             ),
         )
 
@@ -238,16 +245,22 @@ class AsyncEngine:
             del self._tracks[key]
         self._tell(self._deliver_load, self._load())
 
-    def _fail_running(self, error: Exception) -> None:
-        """Take out the texts the step may have been about; those that wait go on."""
-        LOG.exception("a step failed, and its texts with it")
+    def _isolate(self, error: Exception) -> None:
+        """Only the texts that fail alone are lost. If all do, and a made-up one too, it is the engine that fails."""
+        LOG.error("a step failed; its texts are run one by one", exc_info=error)
+        self._step_began = began = time.monotonic()
+        found = rescue(self.engine, self._tracks.values())
+        if not (found.deltas or found.lost or found.went_on):
+            raise error
+        self._report(found.deltas, began)
+        self._abort(found.lost)
+        for name, reason in found.lost.items():
+            self._tell(self._deliver_failure, [name], StepFailed(f"its step failed: {type(reason).__name__}"))
+        if found.went_on or found.deltas or is_well(self.engine):
+            self._failures = 0
+            return
         self._failures += 1
-        running: list[Sequence] = self.engine.scheduler.running
-        names = {seq.request.id for seq in running}
-        self._abort(names)
-        kind = type(error).__name__
-        self._tell(self._deliver_failure, names, StepFailed(f"the step failed: {kind}"))
-        if self._failures >= FAILURES or not names:
+        if self._failures >= FAILURES:
             raise error
 
     def _give_up(self, error: Exception) -> None:

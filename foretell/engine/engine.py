@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -23,14 +21,12 @@ from foretell.tokenizer import Tokenizer
 from foretell.types import Budget, Delta, Draft, Outcome, Request, Sequence, Share, StepTimes, TokenLogprob
 
 from .constrain import constrain
-from .judge import Case, Judge, Judgement, prompt_logprobs
+from .guard import Guard
+from .judge import Case, Judge, prompt_logprobs
+from .rows import likeliest, outcome_of, split_features
 from .scheduler import Scheduler
 from .stats import Speculation, Stats, origins
 from .writer import Writer
-
-LOG = logging.getLogger("foretell")
-
-Rows = tuple[tuple[int, ...], ...]
 
 
 @dataclass
@@ -71,12 +67,20 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         judge: Judge | None = None,
     ) -> None:
-        self.runner, self.drafter, self.controller, self.scheduler = runner, drafter, controller, scheduler
+        self.runner, self.controller, self.scheduler = runner, controller, scheduler
         self.tokenizer, self.judge = tokenizer, judge or Judge()
         self.stats = Stats()
         self.tracks: dict[int, Track] = {}
         self._ids = itertools.count()
-        self._failures = 0  # of the drafter as a whole
+        self._guard = Guard(drafter, runner.model.config.vocab)
+
+    @property
+    def drafter(self) -> Drafter:
+        return self._guard.drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Drafter) -> None:
+        self._guard = Guard(drafter, self.runner.model.config.vocab)
 
     @property
     def busy(self) -> bool:
@@ -121,7 +125,8 @@ class Engine:
         if not plan:
             return []
         self._note_starts(plan)
-        drafts = self._constrain(plan, self.controller.trim(plan, self._propose(plan)))
+        trimmed = self.controller.trim(plan, self._propose(plan))
+        drafts = [self._constrain(share, draft) for share, draft in zip(plan, trimmed, strict=True)]
         drafted = perf_counter()
         output = self.runner.forward(plan, drafts)
         judged = [self.commit(outcome) for outcome in self._judge(plan, drafts, output)]
@@ -136,62 +141,26 @@ class Engine:
     def _budgets(self, running: list[Sequence]) -> list[Budget]:
         """Let the controller decide, with the free guesses before it that it wants to see."""
         asked, nodes = self.controller.asks(running)
-        offers: dict[int, Mapping[str, Draft]] = {}
-        if asked:
-            try:
-                found = self.drafter.offers(asked, nodes)
-                offers = {seq.id: offer for seq, offer in zip(asked, found, strict=True)}
-            except Exception:
-                self._drafter_failed("offers")
-        return self.controller.budgets(running, offers)
+        return self.controller.budgets(running, self._guard.offers(asked, nodes))
 
     def _propose(self, plan: list[Share]) -> list[Draft]:
-        """Ask the drafter, and let in what can be checked; one that fails costs its guesses, not the texts."""
-        try:
-            drafts = self.drafter.propose([share.seq for share in plan], [self._asked(share) for share in plan])
-            return [self._checked(share.budget, draft) for share, draft in zip(plan, drafts, strict=True)]
-        except Exception:
-            self._drafter_failed("propose")
-            return [Draft()] * len(plan)
+        return self._guard.propose(plan, [self._asked(share) for share in plan])
 
     def _asked(self, share: Share) -> Budget:
         """What the drafter may guess. A budget that names nobody is room for what a grammar forces."""
-        nobody = not share.budget.drafter and self.drafter.name and self.tracks[share.seq.id].matcher is not None
-        return Budget() if nobody else share.budget
-
-    def _checked(self, budget: Budget, draft: Draft) -> Draft:
-        draft = draft.cut(budget.nodes)
-        if budget.drafter and len(draft) and draft.source != budget.drafter:  # records are kept by the arm's name
-            draft = replace(draft, source=budget.drafter)
-        vocab = self.runner.model.config.vocab
-        if not all(0 <= token < vocab for token in draft.tokens):
-            raise ValueError(f"{self.drafter.name} guessed a token outside 0..{vocab - 1}")
-        if draft.probs is None and draft.drawn is not None and any(draft.drawn):
-            raise ValueError(f"{self.drafter.name} drew at random and does not say from what")
-        if draft.probs is not None and draft.probs.shape != (len(draft), vocab):
-            raise ValueError(f"{self.drafter.name} gave probabilities of shape {tuple(draft.probs.shape)}")
-        return draft if draft.probs is None else replace(draft, probs=draft.probs.float())
+        budget = share.budget
+        nobody = budget.nodes and not budget.drafter and self.drafter.name
+        return Budget() if nobody and self.tracks[share.seq.id].matcher is not None else budget
 
     def _learn(self, outcomes: list[Outcome], times: StepTimes) -> None:
-        """The same outcomes for drafter, controller and statistics."""
-        try:
-            self.drafter.observe(outcomes)
-        except Exception:
-            self._drafter_failed("observe")
-        self.stats.drafter_failures = self._failures + self.drafter.failures
+        """The same outcomes for controller and statistics, and for the drafter where it may learn from them."""
+        self._guard.observe([outcome for outcome in outcomes if self.controller.watches(outcome.share.seq)])
+        self.stats.drafter_failures = self._guard.failures
         self.controller.observe(outcomes, times)
         self.stats.observe(outcomes, times)
 
-    def _drafter_failed(self, where: str) -> None:
-        self._failures += 1
-        self.stats.drafter_failures = self._failures + self.drafter.failures
-        LOG.exception("the drafter %s failed in %s; its guesses are left out", self.drafter.name, where)
-
-    def _constrain(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
+    def _constrain(self, share: Share, draft: Draft) -> Draft:
         """What a grammar forces is guessed for free; what it forbids takes along only what hangs below it."""
-        return [self._constrain_one(share, draft) for share, draft in zip(plan, drafts, strict=True)]
-
-    def _constrain_one(self, share: Share, draft: Draft) -> Draft:
         matcher = self.tracks[share.seq.id].matcher
         if matcher is None:
             return draft
@@ -216,28 +185,16 @@ class Engine:
         for case in cases:
             if case.error is not None:
                 self.tracks[case.share.seq.id].error = case.error
+        top = likeliest(pairs, logits, self.drafter.wants_top, self._wants_top)
         return [
-            _outcome(share, draft, next(judged) if share.reaches_end else None, states, top)
-            for (share, draft), states, top in zip(
-                pairs, _split_features(output, pairs), self._top(pairs, logits), strict=True
-            )
+            outcome_of(share, draft, next(judged) if share.reaches_end else None, states, each)
+            for (share, draft), states, each in zip(pairs, split_features(output, pairs), top, strict=True)
         ]
 
-    def _top(self, pairs: list[tuple[Share, Draft]], logits: Iterable[torch.Tensor]) -> Iterable[Rows]:
-        """The likeliest tokens of each row, for a drafter that wants to see them."""
-        wanted = self.drafter.wants_top
-        if not wanted:
-            return [()] * len(pairs)
-        ends = [
-            rows[-1 - len(draft) :] for (share, draft), rows in zip(pairs, logits, strict=True) if share.reaches_end
-        ]
-        if not ends:
-            return [()] * len(pairs)
-        top = iter(torch.cat(ends).topk(min(wanted, self.runner.model.config.vocab)).indices.tolist())
-        return [
-            tuple(tuple(next(top)) for _ in range(1 + len(draft))) if share.reaches_end else ()
-            for share, draft in pairs
-        ]
+    def _wants_top(self, share: Share) -> bool:
+        """Whether a drafter of this text's learns from the likeliest tokens in this step."""
+        seq = share.seq
+        return not self._guard.top_arms.isdisjoint(seq.request.drafters) and self.controller.watches(seq)
 
     def _masks(self, share: Share, draft: Draft) -> torch.Tensor | None:
         track = self.tracks[share.seq.id]
@@ -310,11 +267,8 @@ class Engine:
         del self.tracks[track.seq.id]
         self.scheduler.remove(track.seq)
         self.controller.forget(track.seq)
-        try:
-            self.drafter.forget(track.seq)
-        except Exception:
-            self._drafter_failed("forget")
-        self.stats.drafter_failures = self._failures + self.drafter.failures
+        self._guard.forget(track.seq)
+        self.stats.drafter_failures = self._guard.failures
 
     def _note_starts(self, plan: list[Share]) -> None:
         for share in plan:
@@ -330,15 +284,3 @@ class Engine:
             track.timings.first_token = now
         if track.seq.finish is not None:
             track.timings.finished = now
-
-
-def _split_features(output: StepOutput, pairs: list[tuple[Share, Draft]]) -> Iterable[torch.Tensor | None]:
-    if output.features is None:
-        return [None] * len(pairs)
-    return torch.split(output.features, [share.take + len(draft) for share, draft in pairs])
-
-
-def _outcome(share: Share, draft: Draft, judged: Judgement | None, features: torch.Tensor | None, top: Rows) -> Outcome:
-    if judged is None:
-        return Outcome(share, draft, features=features)
-    return Outcome(share, draft, judged.verdict, judged.chosen, (), judged.logprobs, features, top)

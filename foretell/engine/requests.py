@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -64,6 +65,7 @@ class RequestMaker:
         if speculation.rule is None:
             speculation = self._with_defaults(speculation)
         speculation, drafters = settle_drafters(self.drafter, speculation)
+        check_pace(speculation, drafters)
         request = Request(
             id=request_id,
             prompt=tuple(prompt),
@@ -93,6 +95,8 @@ class RequestMaker:
             acceptance_threshold=given.acceptance_threshold or ours.acceptance_threshold,
             workload=given.workload or ours.workload,
             prediction=given.prediction,
+            deadline=given.deadline,
+            min_tokens_per_second=given.min_tokens_per_second,
         )
 
     def _check_tokens(self, prompt: list[int], params: SamplingParams) -> None:
@@ -167,10 +171,22 @@ class RequestMaker:
         return Thinking(opens, closes)
 
 
+def check_pace(choice: SpeculationChoice, drafters: tuple[str, ...]) -> None:
+    """Refuse a speed that cannot be, or that nobody is there to keep."""
+    for name in ("deadline", "min_tokens_per_second"):
+        value = getattr(choice, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise RequestError(name, f"must be a number above 0, not {value!r}")
+        if not drafters:
+            raise RequestError(name, "is kept by guessing ahead, and nobody guesses for this request; leave it out")
+
+
 def settle_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[SpeculationChoice, tuple[str, ...]]:
     """Who may guess for a request: whom it names, or the engine's own, and `prediction` where it brings one."""
     arms = engine.arms
-    if choice.drafter == "none" or not choice.enabled:
+    if choice.drafter == "none" or not choice.enabled or choice.max_draft == 0:
         return replace(choice, enabled=False), ()
     if choice.drafter in (None, "auto", "mix"):
         found = _own_drafters(engine, choice)

@@ -27,7 +27,7 @@ class QueueFull(Unavailable):
 
 
 class StepFailed(ForetellError):
-    """The step a text was part of failed; the text is lost, others are not."""
+    """A text's own step failed, run alone; the text is lost, those that ran beside it are not."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class StepReport:
 
     pieces: tuple[Piece, ...]
     seconds: float
-    rows: int  # tokens the target ran: of prompts, of texts, and guesses
+    host: float  # of these, neither for guessing nor for the target: a plain step would have taken them too
+    rows: int  # tokens the target ran: of prompts, of texts, and guesses; 0 where a step failed and was mended
     context: int  # tokens of the texts that grew, together
     load: Load
     drafters: dict[str, tuple[int, int]]  # since the start, of each drafter: guesses, and those accepted

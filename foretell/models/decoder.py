@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretell.kernels.attention import attend
+from foretell.kernels.native.room import Room, give_back
 from foretell.kernels.norm import rms_norm
 from foretell.kernels.rotary import rotate
 from foretell.kernels.store import store
@@ -107,9 +108,11 @@ class Decoder(nn.Module):
 
     def prepare(self, context: int) -> None:
         """Ready the weights to run texts of up to `context` tokens."""
+        room = Room()
         for module in self.modules():
             if isinstance(module, Linear):
-                module.pack()
+                module.pack(room)
+        give_back()
         for rope in set(self.config.ropes):
             table = rope_table(rope, self.config.head_dim, context)
             self.tables[rope] = table.to(self.embed.device, self.embed.dtype)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from foretell.kernels.linear import linear, pack, packed_linear
+from foretell.kernels.linear import linear, prepared
+from foretell.kernels.native.packed import PackedLinear
+from foretell.kernels.native.room import Room
 
 
 class Linear(nn.Module):
@@ -16,18 +20,26 @@ class Linear(nn.Module):
         self.inputs, self.outputs = inputs, outputs
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.zeros(outputs), requires_grad=False) if bias else None
-        self.packed: Tensor | None = None
+        self.packed: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is not None:
-            return packed_linear(x, self.packed, self.bias)
+            return self.packed(x)
         assert self.weight is not None, "an unpacked layer has its weight"
         return linear(x, self.weight, self.bias)
 
-    def pack(self) -> None:
-        """Lay the weights out for speed where there is a way to."""
-        if self.weight is not None and (packed := pack(self.weight.data)) is not None:
+    def pack(self, room: Room) -> None:
+        """Lay the weights out for speed, in `room`, where there is a way to."""
+        if self.weight is None:
+            return
+        bias = None if self.bias is None else self.bias.data
+        if (packed := prepared(self.weight.data, bias, room)) is not None:
             self.packed, self.weight = packed, None
+
+    @property
+    def native(self) -> PackedLinear | None:
+        """The weights as the native library has them, if it does."""
+        return self.packed if isinstance(self.packed, PackedLinear) else None
 
 
 class Norm(nn.Module):

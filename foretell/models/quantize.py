@@ -29,6 +29,10 @@ class QuantizedLinear(Linear):
         self.weight, self.packed, self.bias = None, None, None
         self.product = PackedLinear(library, weights, bias, room)
 
+    @property
+    def native(self) -> PackedLinear:
+        return self.product
+
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x.float()).to(x.dtype)
 
@@ -43,7 +47,7 @@ def quantize_linear(layer: Linear, bits: Bits, room: Room) -> Linear:
         return QuantizedLinear(rounded, bias, found, room)
     plain = Linear(layer.inputs, layer.outputs, layer.bias is not None)
     plain.weight, plain.bias = nn.Parameter(rounded.dequantized().to(weight.dtype), requires_grad=False), layer.bias
-    plain.pack()
+    plain.pack(room)
     return plain
 
 
@@ -71,9 +75,13 @@ def quantize_int4(weight: Tensor) -> Int4Weights:
 
 
 def _in_chunks(weight: Tensor, quantize: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Values and scales, some outputs at a time."""
-    pairs = [quantize(chunk.float()) for chunk in torch.split(weight, CHUNK)]
-    return torch.cat([values for values, _ in pairs]), torch.cat([scales for _, scales in pairs])
+    """Values and scales, some outputs at a time, each put where it belongs: no memory is left in pieces."""
+    first = quantize(weight[:CHUNK].float())
+    whole = tuple(part.new_empty(len(weight), *part.shape[1:]) for part in first)
+    for at in range(0, len(weight), CHUNK):
+        for target, part in zip(whole, quantize(weight[at : at + CHUNK].float()) if at else first, strict=True):
+            target[at : at + CHUNK] = part
+    return whole[0], whole[1]
 
 
 def _quantize_outputs(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from foretell.kernels.native.room import Room
+from foretell.kernels.native.room import Room, give_back
 
 from .config import ModelConfig
 from .decoder import Decoder
 from .layers import Linear
-from .load import sketch
+from .load import sketch, weight_bytes
 from .quantize import Bits, linear_bytes, quantize_linear
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -45,6 +45,33 @@ def quantized_bytes(
     """What `quantized` takes beside the model itself."""
     layers = [(name, module) for name, module in sketch(config, dtype).named_modules() if isinstance(module, Linear)]
     return sum(linear_bytes(layer.inputs, layer.outputs, _bits_of(name, bits), dtype, device) for name, layer in layers)
+
+
+def quantize_weights(model: Decoder, bits: Bits) -> Decoder:
+    """The model itself with its matrices on a grid; floats are let go as soon as they are rounded.
+
+    The embedding stays as it is: a step reads a few of its rows, so there is nothing to gain but memory.
+    """
+    room = Room()
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if isinstance(child, Linear):
+                module._modules[name] = quantize_linear(child, _bits_of(name, bits), room)
+                child.weight = None
+    give_back()
+    return model
+
+
+def prepared_bytes(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu", bits: Bits | None = None
+) -> int:
+    """What a model's weights take once it is ready to run, with its matrices in floats or on a grid."""
+    if bits is None:
+        return weight_bytes(config, dtype, device)
+    model = sketch(config, dtype)
+    matrices = {id(module.weight) for module in model.modules() if isinstance(module, Linear)} - {id(model.embed)}
+    rest = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in matrices)
+    return rest * dtype.itemsize + quantized_bytes(config, bits, dtype, device)
 
 
 def _on_grid(module: Module, bits: Bits, room: Room) -> Module:

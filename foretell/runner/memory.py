@@ -50,6 +50,7 @@ class Needs:
     page_size: int
     context: int
     max_num_seqs: int
+    loading: int = 0  # held for a while before the weights are what they will be
 
 
 def plan_memory(needs: Needs, available: int, kv_memory: float | None) -> MemoryPlan:
@@ -71,6 +72,11 @@ def _check(plan: MemoryPlan, needs: Needs, available: int, one_text: int) -> Non
         raise CapacityError(
             f"the weights need {_gib(plan.weights + plan.drafter)} and {_gib(available)} is free; "
             "take a smaller model or free some memory"
+        )
+    if needs.loading > available:
+        raise CapacityError(
+            f"weights are loaded as floats before they are rounded, which needs {_gib(needs.loading)}, "
+            f"and {_gib(available)} is free; take a smaller model or free some memory"
         )
     if plan.total > available:
         raise CapacityError(

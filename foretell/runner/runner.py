@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +13,9 @@ from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
 from foretell.types import Draft, Sequence, Share
 
+from .cuda_or_eager import cuda_or_eager
 from .executor import EagerExecutor, Executor, StepOutput
+from .native import native_executor
 from .pack import pack
 
 
@@ -42,8 +45,26 @@ class ModelRunner:
         """Run every share's tokens and draft; their pages are reserved already."""
         return self.executor(pack(shares, drafts, self.layout.page_size), self.taps)
 
+    @torch.inference_mode()
+    def chain(self, shares: list[Share], steps: int, vocab: int) -> tuple[list[list[int]], list[list[float]]] | None:
+        """After each share `steps` tokens, each the likeliest of the first `vocab`, and how sure the model is of each.
+
+        None where the executor has no way to run them in one go.
+        """
+        run = getattr(self.executor, "chain", None)
+        if run is None:
+            return None
+        packed = pack(shares, [Draft()] * len(shares), self.layout.page_size)
+        spans = [
+            replace(span, pages=tuple(share.seq.pages)) for span, share in zip(packed.spans, shares, strict=True)
+        ]
+        found: tuple[list[list[int]], list[list[float]]] | None = run(replace(packed, spans=spans), steps, vocab)
+        return found
+
     def _make_executor(self) -> Executor:
-        return EagerExecutor(self.model, self.cache, self.layout)
+        if self.device.type == "cuda":
+            return cuda_or_eager(self.model, self.cache, self.layout)
+        return native_executor(self.model, self.cache) or EagerExecutor(self.model, self.cache, self.layout)
 
     def reserve(self, seq: Sequence, tokens: int) -> bool:
         """Give `seq` pages for `tokens` tokens, or change nothing and say no."""

@@ -25,6 +25,7 @@ from .protocol import CompletionBody
 from .protocol_chat import ChatBody, DetokenizeBody, TokenizeBody
 from .reporter import Reporter
 from .service import Service
+from .spelling import spelling_routes
 from .telling import telling_routes
 from .wire import CallerGone
 from .writing import writing_routes
@@ -55,6 +56,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="Foretell", version=VERSION, lifespan=lifespan, redoc_url=None)
     app.include_router(writing_routes(service))
     app.include_router(telling_routes(service))
+    app.include_router(spelling_routes(service))
     _add_handlers(app, service)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     config = service.config

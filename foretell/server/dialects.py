@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foretell.config import METHODS, SpeculationConfig
+from foretell.config import METHODS, ONE_DEVICE, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import nearest, option, strict
-
-ONE_DEVICE = "must be 1: models are not split over devices yet; leave it out, or take a smaller model"
 
 # SGLang's and llama.cpp's words for a method, and vLLM's.
 ALGORITHMS = {

@@ -16,19 +16,19 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Tally:
-    """A counter with one label more; it can also follow a total that is kept elsewhere."""
+    """A counter with labels of its own; it can also follow a total that is kept elsewhere."""
 
     def __init__(self, counter: Counter, model: str) -> None:
         self._counter, self._model = counter, model
-        self.totals: dict[str, float] = {}
+        self._totals: dict[tuple[str, ...], float] = {}
 
-    def add(self, label: str, amount: float = 1) -> None:
-        self.totals[label] = self.totals.get(label, 0) + amount
-        self._counter.labels(self._model, label).inc(amount)
+    def add(self, *labels: str, amount: float = 1) -> None:
+        self._totals[labels] = self._totals.get(labels, 0) + amount
+        self._counter.labels(self._model, *labels).inc(amount)
 
-    def follow(self, label: str, total: float) -> None:
+    def follow(self, total: float, *labels: str) -> None:
         """Catch up with a total that only grows."""
-        self.add(label, total - self.totals.get(label, 0))
+        self.add(*labels, amount=total - self._totals.get(labels, 0))
 
 
 class Instruments:
@@ -53,6 +53,9 @@ class Instruments:
         self.skips = self._tally("spec_decode_skipped", "Steps in which a text had no draft", "reason")
         self.drafter_drafted = self._tally("drafter_draft_tokens", "Guesses of each drafter", "drafter")
         self.drafter_accepted = self._tally("drafter_accepted_tokens", "Its guesses that entered a text", "drafter")
+        self.decisions = self._tally(
+            "drafter_decisions", "Steps of texts by what was decided for a drafter", "drafter", "decision", "reason"
+        )
         self.accepted = self._counter("speculative_decoding_accepted_tokens", "Guesses that entered a text")
         self.rejected = self._counter("speculative_decoding_rejected_tokens", "Guesses that did not")
         self.acceptance_rate = self._gauge("speculative_decoding_acceptance_rate", "Accepted guesses over all guesses")
@@ -83,8 +86,8 @@ class Instruments:
     def _counter(self, name: str, words: str) -> Counter:
         return Counter(PREFIX + name, words, ["model_name"], registry=self.registry).labels(self._model)
 
-    def _tally(self, name: str, words: str, label: str) -> Tally:
-        counter = Counter(PREFIX + name, words, ["model_name", label], registry=self.registry)
+    def _tally(self, name: str, words: str, *labels: str) -> Tally:
+        counter = Counter(PREFIX + name, words, ["model_name", *labels], registry=self.registry)
         return Tally(counter, self._model)
 
     def _gauge(self, name: str, words: str) -> Gauge:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ from .speedup import PlainSeconds, Speedup, unknown
 
 if TYPE_CHECKING:
     from foretell.engine.streams import Load, Piece, StepReport
+
+# How often each thing was decided: (drafter, drafted or skipped, reason) -> steps of texts.
+Decided = Callable[[], Mapping[tuple[str, str, str], int]]
 
 
 @dataclass
@@ -42,10 +46,11 @@ class Totals:
 class Metrics:
     """Hears of every step and keeps the instruments true."""
 
-    def __init__(self, model: str, plain_seconds: PlainSeconds = unknown) -> None:
+    def __init__(self, model: str, plain_seconds: PlainSeconds = unknown, decided: Decided = dict) -> None:
         self.instruments = Instruments(model)
         self.speedup = Speedup(plain_seconds)
         self.totals = Totals()
+        self.decided = decided
         self._preemptions = 0
 
     def observe(self, report: StepReport) -> None:
@@ -54,8 +59,8 @@ class Metrics:
         show.step_seconds.observe(report.seconds)
         self.observe_load(report.load)
         for name, (drafted, accepted) in report.drafters.items():
-            show.drafter_drafted.follow(name, drafted)
-            show.drafter_accepted.follow(name, accepted)
+            show.drafter_drafted.follow(drafted, name)
+            show.drafter_accepted.follow(accepted, name)
         for piece in report.pieces:
             self._observe_piece(piece)
         self.speedup.observe(report)
@@ -123,4 +128,6 @@ class Metrics:
         """Prometheus's text."""
         self.instruments.acceptance_rate.set(self.totals.acceptance_rate)
         self.instruments.speedup.set(self.speedup.value or 0.0)
+        for labels, count in self.decided().items():
+            self.instruments.decisions.follow(count, *labels)
         return self.instruments.expose(names)

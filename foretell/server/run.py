@@ -16,6 +16,7 @@ from foretell.errors import RequestError
 from .app import create_app
 from .config import ServerConfig
 from .connections import impatient
+from .footprint import give_back
 from .logs import set_up_logs
 from .service import Service
 
@@ -49,6 +50,7 @@ def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCon
 
     assembly = build_engine(engine, speculation, say=say_on_stderr)
     assembly.grammars.prepare()
+    give_back()
     return Service(assembly, config, engine, speculation)
 
 
@@ -112,7 +114,7 @@ def greeting(service: Service, port: socket.socket) -> str:
     shown = f"[{host}]" if ":" in host else host
     return (
         f"foretell: http://{shown}:{number} serves {service.names[0]}; {_drafting(service)}; "
-        f"memory: {service.assembly.memory}"
+        f"memory: {service.footprint}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from foretell.config import MOST_DRAFTED
 from foretell.errors import RequestError
 from foretell.grammar import GrammarSpec
-from foretell.params import SamplingParams
+from foretell.params import DECIDING, SamplingParams
 from foretell.types import SpeculationChoice
 
 from .config import LONGEST_STOP, ServerConfig
@@ -16,26 +16,7 @@ from .protocol import Generation, Prediction, Speculative
 
 T = TypeVar("T")
 
-# Fields that have the same name and meaning in both.
-SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "seed",
-    "ignore_eos",
-    "skip_special_tokens",
-    "logit_bias",
-    "n",
-    "stop",
-    "stop_token_ids",
-    "bad_words",
-    "allowed_token_ids",
-)
+SAME = (*DECIDING, "n", "skip_special_tokens")  # that mean the same in a body and in `SamplingParams`
 OPENAI = {"temperature": 1.0}  # where neither the request nor the model says otherwise
 
 

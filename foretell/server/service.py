@@ -15,6 +15,7 @@ from foretell.errors import RequestError, UnknownModelError
 from foretell.version import VERSION
 
 from .config import ServerConfig
+from .footprint import Footprint
 from .jobs import Caller, Desk, Job
 from .metrics import Metrics
 from .replies import House
@@ -46,13 +47,15 @@ class Service:
         self.assembly, self.config = assembly, config
         self.engine_config, self.speculation = engine_config, speculation
         self.names = config.served_model_name or (engine_config.model,)
-        self.metrics = Metrics(self.names[0], assembly.engine.plain_seconds)
+        engine = assembly.engine
+        self.metrics = Metrics(self.names[0], engine.plain_seconds, lambda: engine.controller.decided)
         most = engine_config.max_num_seqs + config.max_queue
-        self.engine = AsyncEngine(assembly.engine, most, self.metrics.observe, assembly.profiler.piece)
+        self.engine = AsyncEngine(engine, most, self.metrics.observe, assembly.profiler.piece)
         self.desk = Desk(assembly, config)
         longest = speculation.budget
         self.house = House(self.desk, f"foretell-{VERSION}", longest, config.per_request_spec_decode_metrics)
         self.log = RequestLog(config.log_requests)
+        self.footprint = Footprint.of(assembly, engine_config)
         self._workers = ThreadPoolExecutor(WORKERS, "foretell-desk")
         self._compilers = ThreadPoolExecutor(COMPILERS, "foretell-grammar")
         self._numbers = itertools.count()
@@ -106,7 +109,7 @@ class Service:
 
     def info(self) -> dict[str, Any]:
         """What /server_info tells; keys stay out of it."""
-        totals, memory = self.metrics.totals, self.assembly.memory
+        totals, memory = self.metrics.totals, self.footprint
         return {
             "version": VERSION,
             "model": self.engine_config.model,
@@ -122,6 +125,8 @@ class Service:
                 "weights": memory.weights,
                 "drafter": memory.drafter,
                 "cache": memory.cache,
+                "step": memory.step,
+                "program": memory.program,
                 "total": memory.total,
                 "pages": memory.pages,
             },

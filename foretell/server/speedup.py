@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from foretell.engine.streams import StepReport
 
-# Seconds of a plain step of so many texts that look at so many cached tokens together; None where it is not known.
+# Seconds of the target in a plain step of so many texts that look at so many cached tokens; None where not known.
 PlainSeconds = Callable[[int, int], float | None]
 
 
@@ -15,6 +15,7 @@ PlainSeconds = Callable[[int, int], float | None]
 class Speedup:
     """Tokens times the plain step's time at their batch and context, over the time they took.
 
+    A plain step's time is the target's, and what the step at hand took beside guessing and running the target.
     Steps that also ran prompts say nothing of decoding and are left out; so are steps whose plain time is not known.
     """
 
@@ -30,7 +31,7 @@ class Speedup:
             return
         step = self.plain_seconds(texts, report.context)
         if step is not None:
-            self.plain += tokens / texts * step
+            self.plain += tokens / texts * (step + report.host)
             self.taken += report.seconds
 
     @property

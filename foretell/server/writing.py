@@ -43,6 +43,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
+def some(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The descriptions of these errors."""
+    return {status: ERRORS[status] for status in statuses}
+
+
 def writing_routes(service: Service) -> APIRouter:
     """/v1/chat/completions and /v1/completions."""
     router = APIRouter(tags=["writing"])

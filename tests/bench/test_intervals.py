@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from foretell.bench.intervals import half_width, interval, mean_of, ratio_of, redraw
+from foretell.bench.intervals import half_width, interval, mean_of, ratio_of, redraw, shown
 
 
 def test_a_bad_moment_does_not_move_the_ratio() -> None:
@@ -51,3 +51,9 @@ def test_the_mean_of_many_is_surer_than_each() -> None:
     draws = [redraw([[rng.lognormvariate(0.0, 0.3)] for _ in range(8)], str(i), texts=True) for i in range(9)]
     widths = [half_width(each) for each in draws]
     assert half_width(mean_of(draws)) < 0.5 * sum(widths) / len(widths)
+
+
+def test_a_ratio_is_shown_with_how_sure_it_is() -> None:
+    assert shown(1.234, (1.2, 1.27)) == "1.23 (1.20 to 1.27)"
+    assert shown(1.234, None) == "1.23"
+    assert shown(None, None) == "-" and shown(None, None, "too short") == "too short"

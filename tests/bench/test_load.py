@@ -340,8 +340,8 @@ def test_a_server_that_was_started_is_stopped(server: ServerProcess, monkeypatch
             started.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Seen)
-    with serving.own_server({"model": "m", "threads": 1}) as url:
-        assert url == server.url and started[0].poll() is None
+    with serving.own_server({"model": "m", "threads": 1}) as own:
+        assert own == (server.url, started[0].pid) and started[0].poll() is None
     assert started[0].poll() is not None
     assert started[0].args[-4:] == ["--port", "0", "--model=m", "--threads=1"]  # type: ignore[index]
 

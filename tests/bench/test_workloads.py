@@ -145,13 +145,18 @@ def test_a_trace_is_asked_as_it_was_asked(tmp_path: Path) -> None:
         "logprobs": True,
         "n": 3,
     }
-    batch = {"custom_id": "mine", "method": "POST", "body": {"prompt": "Once upon", "max_tokens": 5, "seed": 4}}
+    batch = {
+        "custom_id": "mine",
+        "method": "POST",
+        "body": {"prompt": "Once upon", "max_tokens": 5, "seed": 4, "allowed_token_ids": [1, 2]},
+    }
     path = write(tmp_path / "trace.jsonl", chat, batch, {"kind": "code", **chat, "temperature": None})
     first, second, third = sorted(load("trace", path), key=lambda item: item.id)
     assert (first.id, first.task, first.max_tokens, first.prediction) == ("1", "trace", 9, "Hi")
     assert first.sampling == {"temperature": 0.7, "stop": "END"} and first.schema == {"type": "object"}
     assert (second.id, second.task, second.sampling) == ("3", "code", {"stop": "END"})
     assert (third.id, third.text, third.messages, third.max_tokens) == ("mine", "Once upon", (), 5)
+    assert third.sampling == {"seed": 4, "allowed_token_ids": [1, 2]}
     asked = params_for(first, None, Plan(max_tokens=8))
     assert (asked.temperature, asked.max_tokens, asked.stop) == (0.7, 8, ("END",))
     assert params_for(first, 0.0, Plan()).temperature == 0.0

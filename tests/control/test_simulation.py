@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.adaptive import Settings
+from foretell.control.settings import Settings
 from foretell.control.simulation import Always, Arm, Scenario, World, best_fixed
 from tests.control.scenarios import DRIFTING, STATIONARY, adapted, free, steady
 

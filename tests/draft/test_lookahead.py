@@ -10,13 +10,10 @@ from collections.abc import Sequence as Values
 import pytest
 
 from foretell.draft import lookahead
-from foretell.draft.base import NoDrafter
 from foretell.draft.growing import GrowingTree
 from foretell.draft.lookahead import LookaheadDrafter, Pool, State, Text, Window
-from foretell.engine.engine import Engine
 from foretell.params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, Verdict
-from tests.tiny import PROMPTS, World, add, generate, run
+from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
 
 
 def sequence(number: int, tokens: Values[int]) -> Sequence:
@@ -239,41 +236,6 @@ def test_a_kept_drafter_guesses_as_a_fresh_one(ngram: int, seed: int) -> None:
         assert drafts == fresh.propose(seqs, budgets)
         guessed += sum(map(len, drafts))
     assert guessed > 1000
-
-
-def preempt_some(engine: Engine) -> None:
-    if len(engine.scheduler.running) > 1 and engine.stats.forwards % 3 == 0:
-        engine.scheduler.preempt(engine.scheduler.running[-1])
-
-
-@pytest.mark.parametrize("ngram", [2, 4])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_text_is_the_same(temperature: float, ngram: int) -> None:
-    plain = generate(NoDrafter(), temperature=temperature)
-    for pages, together, budget in ((256, 16, 8), (14, 16, 5), (256, 1, 12), (256, 16, 2)):
-        world = World(pages=pages, max_num_seqs=together, budget=budget)
-        assert generate(LookaheadDrafter(ngram), world, preempt_some, temperature=temperature) == plain
-
-
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-def test_every_rule_can_judge_it(rule: str) -> None:
-    engine = World().engine(LookaheadDrafter())
-    tracks = [
-        track
-        for i, prompt in enumerate(PROMPTS)
-        for track in add(engine, str(i), prompt, SpeculationChoice(rule=rule), temperature=0.5)
-    ]
-    run(engine)
-    assert sum(track.speculation.drafted for track in tracks) > 100
-    assert sum(track.speculation.accepted for track in tracks) > 0
-
-
-def test_what_repeats_itself_takes_few_steps() -> None:
-    engine = World(budget=8).engine(LookaheadDrafter())
-    (again,), (never,) = (add(engine, name, prompt, max_tokens=100) for name, prompt in (("0", [1, 2, 3]), ("1", [9])))
-    run(engine)
-    assert again.speculation.accepted_per_step > 4
-    assert never.speculation.accepted_per_step > 1.1
 
 
 def test_an_n_gram_has_two_tokens_at_least() -> None:

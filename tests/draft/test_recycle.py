@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 
-from foretell.draft.base import NoDrafter
 from foretell.draft.growing import GrowingTree
 from foretell.draft.recycle import SHARES, SUCCESSORS, RecycleDrafter, Table
-from foretell.engine.engine import Engine
 from foretell.params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, Verdict
-from tests.tiny import PROMPTS, World, add, generate, run
+from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
 
 Rows = tuple[tuple[int, ...], ...]
 
@@ -258,37 +254,3 @@ def test_a_kept_drafter_guesses_as_a_fresh_one(seed: int) -> None:
         history.step()
         history.compare()
     assert history.guessed > 300
-
-
-def preempt_some(engine: Engine) -> None:
-    if len(engine.scheduler.running) > 1 and engine.stats.forwards % 3 == 0:
-        engine.scheduler.preempt(engine.scheduler.running[-1])
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_text_is_the_same(temperature: float) -> None:
-    plain = generate(NoDrafter(), temperature=temperature)
-    for world, budget in itertools.product((World(), World(pages=14), World(max_num_seqs=1)), (1, 6)):
-        world = World(pages=world.pages, max_num_seqs=world.max_num_seqs, budget=budget)
-        assert generate(RecycleDrafter(), world, preempt_some, temperature=temperature) == plain
-
-
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-def test_every_rule_can_judge_it(rule: str) -> None:
-    engine = World().engine(RecycleDrafter())
-    tracks = [
-        track
-        for i, prompt in enumerate(PROMPTS)
-        for track in add(engine, str(i), prompt, SpeculationChoice(rule=rule), temperature=0.5)
-    ]
-    run(engine)
-    assert sum(track.speculation.drafted for track in tracks) > 100
-    assert sum(track.speculation.accepted for track in tracks) > 0
-
-
-def test_what_repeats_itself_takes_few_steps() -> None:
-    engine = World(budget=8).engine(RecycleDrafter())
-    (again,), (never,) = (add(engine, name, prompt, max_tokens=100) for name, prompt in (("0", [1, 2, 3]), ("1", [9])))
-    run(engine)
-    assert again.speculation.accepted_per_step > 4
-    assert never.speculation.accepted_per_step > 1.1

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from foretell.draft.base import Drafter
+from foretell.draft.chained import ChainedDrafter
 from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
@@ -16,6 +17,7 @@ from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from tests.draft.tiny_tokens import token_translator
 from tests.tiny import (
+    VOCAB,
     World,
     early_exit,
     generate,
@@ -27,9 +29,14 @@ from tests.tiny import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
+def chained_drafter() -> ChainedDrafter:
+    return ChainedDrafter(model_drafter(seed=5, device="cuda").runner, VOCAB, "chained")
+
+
 DRAFTERS: dict[str, Callable[[list[list[int]]], Drafter]] = {
     "ngram": lambda truth: NGramDrafter(1, 3),
     "model": lambda truth: model_drafter(seed=5, device="cuda"),
+    "model, chains in one go": lambda truth: chained_drafter(),
     "suffix": lambda truth: SuffixDrafter(offset=2),
     "recycle": lambda truth: RecycleDrafter(),
     "lookahead": lambda truth: LookaheadDrafter(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,13 +12,13 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.engine import judge
 from foretell.engine.judge import Case
-from foretell.kernels import attention
+from foretell.kernels.attention import Span
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
 from foretell.runner import pack as pack_module
 from foretell.runner.runner import ModelRunner
 from foretell.sampling.sampling import Row
-from foretell.types import Draft, Sequence, Verdict
+from foretell.types import Draft, Sequence, Share, Verdict
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, random_tree, run, tree_around
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -28,7 +29,12 @@ def branch_not_moved(patch: pytest.MonkeyPatch) -> None:
 
 
 def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention, "_hang_tree", lambda seen, position, key_position, span: None)
+    span_of = pack_module.span_of
+
+    def flat(share: Share, draft: Draft, first: int, page_size: int) -> Span:
+        return replace(span_of(share, draft, first, page_size), parents=())
+
+    patch.setattr(pack_module, "span_of", flat)
 
 
 def positions_by_node(patch: pytest.MonkeyPatch) -> None:

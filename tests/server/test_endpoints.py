@@ -22,11 +22,12 @@ def test_what_it_tells_of_itself(server: ServerProcess) -> None:
     assert server.http.get("/version").json() == {"version": __version__}
     info = server.http.get("/server_info").json()
     assert info["max_model_len"] == CONTEXT and info["tool_calls"] == "hermes" and info["reasoning"] is True
-    assert info["memory"]["total"] == info["memory"]["weights"] + info["memory"]["drafter"] + info["memory"]["cache"]
+    parts = [info["memory"][name] for name in ("weights", "drafter", "cache", "step", "program")]
+    assert info["memory"]["total"] >= sum(parts) and info["memory"]["program"] > 50_000_000
     assert "avg_spec_accept_length" in info["internal_states"][0]
     assert "swagger" in server.http.get("/docs").text.lower()
     assert server.greeting.count("\n") == 1
-    assert all(part in server.greeting for part in (server.url, "tiny", "ngram", "rule match", "weights", "cache"))
+    assert all(part in server.greeting for part in (server.url, "tiny", "ngram", "rule match", "at most", "cache"))
 
 
 def test_tokens_and_back(server: ServerProcess) -> None:
@@ -183,20 +184,16 @@ def test_metrics_answer_to_the_names_people_look_for(server: ServerProcess) -> N
 def test_tenants_share_no_cache(server: ServerProcess) -> None:
     prompt = "She sells sea shells by the sea shore. " * 4
 
-    def ask(key: str, salt: str | None = None) -> tuple[int, dict[str, Any]]:
+    def found(key: str, salt: str | None = None) -> int:
         body = {"prompt": prompt, "max_tokens": 30, "temperature": 0, "cache_salt": salt}
         headers = {"Authorization": f"Bearer {key}"}
-        reply = server.http.post("/v1/completions", json=body, headers=headers).json()
-        return reply["usage"]["prompt_tokens_details"]["cached_tokens"], reply["speculation"]["drafters"]
+        usage = server.http.post("/v1/completions", json=body, headers=headers).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
 
-    assert ask("anna")[0] == 0
-    hit, guesses = ask("anna")
-    assert hit > 0, "one's own text is found again"
-    missed, others = ask("berta")
-    assert missed == 0
-    assert others.get("suffix", {"drafted": 0})["drafted"] <= guesses.get("suffix", {"drafted": 0})["drafted"]
-    assert ask("anna", "pepper")[0] == 0 and ask("anna", "pepper")[0] > 0
-    assert ask("berta", "pepper")[0] == 0
+    assert found("anna") == 0 and found("anna") > 0, "one's own text is found again"
+    assert found("berta") == 0, "and nobody else's"
+    assert found("anna", "pepper") == 0 and found("anna", "pepper") > 0
+    assert found("berta", "pepper") == 0
 
 
 HARMLESS: dict[str, Any] = {

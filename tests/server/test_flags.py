@@ -56,6 +56,49 @@ def test_vllms_flags() -> None:
     assert speculation("--speculative-model", "[ngram]").drafter == "ngram"
 
 
+VLLM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one device": ({"draft_tensor_parallel_size": 1}, {}),
+    "strict": ({"rejection_sample_method": "strict"}, {"rule": "match"}),
+    "probabilistic": ({"rejection_sample_method": "probabilistic"}, {"rule": "rejection"}),
+    "the newer word": ({"rejection_sample_method": "standard", "rule": "rejection"}, {"rule": "rejection"}),
+    "drawn": ({"draft_sample_method": "probabilistic"}, {}),
+    "not drawn": ({"method": "ngram", "draft_sample_method": "greedy"}, {"drafter": "ngram"}),
+    "other words": ({"use_heterogeneous_vocab": True}, {}),
+    "null": ({"draft_tensor_parallel_size": None, "disable_by_batch_size": None}, {}),
+    "few texts": (
+        {"disable_by_batch_size": 8, "num_speculative_tokens": 5},
+        {"num_speculative_tokens_per_batch_size": "[[1, 8, 5]]"},
+    ),
+}
+NOT_VLLM: dict[str, tuple[dict[str, Any], str]] = {
+    "draft_tensor_parallel_size": ({"draft_tensor_parallel_size": 2}, "must be 1"),
+    "rejection_sample_method": ({"rejection_sample_method": "loose"}, "strict or probabilistic"),
+    "rejection_sample_method ": ({"rejection_sample_method": "synthetic"}, "OracleDrafter"),
+    "rejection_sample_method  ": ({"rejection_sample_method": "strict", "rule": "block"}, "give one"),
+    "synthetic_acceptance_rate": ({"synthetic_acceptance_rate": 0.8}, "OracleDrafter"),
+    "draft_sample_method": ({"draft_sample_method": "greedy"}, "must be probabilistic"),
+    "draft_sample_method ": ({"draft_sample_method": "other"}, "must be probabilistic"),
+    "disable_by_batch_size": ({"disable_by_batch_size": 0, "num_speculative_tokens": 5}, "1 or more"),
+    "disable_by_batch_size ": ({"disable_by_batch_size": 8}, "needs num_speculative_tokens"),
+    "draft_tensor_paralel_size": ({"draft_tensor_paralel_size": 1}, "draft_tensor_parallel_size"),
+}
+
+
+@pytest.mark.parametrize("case", VLLM)
+def test_every_key_of_vllms_config_does_what_it_says(case: str) -> None:
+    given, meant = VLLM[case]
+    found = speculation("--speculative-config", json.dumps({"model": "d", "method": "draft_model"} | given))
+    assert found == SpeculationConfig(**{"drafter": "model:d"} | meant)
+
+
+@pytest.mark.parametrize("case", NOT_VLLM)
+def test_or_is_refused_by_its_name(case: str) -> None:
+    given, words = NOT_VLLM[case]
+    with pytest.raises(RequestError, match=words) as refused:
+        SpeculationConfig.from_vllm({"model": "d", "method": "draft_model"} | given)
+    assert refused.value.field == f"speculative_config.{case.strip()}"
+
+
 def test_sglangs_flags_count_the_root() -> None:
     words = "--speculative-algorithm STANDALONE --speculative-draft-model-path d --speculative-num-steps 5"
     words += " --speculative-eagle-topk 1 --speculative-num-draft-tokens 6"

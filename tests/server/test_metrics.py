@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 
+from foretell.build import build_engine
+from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.async_engine import AsyncEngine
+from foretell.params import SamplingParams
 from foretell.server.accounts import spec_metrics
 from foretell.server.answers import Answer
+from foretell.server.config import ServerConfig
 from foretell.server.instruments import PREFIX
 from foretell.server.metrics import Metrics
+from foretell.server.service import Service
 from foretell.server.speedup import Speedup
 from foretell.types import Budget, Draft, Sequence
 from tests.server.process import MODEL_LABEL
@@ -25,6 +30,7 @@ from tests.tiny import VOCAB, World, add, run
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 TOKENS, RIGHT, NODES = 16, 2, 4
+DECIDED = {("half", "drafted", "pays"): 5, ("half", "skipped", "low_accept"): 2, ("other", "skipped", "outdone"): 7}
 
 
 def truth() -> list[int]:
@@ -56,7 +62,7 @@ def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
 
 def served() -> tuple[Metrics, Answer]:
     """One text, five steps with a draft: four of four guesses and, with room for two, one of two."""
-    metrics = Metrics("m")
+    metrics = Metrics("m", decided=lambda: DECIDED)
 
     async def scene() -> Answer:
         engine = AsyncEngine(World(max_num_seqs=4, budget=NODES).engine(half_right()), 4, metrics.observe)
@@ -100,6 +106,31 @@ def test_counters_have_the_values_of_the_definitions() -> None:
     assert {**found, **theirs} == samples(metrics, "both")
 
 
+def test_what_the_controller_decided_is_told_for_each_drafter_and_reason() -> None:
+    decided = dict(DECIDED)
+    metrics = Metrics("m", decided=lambda: decided)
+    samples(metrics)
+    decided["half", "drafted", "pays"] += 3
+    found = {name: value for name, value in samples(metrics).items() if "decisions" in name}
+    name = PREFIX + 'drafter_decisions_total{{decision="{1}",drafter="{0}",reason="{2}"}}'
+    assert found == {name.format(*each): count for each, count in decided.items()}
+
+
+@pytest.mark.parametrize("drafter", ["auto", "ngram"])
+def test_a_servers_controller_is_asked(drafter: str, folder: Path) -> None:
+    speculation = SpeculationConfig(drafter=drafter)
+    engine = EngineConfig(model=str(folder))
+    service = Service(build_engine(engine, speculation), ServerConfig(), engine, speculation)
+    maker = service.assembly.requests
+    params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+    for request in maker.make("a", [4, 5, 6, 7] * 3, params):
+        service.assembly.engine.add(request)
+    run(service.assembly.engine)
+    found = [name for name in samples(service.metrics) if "drafter_decisions_total" in name]
+    arms = service.assembly.engine.drafter.arms
+    assert {re.findall('drafter="([^"]*)"', name)[0] for name in found} == set(arms) - {"prediction"}
+
+
 def test_an_answer_tells_the_same() -> None:
     _, answer = served()
     told: Any = spec_metrics([answer], NODES, detailed=True)
@@ -117,10 +148,10 @@ def test_an_answer_tells_the_same() -> None:
     }
 
 
-def report(tokens: list[int], drafted: int, seconds: float, rows: int | None = None) -> Any:
+def report(tokens: list[int], drafted: int, seconds: float, rows: int | None = None, host: float = 0.0) -> Any:
     pieces = [SimpleNamespace(delta=SimpleNamespace(tokens=(1,) * count, drafted=drafted)) for count in tokens]
     rows = len(tokens) * (1 + drafted) if rows is None else rows
-    return SimpleNamespace(pieces=pieces, rows=rows, seconds=seconds, context=100)
+    return SimpleNamespace(pieces=pieces, rows=rows, seconds=seconds, host=host, context=100)
 
 
 def test_speedup_is_tokens_times_the_plain_steps_time_over_the_time_taken() -> None:
@@ -134,6 +165,9 @@ def test_speedup_is_tokens_times_the_plain_steps_time_over_the_time_taken() -> N
     found.observe(report([1], 0, 9.0, rows=200))  # a prompt was read as well
     found.observe(report([], 0, 9.0, rows=200))
     assert found.value == before
+    busy = Speedup(lambda batch, context: 0.01)
+    busy.observe(report([3], 4, 0.03, host=0.005))  # a plain step, too, would have had its 0.005 beside the target
+    assert busy.value == pytest.approx(3 * 0.015 / 0.03)
     unknown = Speedup(lambda batch, context: None)
     unknown.observe(report([3], 4, 0.02))
     assert unknown.value is None

@@ -20,17 +20,21 @@ from foretell.build import Assembly, build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.grammar import GrammarSpec
+from foretell.params import SamplingParams
 from foretell.server.app import create_app
 from foretell.server.config import ServerConfig
 from foretell.server.guards import Keys
 from foretell.server.jobs import Caller, Desk
 from foretell.server.logs import JsonFormatter
+from foretell.server.protocol import Generation
 from foretell.server.protocol_chat import ChatBody, Function, Message, Tool
 from foretell.server.reporter import Reporter
+from foretell.server.sampling import SAME
 from foretell.server.service import Service, tenant
 from foretell.server.structured import behind_thoughts
 from foretell.server.tools import READERS
 from foretell.server.tools.forced import forced_call, strict_calls
+from foretell.types import Share
 
 HELLO = [{"role": "user", "content": "Hello"}]
 Scene = Callable[[Service, httpx.AsyncClient], Coroutine[Any, Any, None]]
@@ -83,24 +87,35 @@ def test_health_tells_of_a_stuck_step(assembly: Assembly, monkeypatch: pytest.Mo
     go(assembly, play, watchdog=0.05)
 
 
-def test_a_failed_step_is_told_with_500_and_the_next_request_is_answered(
+def test_a_failed_step_is_told_to_its_caller_and_to_no_other(
     assembly: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward, fails = assembly.engine.runner.forward, [True, False]
+    """As 500 with words, or where the answer streams already as its last event; who ran beside it never notices."""
+    forward = assembly.engine.runner.forward
 
-    def broken(*values: Any) -> Any:
-        if fails and fails.pop(0):
+    def broken(shares: list[Share], *values: Any) -> Any:
+        if any(share.seq.request.max_tokens == 7 and share.seq.written == 3 for share in shares):
             raise RuntimeError("planted")
-        return forward(*values)
+        return forward(shares, *values)
 
-    monkeypatch.setattr(assembly.engine.runner, "forward", broken)
+    good = {"prompt": "a b", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    bad = good | {"max_tokens": 7, "speculative": False}
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
-        body = {"prompt": "a b", "max_tokens": 2}
-        lost = await client.post("/v1/completions", json=body)
+        expected = (await client.post("/v1/completions", json=good)).json()["choices"]
+        monkeypatch.setattr(assembly.engine.runner, "forward", broken)
+        bodies = (good, bad, good, bad | {"stream": True}, good)
+        first, lost, second, streamed, third = await asyncio.gather(
+            *(client.post("/v1/completions", json=body) for body in bodies)
+        )
+        assert all(reply.json()["choices"] == expected for reply in (first, second, third))
         assert lost.status_code == 500 and lost.json()["error"]["code"] == "step_failed"
-        assert "planted" not in lost.text, "what is inside stays inside"
-        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert streamed.status_code == 200
+        *chunks, told, done = [line.removeprefix("data: ") for line in streamed.text.split("\n") if line]
+        assert len(chunks) == 3 and json.loads(told)["error"]["code"] == "step_failed" and done == "[DONE]"
+        assert "planted" not in lost.text + streamed.text, "what is inside stays inside"
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.post("/v1/completions", json=good)).json()["choices"] == expected
 
     go(assembly, play)
 
@@ -195,6 +210,15 @@ def test_nothing_is_unpickled() -> None:
         r"\b(import (pickle|marshal|shelve|dill)|torch\.load\(|yaml\.(unsafe_)?load\(|allow_pickle=True)"
     )
     assert not [path.name for path in package.rglob("*.py") if risky.search(path.read_text())]
+
+
+def test_no_field_of_sampling_is_forgotten_on_the_way_to_the_engine() -> None:
+    """What does not go over by its name is settled by code of its own."""
+    by_name, fields = set(SAME), set(SamplingParams.__dataclass_fields__)
+    settled = {"max_tokens", "logprobs", "prompt_logprobs", "thinking_budget", "structured_outputs"}
+    only_in_python = {"logits_processors"}
+    assert by_name | settled | only_in_python == fields and by_name.isdisjoint(settled)
+    assert by_name <= set(Generation.model_fields)
 
 
 def test_keys_that_fit() -> None:

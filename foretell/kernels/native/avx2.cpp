@@ -5,11 +5,21 @@
 
 #include <immintrin.h>
 
-#include "quantize.h"
-#include "turns.h"
+#include <cstring>
+#include <limits>
 
-#define AVX2 __attribute__((target("avx2")))
-#define AVX2_INLINE AVX2 inline __attribute__((always_inline))
+// From here on, and in nothing of the system's: a copy of it compiled like this could end up in use elsewhere.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+
+#include "lanes256.h"
+#include "rowwise.h"
+#include "float32.h"
+#include "attention.h"
 
 namespace foretell {
 namespace {
@@ -17,11 +27,7 @@ namespace {
 constexpr int kLanes = 8, kPartBytes = kLanes * kStep;
 constexpr int kMostRows = 4;  // as many as the registers hold the sums of
 
-AVX2 void quantize(const float* x, int64_t inputs, int32_t excess, int8_t* values, float* scales, int32_t* offsets) {
-    quantize_row(x, inputs, excess, values, scales, offsets);
-}
-
-AVX2_INLINE __m256i load(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
+FORETELL_INLINE __m256i load(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
 
 FORETELL_INLINE int32_t four(const int8_t* values) {
     int32_t bits;
@@ -34,7 +40,7 @@ struct Int8 {
 
     // Through 16 bits: the shorter way, maddubs, saturates.
     template <int R>
-    static AVX2_INLINE void multiply(
+    static FORETELL_INLINE void multiply(
         const uint8_t* packed, const int8_t* values, int64_t stride, __m256i (&product)[R]) {
         const __m256i zero = _mm256_setzero_si256();
         __m256i outer[R], inner[R];  // outputs 0, 1, 4, 5 and 2, 3, 6, 7, two sums each
@@ -51,11 +57,11 @@ struct Int8 {
         for (int r = 0; r < R; ++r) product[r] = _mm256_hadd_epi32(outer[r], inner[r]);
     }
 
-    static AVX2_INLINE __m256 scaled(__m256 product, const uint8_t*, float scale) {
+    static FORETELL_INLINE __m256 scaled(__m256 product, const uint8_t*, float scale) {
         return _mm256_mul_ps(product, _mm256_set1_ps(scale));
     }
 
-    static AVX2_INLINE __m256 finished(__m256 sum, const Weights& weights, int64_t output) {
+    static FORETELL_INLINE __m256 finished(__m256 sum, const Weights& weights, int64_t output) {
         return _mm256_mul_ps(sum, _mm256_loadu_ps(weights.scales + output));
     }
 };
@@ -64,7 +70,7 @@ struct Int4 {
     static constexpr int64_t kBytes = kInt4GroupBytes;
 
     template <int R>
-    static AVX2_INLINE void multiply(
+    static FORETELL_INLINE void multiply(
         const uint8_t* packed, const int8_t* values, int64_t stride, __m256i (&product)[R]) {
         const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
         __m256i pairs[R];  // in 16 bits: a group's sums are at most 16 * 15 * 127
@@ -83,17 +89,17 @@ struct Int4 {
         for (int r = 0; r < R; ++r) product[r] = _mm256_madd_epi16(pairs[r], ones);
     }
 
-    static AVX2_INLINE __m256 scaled(__m256 product, const uint8_t* scales, float scale) {
+    static FORETELL_INLINE __m256 scaled(__m256 product, const uint8_t* scales, float scale) {
         const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
         const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
         return _mm256_mul_ps(_mm256_mul_ps(product, _mm256_castsi256_ps(bits)), _mm256_set1_ps(scale));
     }
 
-    static AVX2_INLINE __m256 finished(__m256 sum, const Weights&, int64_t) { return sum; }
+    static FORETELL_INLINE __m256 finished(__m256 sum, const Weights&, int64_t) { return sum; }
 };
 
 template <class Kind>
-AVX2_INLINE void store(const Weights& weights, __m256 sum, int64_t output, float* y) {
+FORETELL_INLINE void store(const Weights& weights, __m256 sum, int64_t output, float* y) {
     float out[kLanes];
     _mm256_storeu_ps(out, Kind::finished(sum, weights, output));
     for (int64_t o = output; o < output + kLanes && o < weights.outputs; ++o)
@@ -102,7 +108,7 @@ AVX2_INLINE void store(const Weights& weights, __m256 sum, int64_t output, float
 
 // A quarter of a block: more sums than that the registers do not hold.
 template <class Kind, int R>
-AVX2_INLINE void part_of(const Weights& weights, const Rows& rows, int64_t row, int64_t block, int part, float* y) {
+FORETELL_INLINE void part_of(const Weights& weights, const Rows& rows, int64_t row, int64_t block, int part, float* y) {
     const uint8_t* packed = weights.packed + block * rows.groups * Kind::kBytes;
     const int64_t stride = rows.groups * kGroup;
     __m256 sum[R];
@@ -123,7 +129,7 @@ AVX2_INLINE void part_of(const Weights& weights, const Rows& rows, int64_t row, 
 }
 
 template <class Kind, int R>
-AVX2 void few_rows(const Weights& weights, const Rows& rows, int64_t row, int64_t block, Ahead, float* y) {
+void few_rows(const Weights& weights, const Rows& rows, int64_t row, int64_t block, Ahead, float* y) {
     for (int part = 0; part < kBlock / kLanes; ++part) part_of<Kind, R>(weights, rows, row, block, part, y);
 }
 
@@ -136,8 +142,14 @@ void all_rows(const Weights& weights, const Rows& rows, int64_t first, int64_t s
 
 }  // namespace
 
-const Kernels avx2_kernels{quantize, all_rows<Int8>, all_rows<Int4>};
+const Kernels avx2_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, turn, gate, attend};
 
 }  // namespace foretell
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
 
 #endif

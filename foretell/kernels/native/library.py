@@ -11,23 +11,10 @@ import torch
 from torch import Tensor
 
 from .build import BuildError, built_library
+from .records import ModelRecord, StepRecord
 
 LOG = logging.getLogger("foretell")
 SWITCH = "FORETELL_NATIVE"  # 0: do without
-
-
-class WeightsRecord(ctypes.Structure):
-    """`foretell::Weights` in kernels.h."""
-
-    _fields_ = (
-        ("inputs", ctypes.c_int64),
-        ("outputs", ctypes.c_int64),
-        ("packed", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("bits", ctypes.c_int32),
-        ("level", ctypes.c_int32),
-    )
 
 
 class Library:
@@ -39,6 +26,9 @@ class Library:
         self._linear = loaded.foretell_linear
         self._linear.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
         self._linear.restype = None
+        self._step = loaded.foretell_step
+        self._step.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+        self._step.restype = None
 
     def linear(self, weights: int, x: Tensor, outputs: int) -> Tensor:
         """x [rows, in], float32 on a CPU, times the weights whose record is at that address."""
@@ -46,6 +36,10 @@ class Library:
         y = x.new_empty(x.shape[0], outputs)
         self._linear(weights, x.data_ptr(), x.shape[0], y.data_ptr(), torch.get_num_threads())
         return y
+
+    def step(self, model: ModelRecord, step: StepRecord) -> None:
+        """All layers and the head over a step's rows; results go where `step` says."""
+        self._step(ctypes.addressof(model), ctypes.addressof(step), torch.get_num_threads())
 
 
 @cache
@@ -56,5 +50,5 @@ def library() -> Library | None:
     try:
         return Library(str(built_library()))
     except (BuildError, OSError) as error:
-        LOG.warning("no native kernels, quantized layers will be slow: %s (%s=0 says it is no matter)", error, SWITCH)
+        LOG.warning("no native kernels, steps will be slower: %s (%s=0 says it is no matter)", error, SWITCH)
         return None

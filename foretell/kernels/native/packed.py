@@ -1,4 +1,4 @@
-"""Quantized weights laid out for the library."""
+"""Weights laid out for the library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..quantized import GROUP, Int4Weights, Int8Weights
-from .library import Library, WeightsRecord
+from .library import Library
+from .records import WeightsRecord
 from .room import Room
 
 BLOCK = 32  # outputs the library works on together
@@ -17,45 +18,64 @@ STEP = 4  # inputs of an output that lie side by side
 
 
 class PackedLinear:
-    """`int8_linear` or `int4_linear` with these weights, by the library."""
+    """`linear`, `int8_linear` or `int4_linear` with these weights, by the library."""
 
     def __init__(
         self,
         library: Library,
-        weights: Int8Weights | Int4Weights,
+        weights: Tensor | Int8Weights | Int4Weights,
         bias: Tensor | None = None,
         room: Room | None = None,
         level: int | None = None,
     ) -> None:
         """`room` is where the weights go; `level` picks lesser instructions than the best there are, for tests."""
-        self.outputs, self.inputs = weights.values.shape
-        is_int8 = isinstance(weights, Int8Weights)
+        bits, packed, scales = _pack(weights)
+        self.outputs, self.inputs = (weights if isinstance(weights, Tensor) else weights.values).shape
         self._library = library
-        packed = pack_int8(weights) if isinstance(weights, Int8Weights) else pack_int4(weights)
-        self._packed = packed if room is None else room.put(packed)
-        self._scales = F.pad(weights.scales.float(), (0, -self.outputs % BLOCK)) if is_int8 else None
-        self._bias = None if bias is None else bias.float().contiguous()
+        self._packed = packed.contiguous() if room is None else room.put(packed)
+        self._scales = scales
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.level = library.best_level if level is None else level
         self._record = WeightsRecord(
             self.inputs,
             self.outputs,
             self._packed.data_ptr(),
             _address(self._scales),
-            _address(self._bias),
-            8 if is_int8 else 4,
-            library.best_level if level is None else level,
+            _address(self.bias),
+            bits,
+            self.level,
         )
-        self._at = ctypes.addressof(self._record)
+        self.address = ctypes.addressof(self._record)
+
+    @property
+    def bytes(self) -> int:
+        """What the weights take, scales included."""
+        return self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in], float32 on a CPU -> [rows, out]."""
         assert x.is_cpu and x.dtype == torch.float32 and x.shape[1] == self.inputs, "what the library reads"
-        return self._library.linear(self._at, x, self.outputs)
+        return self._library.linear(self.address, x, self.outputs)
+
+
+def _pack(weights: Tensor | Int8Weights | Int4Weights) -> tuple[int, Tensor, Tensor | None]:
+    """Bits of a weight, the packed weights, and the scales that lie beside them."""
+    if isinstance(weights, Int8Weights):
+        return 8, pack_int8(weights), F.pad(weights.scales.float(), (0, -len(weights.scales) % BLOCK))
+    if isinstance(weights, Int4Weights):
+        return 4, pack_int4(weights), None
+    return 32, pack_float(weights), None
 
 
 def packed_bytes(outputs: int, inputs: int, bits: int) -> int:
     """What a matrix takes when packed, scales included."""
     outputs, inputs = outputs + -outputs % BLOCK, inputs + -inputs % GROUP
     return outputs * inputs + outputs * 4 if bits == 8 else outputs * inputs // 2 + outputs * (inputs // GROUP) * 2
+
+
+def pack_float(weight: Tensor) -> Tensor:
+    """[blocks, in, BLOCK], as a view where whole blocks allow it: to copy it once is enough."""
+    return _padded(weight.float(), 1).view(-1, BLOCK, weight.shape[1]).transpose(1, 2)
 
 
 def pack_int8(weights: Int8Weights) -> Tensor:
@@ -67,7 +87,7 @@ def pack_int8(weights: Int8Weights) -> Tensor:
 
 def pack_int4(weights: Int4Weights) -> Tensor:
     """[blocks, groups, bytes]: a group's scales, then its values, 8 higher; the second half in the high four bits."""
-    values = _padded(weights.values).add_(8).view(torch.uint8)
+    values = _padded(weights.values).add(8).view(torch.uint8)
     halves = values.view(-1, BLOCK, values.shape[1] // GROUP, 2, GROUP // 2 // STEP, STEP).permute(0, 2, 3, 4, 1, 5)
     nibbles = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(*halves.shape[:2], -1)
     scales = F.pad(weights.scales, (0, 0, 0, -weights.scales.shape[0] % BLOCK))
@@ -75,9 +95,11 @@ def pack_int4(weights: Int4Weights) -> Tensor:
     return torch.cat([groups.view(torch.uint8), nibbles], -1)
 
 
-def _padded(values: Tensor) -> Tensor:
+def _padded(values: Tensor, group: int = GROUP) -> Tensor:
+    """With zeros to whole blocks of outputs and groups of inputs; where they are whole, no copy."""
     outputs, inputs = values.shape
-    return F.pad(values, (0, -inputs % GROUP, 0, -outputs % BLOCK))
+    missing = (0, -inputs % group, 0, -outputs % BLOCK)
+    return F.pad(values, missing) if any(missing) else values
 
 
 def _address(tensor: Tensor | None) -> int | None:

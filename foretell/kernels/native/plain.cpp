@@ -1,13 +1,12 @@
 // For processors without instructions of our choice.
 #include "kernels.h"
-#include "quantize.h"
+#include "lanes128.h"
+#include "rowwise.h"
+#include "float32.h"
+#include "attention.h"
 
 namespace foretell {
 namespace {
-
-void quantize(const float* x, int64_t inputs, int32_t excess, int8_t* values, float* scales, int32_t* offsets) {
-    quantize_row(x, inputs, excess, values, scales, offsets);
-}
 
 // A row's products with a block of outputs, group by group: what a group adds is worked out by `Group`.
 template <class Group>
@@ -68,6 +67,6 @@ struct Int4Group {
 
 }  // namespace
 
-const Kernels plain_kernels{quantize, block_of<Int8Group>, block_of<Int4Group>};
+const Kernels plain_kernels{quantize, block_of<Int8Group>, block_of<Int4Group>, float32, norm, add, turn, gate, attend};
 
 }  // namespace foretell

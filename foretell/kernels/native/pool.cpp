@@ -21,12 +21,24 @@ struct Ticket {
     int64_t next() const { return int64_t(word & kMask); }
 };
 
+}  // namespace
+
 class Pool {
   public:
-    // False where another thread's job is running: it is quicker to go alone than to wait.
-    bool run(int threads, int64_t chunks, Task task, const void* job) {
-        std::unique_lock<std::mutex> mine(callers_, std::try_to_lock);
-        if (!mine.owns_lock() || !grow(threads - 1)) return false;
+    // Held by the caller whose jobs these are.
+    std::mutex callers;
+
+    // How many of the threads that are wanted can be had.
+    int grow(int threads) {
+        try {
+            for (; size_ < threads - 1; ++size_) std::thread(&Pool::live, this, size_).detach();
+        } catch (const std::system_error&) {
+            return size_ + 1;
+        }
+        return threads;
+    }
+
+    void run(int threads, int64_t chunks, Task task, const void* job) {
         task_ = task;
         job_ = job;
         helpers_.store(threads - 1);
@@ -35,20 +47,10 @@ class Pool {
         arrivals_.wake();
         work();
         ends_.wait([this, chunks] { return done_.load() == chunks; });
-        return true;
     }
 
   private:
     // Threads are made when first wanted and never ended: asleep they cost nothing, and exit takes them along.
-    bool grow(int workers) {
-        try {
-            for (; size_ < workers; ++size_) std::thread(&Pool::live, this, size_).detach();
-        } catch (const std::system_error&) {
-            return size_ > 0;
-        }
-        return true;
-    }
-
     void live(int id) {
         uint64_t seen = 0;
         for (;;) {
@@ -67,7 +69,6 @@ class Pool {
         }
     }
 
-    std::mutex callers_;
     Gate arrivals_, ends_;
     Task task_ = nullptr;
     const void* job_ = nullptr;
@@ -77,6 +78,8 @@ class Pool {
     alignas(64) std::atomic<uint64_t> state_{0};
     alignas(64) std::atomic<int64_t> done_{0};
 };
+
+namespace {
 
 std::atomic<Pool*> the_pool{nullptr};
 
@@ -97,9 +100,15 @@ Pool& pool() {
 
 }  // namespace
 
-void run_chunks(int threads, int64_t chunks, Task task, const void* job) {
-    const bool shared = threads > 1 && chunks > 1 && chunks < Ticket::kMostChunks;
-    if (shared && pool().run(threads, chunks, task, job)) return;
+Team::Team(int threads) {
+    if (threads <= 1) return;
+    pool_ = &pool();
+    mine_ = std::unique_lock<std::mutex>(pool_->callers, std::try_to_lock);
+    if (mine_.owns_lock()) threads_ = pool_->grow(threads);
+}
+
+void Team::run(int64_t chunks, Task task, const void* job) {
+    if (threads_ > 1 && chunks > 1 && chunks < Ticket::kMostChunks) return pool_->run(threads_, chunks, task, job);
     for (int64_t chunk = 0; chunk < chunks; ++chunk) task(job, chunk);
 }
 

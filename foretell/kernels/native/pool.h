@@ -2,12 +2,35 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 
 namespace foretell {
 
 using Task = void (*)(const void* job, int64_t chunk);
 
-// Run task(job, 0) .. task(job, chunks - 1) on up to `threads` threads, and return when all are done.
-void run_chunks(int threads, int64_t chunks, Task task, const void* job);
+class Pool;
+
+// Up to `threads` threads, the caller among them, for as long as this lives. Where another caller has the threads, the
+// caller is alone: that is quicker than to wait, and there are never more threads at work than were asked for.
+class Team {
+  public:
+    explicit Team(int threads);
+
+    int threads() const { return threads_; }
+
+    // Run task(job, 0) .. task(job, chunks - 1), and return when all are done.
+    void run(int64_t chunks, Task task, const void* job);
+
+    // The same for a function of the chunk.
+    template <class F>
+    void each(int64_t chunks, const F& f) {
+        run(chunks, [](const void* job, int64_t chunk) { (*static_cast<const F*>(job))(chunk); }, &f);
+    }
+
+  private:
+    Pool* pool_ = nullptr;
+    std::unique_lock<std::mutex> mine_;
+    int threads_ = 1;
+};
 
 }  // namespace foretell

@@ -1,7 +1,6 @@
 // How a row becomes integers; compiled once for each set of instructions.
 #pragma once
 
-#include <cmath>
 #include <cstring>
 #include <limits>
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 
 import torch
@@ -22,7 +23,7 @@ class Room:
     def put(self, tensor: Tensor) -> Tensor:
         """A copy of the tensor in here; where the system has no large pages to ask for, the tensor itself."""
         if not hasattr(mmap, "MADV_HUGEPAGE"):
-            return tensor
+            return tensor.contiguous()
         if self._used + tensor.nbytes > len(self._chunk):
             self._chunk, self._used = _large_pages(max(CHUNK, tensor.nbytes)), 0
         place = self._chunk[self._used : self._used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
@@ -37,3 +38,9 @@ def _large_pages(size: int) -> Tensor:
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return whole[-whole.data_ptr() % PAGE :][:size]
+
+
+def give_back() -> None:
+    """Let the system have what was freed; after a load the C library would keep a few hundred megabytes of it."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

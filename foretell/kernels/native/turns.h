@@ -4,6 +4,7 @@
 #include "kernels.h"
 
 namespace foretell {
+namespace {  // each set of instructions has its own
 
 // What to fetch from memory meanwhile, so that it is there when its turn comes: `step` bytes for each group.
 struct Ahead {
@@ -34,4 +35,5 @@ void in_turns(const FewRows (&few)[N], const Weights& weights, const Rows& rows,
     }
 }
 
+}  // namespace
 }  // namespace foretell

@@ -5,11 +5,21 @@
 
 #include <immintrin.h>
 
-#include "quantize.h"
-#include "turns.h"
+#include <cstring>
+#include <limits>
 
-#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
-#define VNNI_INLINE VNNI inline __attribute__((always_inline))
+// From here on, and in nothing of the system's: a copy of it compiled like this could end up in use elsewhere.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
+#endif
+
+#include "lanes512.h"
+#include "rowwise.h"
+#include "float32.h"
+#include "attention.h"
 
 namespace foretell {
 namespace {
@@ -17,11 +27,7 @@ namespace {
 constexpr int kLanes = 16, kHalves = kBlock / kLanes, kHalfBytes = kLanes * kStep;
 constexpr int kMostRows = 5;  // as many as the registers hold the sums of
 
-VNNI void quantize(const float* x, int64_t inputs, int32_t excess, int8_t* values, float* scales, int32_t* offsets) {
-    quantize_row(x, inputs, excess, values, scales, offsets);
-}
-
-VNNI_INLINE __m512i repeat4(const int8_t* values) {
+FORETELL_INLINE __m512i repeat4(const int8_t* values) {
     int32_t four;
     std::memcpy(&four, values, sizeof four);
     return _mm512_set1_epi32(four);
@@ -31,7 +37,7 @@ struct Int8 {
     static constexpr int64_t kBytes = kInt8GroupBytes;
 
     template <int R>
-    static VNNI_INLINE void multiply(
+    static FORETELL_INLINE void multiply(
         const uint8_t* packed, const int8_t* values, int64_t stride, __m512i (&product)[R][kHalves]) {
         for (int k = 0; k < kGroup; k += kStep) {
             const __m512i w0 = _mm512_loadu_si512(packed + k * kBlock);
@@ -44,11 +50,11 @@ struct Int8 {
         }
     }
 
-    static VNNI_INLINE __m512 scaled(__m512 product, const uint8_t*, int, float scale) {
+    static FORETELL_INLINE __m512 scaled(__m512 product, const uint8_t*, int, float scale) {
         return _mm512_mul_ps(product, _mm512_set1_ps(scale));
     }
 
-    static VNNI_INLINE __m512 finished(__m512 sum, const Weights& weights, int64_t output) {
+    static FORETELL_INLINE __m512 finished(__m512 sum, const Weights& weights, int64_t output) {
         return _mm512_mul_ps(sum, _mm512_loadu_ps(weights.scales + output));
     }
 };
@@ -57,7 +63,7 @@ struct Int4 {
     static constexpr int64_t kBytes = kInt4GroupBytes;
 
     template <int R>
-    static VNNI_INLINE void multiply(
+    static FORETELL_INLINE void multiply(
         const uint8_t* packed, const int8_t* values, int64_t stride, __m512i (&product)[R][kHalves]) {
         const __m512i low = _mm512_set1_epi8(15);
         for (int k = 0; k < kGroup / 2; k += kStep)
@@ -73,17 +79,17 @@ struct Int4 {
             }
     }
 
-    static VNNI_INLINE __m512 scaled(__m512 product, const uint8_t* packed, int half, float scale) {
+    static FORETELL_INLINE __m512 scaled(__m512 product, const uint8_t* packed, int half, float scale) {
         const auto* const at = reinterpret_cast<const __m256i*>(packed + half * kLanes * 2);
         const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at)), 16);
         return _mm512_mul_ps(_mm512_mul_ps(product, _mm512_castsi512_ps(bits)), _mm512_set1_ps(scale));
     }
 
-    static VNNI_INLINE __m512 finished(__m512 sum, const Weights&, int64_t) { return sum; }
+    static FORETELL_INLINE __m512 finished(__m512 sum, const Weights&, int64_t) { return sum; }
 };
 
 template <class Kind>
-VNNI_INLINE void store(const Weights& weights, __m512 sum, int64_t output, float* y) {
+FORETELL_INLINE void store(const Weights& weights, __m512 sum, int64_t output, float* y) {
     const int64_t valid = weights.outputs - output;
     const __mmask16 mask = valid >= kLanes ? 0xffff : valid <= 0 ? 0 : (1u << valid) - 1;
     sum = Kind::finished(sum, weights, output);
@@ -92,7 +98,7 @@ VNNI_INLINE void store(const Weights& weights, __m512 sum, int64_t output, float
 }
 
 template <class Kind, int R>
-VNNI void few_rows(const Weights& weights, const Rows& rows, int64_t row, int64_t block, Ahead ahead, float* y) {
+void few_rows(const Weights& weights, const Rows& rows, int64_t row, int64_t block, Ahead ahead, float* y) {
     const uint8_t* packed = weights.packed + block * rows.groups * Kind::kBytes;
     const int64_t stride = rows.groups * kGroup;
     __m512 sum[R][kHalves];
@@ -125,8 +131,14 @@ void all_rows(const Weights& weights, const Rows& rows, int64_t first, int64_t s
 
 }  // namespace
 
-const Kernels vnni_kernels{quantize, all_rows<Int8>, all_rows<Int4>};
+const Kernels vnni_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, turn, gate, attend};
 
 }  // namespace foretell
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
 
 #endif

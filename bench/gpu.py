@@ -1,0 +1,256 @@
+"""Speed on a CUDA device: steps by rows and context, host time, oracle and n-gram drafts, a draft model, first token.
+
+The target costs what 5.9 billion weights cost and says what the small base model says (`inflate.py`).
+Run it from the repository root: `python -m bench.gpu [--base smollm2-135m] [--quick]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from bench.inflate import inflate, random_base
+from foretell.control.controller import FixedController
+from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.chained import ChainedDrafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.draft.scripted import OracleDrafter
+from foretell.engine.engine import Engine
+from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.scheduler import Scheduler
+from foretell.models.decoder import Decoder
+from foretell.params import SamplingParams
+from foretell.runner.cuda import CudaExecutor, fit
+from foretell.runner.pack import pack
+from foretell.runner.runner import ModelRunner
+from foretell.types import Draft, Request, Sequence, Share
+
+CONTEXT, PAGE = 9216, 16
+PROMPT, WRITTEN = 448, 128  # tokens: about 512 in the middle of a text
+
+
+@dataclass
+class Figures:
+    """What was measured, printed as it comes and kept for the end."""
+
+    values: dict[str, Any]
+
+    def note(self, name: str, value: float, unit: str = "", goal: str = "") -> None:
+        self.values[name] = value
+        print(f"{name:48} {value:10.3f} {unit:10} {goal}", flush=True)
+
+
+def load_base(name: str | None) -> Decoder:
+    """The named model in bf16, or a random one of SmolLM2-135M's shape."""
+    if name is None:
+        return random_base("cuda")
+    from foretell.hub import open_checkpoint, resolve
+    from foretell.models.load import load_model
+
+    return load_model(open_checkpoint(resolve(name, print)), torch.bfloat16, "cuda")
+
+
+def share_of(runner: ModelRunner, number: int, start: int, rows: int) -> tuple[Share, Draft]:
+    """A sequence with `start` cached tokens, and `rows` to run: its last token and a draft."""
+    tokens = [(i * 7 + number) % 1000 for i in range(start + 1)]
+    seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, start)
+    assert runner.reserve(seq, start + rows), "the cache is large enough"
+    return Share.of(seq, 1), Draft.chain(tokens[1:rows])
+
+
+def step_ms(runner: ModelRunner, sequences: int, start: int, rows: int, repeats: int = 20) -> float:
+    """Milliseconds the device takes for a step of so many sequences, each with so many rows; its graph replayed."""
+    pairs = [share_of(runner, i, start, rows) for i in range(sequences)]
+    shares, drafts = [share for share, _ in pairs], [draft for _, draft in pairs]
+    for _ in range(3):
+        runner.forward(shares, drafts)
+    executor = runner.executor
+    assert isinstance(executor, CudaExecutor)
+    sizes, _ = fit(pack(shares, drafts, PAGE), executor.layout.share)
+    recording = executor._recordings[sizes, ()]
+    assert recording is not None, "what ran three times is recorded"
+    begin, end = torch.cuda.Event(True), torch.cuda.Event(True)  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(repeats):
+        recording.graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    for share in shares:
+        runner.trim(share.seq, 0)
+    return float(begin.elapsed_time(end)) / repeats
+
+
+class Arm:
+    """One way to write: an engine of its own over the one runner, and what it took."""
+
+    def __init__(self, runner: ModelRunner, drafter: Drafter | None, nodes: int, most: int) -> None:
+        self.runner = runner
+        scheduler = Scheduler(runner, None, most, 4096)
+        self.engine = Engine(runner, drafter or NoDrafter(), FixedController(nodes), scheduler)
+        self.maker = RequestMaker(Limits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter)
+        self.rates: list[float] = []  # tokens a second
+        self.steps: list[float] = []  # milliseconds, each
+        self.accepted = 0.0
+
+    def write(self, prompts: list[list[int]], tokens: int, **params: object) -> list[list[int]]:
+        """Write after each prompt; the clock runs once all prompts are read."""
+        wanted = SamplingParams(max_tokens=tokens, ignore_eos=True, **params)  # type: ignore[arg-type]
+        tracks = [
+            self.engine.add(replace(request, seed=i))
+            for i, prompt in enumerate(prompts)
+            for request in self.maker.make(str(i), prompt, wanted)
+        ]
+        while any(track.seq.written == 0 for track in tracks):
+            self.engine.step()
+        before, steps = sum(track.seq.written for track in tracks), []
+        began = perf_counter()
+        while self.engine.busy:
+            at = perf_counter()
+            self.engine.step()
+            steps.append(1e3 * (perf_counter() - at))
+        self.rates.append((sum(track.seq.written for track in tracks) - before) / (perf_counter() - began))
+        self.steps.append(median(steps))
+        self.accepted = sum(t.speculation.tokens for t in tracks) / sum(t.speculation.steps for t in tracks)
+        return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+
+
+def prompts_of(count: int, vocab: int, copied: bool = False) -> list[list[int]]:
+    """Tokens without sense; `copied`: passages that come again and again."""
+    rng = random.Random(count)
+    if not copied:
+        return [[rng.randrange(vocab) for _ in range(PROMPT)] for _ in range(count)]
+    passages = [[rng.randrange(vocab) for _ in range(40)] for _ in range(count)]
+    return [(passage * (PROMPT // 40 + 1))[:PROMPT] for passage in passages]
+
+
+def rows_and_context(runner: ModelRunner, figures: Figures, quick: bool) -> None:
+    """What a step costs on the device: by rows of one text, and by texts."""
+    for start in (512,) if quick else (512, 8192):
+        one = step_ms(runner, 1, start, 1)
+        figures.note(f"step, 1 row, context {start}", one, "ms", "<= 3.5" if start == 512 else "")
+        for rows, goal in ((5, ""), (8, "<= 1.06"), (16, ""), (32, ""), (64, "<= 1.15")):
+            ratio = step_ms(runner, 1, start, rows) / one
+            figures.note(f"  {rows} rows over one", ratio, "x", goal if start == 512 else "")
+    for sequences in (8, 32):
+        figures.note(f"step, {sequences} texts, context 512", step_ms(runner, sequences, 512, 1), "ms")
+        figures.note(f"step, {sequences} texts of 5 rows", step_ms(runner, sequences, 512, 5), "ms")
+
+
+def plain_and_oracle(runner: ModelRunner, figures: Figures, rounds: int) -> None:
+    """The whole loop: what it costs beside the device's work, and what known guesses gain."""
+    vocab = runner.model.config.vocab
+    for batch, gain, host in ((1, ">= 2.2", "< 0.4"), (8, ">= 1.8", ""), (32, ">= 1.3", "< 1.5")):
+        prompts = prompts_of(batch, vocab)
+        plain = Arm(runner, None, 0, batch)
+        truth = plain.write(prompts, WRITTEN)
+        texts = {tuple(prompt): text for prompt, text in zip(prompts, truth, strict=True)}
+        guessed = Arm(runner, OracleDrafter(texts, vocab, 0.2), 4, batch)
+        same = guessed.write(prompts, WRITTEN)
+        for arm in (plain, guessed):
+            arm.rates.clear()
+            arm.steps.clear()
+        for _ in range(rounds):
+            plain.write(prompts, WRITTEN)
+            guessed.write(prompts, WRITTEN)
+        device = step_ms(runner, batch, 512, 1)
+        figures.note(f"plain, batch {batch}: wall a step", median(plain.steps), "ms", "<= 3.8" if batch == 1 else "")
+        figures.note("  beyond the device's work", median(plain.steps) - device, "ms", host)
+        figures.note("  tokens a second", median(plain.rates), "")
+        figures.note("  oracle (0.8, 4 tokens) over plain", median(guessed.rates) / median(plain.rates), "x", gain)
+        figures.note("    accepted per step", guessed.accepted)
+        figures.note("    wall a step", median(guessed.steps), "ms")
+        agree = sum(a == b for a, b in zip(truth, same, strict=True)) / batch
+        figures.note("    texts that are the same", agree)
+
+
+def drafts(runner: ModelRunner, draft: ModelRunner, figures: Figures, rounds: int) -> None:
+    """N-grams where text repeats, and a draft model."""
+    vocab = runner.model.config.vocab
+    figures.note("draft model, step, 1 row", step_ms(draft, 1, 512, 1), "ms", "<= 0.8")
+    makers: dict[str, tuple[Callable[[], Drafter], int, bool]] = {
+        "n-gram, repeating text": (lambda: NGramDrafter(2, 4), 8, True),
+        "draft model": (lambda: ChainedDrafter(draft, vocab, "draft"), 4, False),
+    }
+    for name, (make, nodes, copied) in makers.items():
+        for batch in (1, 8):
+            prompts = prompts_of(batch, vocab, copied)
+            arms = (Arm(runner, None, 0, batch), Arm(runner, make(), nodes, batch))
+            for arm in arms:
+                arm.write(prompts, WRITTEN)
+                arm.rates.clear()
+            for _ in range(rounds):
+                for arm in arms:
+                    arm.write(prompts, WRITTEN)
+            ratio = median(arms[1].rates) / median(arms[0].rates)
+            figures.note(f"{name}, batch {batch}: over plain", ratio, "x", ">= 1.5" if copied and batch == 1 else "")
+            figures.note("  accepted per step", arms[1].accepted)
+            figures.note("  wall a step", median(arms[1].steps), "ms")
+
+
+def first_token(runner: ModelRunner, figures: Figures, rounds: int) -> None:
+    """A prompt of 2048 tokens until its first token."""
+    vocab, seconds = runner.model.config.vocab, []
+    for i in range(rounds + 2):
+        rng = random.Random(i)
+        arm = Arm(runner, None, 0, 1)
+        (request,) = arm.maker.make("0", [rng.randrange(vocab) for _ in range(2048)], SamplingParams(max_tokens=1))
+        track = arm.engine.add(request)
+        began = perf_counter()
+        while track.seq.written == 0:
+            arm.engine.step()
+        seconds.append(perf_counter() - began)
+    figures.note("first token of a prompt of 2048", 1e3 * median(seconds[2:]), "ms")
+
+
+def costs(model: Decoder, figures: Figures) -> None:
+    """The fewest bytes and operations of a step, and what the device copies in a second."""
+    weights = sum(p.numel() for name, p in model.named_parameters() if name != "embed")
+    c = model.config
+    token = 2 * c.layers * c.kv_heads * c.head_dim * 2
+    figures.note("weights a step reads", 2 * weights / 1e9, "GB")
+    figures.note("operations a row", 2 * weights / 1e9, "GFLOP")
+    figures.note("cache a step reads a text, context 512", 512 * token / 1e9, "GB")
+    a = torch.empty(1 << 30, dtype=torch.int32, device="cuda").random_()
+    b = torch.empty_like(a)
+    begin, end = torch.cuda.Event(True), torch.cuda.Event(True)  # type: ignore[no-untyped-call]
+    b.copy_(a)
+    begin.record()
+    for _ in range(5):
+        b.copy_(a)
+    end.record()
+    torch.cuda.synchronize()
+    rate = 5 * 2 * a.nbytes / (begin.elapsed_time(end) / 1e3) / 1e12
+    figures.note("copy, read and written", rate, "TB/s")
+    figures.note("floor of a step by its bytes", (2 * weights + 512 * token) / rate / 1e9, "ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--base", help="a model's name; else random weights of SmolLM2-135M's shape")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    rounds = 2 if given.quick else 5
+    base = load_base(given.base)
+    target = inflate(base)
+    figures = Figures({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "base": given.base})
+    costs(target, figures)
+    runner = ModelRunner(target, 4096, PAGE, CONTEXT)
+    draft = ModelRunner(base, 4096, PAGE, CONTEXT)
+    rows_and_context(runner, figures, given.quick)
+    plain_and_oracle(runner, figures, rounds)
+    drafts(runner, draft, figures, rounds)
+    first_token(runner, figures, rounds)
+    print(json.dumps(figures.values))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Decoding on this CPU beside llama.cpp and OpenVINO GenAI, one table:
+
+    python bench/peers.py --llama FOLDER --gguf MODEL.gguf [--openvino FOLDER --openvino-python PYTHON] [--transformers]
+
+FOLDER holds llama-server and llama-quantize, built with native flags; MODEL.gguf is the file our default model is in;
+the OpenVINO folder is an int8 export of the same weights. Every setting is a server (or a child process) that waits
+while it is not asked; they take turns on each prompt, and each is timed by its own clock from the first token on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from foretell import LLM
+from foretell.bench.workloads import load, take
+from foretell.tokenizer import Tokenizer
+
+KINDS = {
+    "chat": "chat",
+    "edit": "rewrite code",
+    "summary": "summarise",
+    "extraction": "JSON",
+    "story": "story",
+    "math": "math",
+}
+NGRAM = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "10")
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A text and how fast it came, tokens a second after the first."""
+
+    text: str
+    tokens: int
+    speed: float
+
+
+Ask = Callable[[str], Answer]
+
+
+def post(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=300) as reply:
+        answer: dict[str, Any] = json.load(reply)
+        return answer
+
+
+@contextmanager
+def server(command: list[str], port: int, path: str = "/health") -> Iterator[None]:
+    """A server that is up, and is gone afterwards."""
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+        try:
+            for _ in range(480):
+                if process.poll() is not None:
+                    said.seek(0)
+                    raise SystemExit(f"{' '.join(command)} ended:\n{said.read().decode()[-600:]}")
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2):
+                        break
+                except OSError:
+                    time.sleep(0.25)
+            yield
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def llama(port: int, tokens: int) -> Ask:
+    def ask(prompt: str) -> Answer:
+        body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "top_k": 1, "cache_prompt": False}
+        found = post(port, "/completion", body)
+        return Answer(found["content"], found["timings"]["predicted_n"], found["timings"]["predicted_per_second"])
+
+    return ask
+
+
+def ours(port: int, tokens: int, speculative: bool) -> Ask:
+    asked = iter(range(1 << 30))
+
+    def ask(prompt: str) -> Answer:
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        # A salt of its own for every request: else the second round would replay the first.
+        body |= {"cache_salt": f"{port} {next(asked)}"} | ({} if speculative else {"speculative": False})
+        found = post(port, "/v1/completions", body)
+        timings = found["timings"]
+        return Answer(found["choices"][0]["text"], timings["predicted_n"], timings["predicted_per_second"])
+
+    return ask
+
+
+@contextmanager
+def child(command: list[str], tokenizer: Tokenizer) -> Iterator[Ask]:
+    """A process that reads token ids as a line of JSON and answers with one: what others make of the tokenizer in a
+    GGUF file is not always that tokenizer."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    wire_in, wire_out = process.stdin, process.stdout
+
+    def ask(prompt: str) -> Answer:
+        wire_in.write(json.dumps(tokenizer.encode(prompt, add_special=False)) + "\n")
+        wire_in.flush()
+        for line in wire_out:
+            if line.startswith('{"answer"'):
+                found = json.loads(line)
+                return Answer(tokenizer.decode(found["answer"]), len(found["answer"]), found["speed"])
+        raise SystemExit(f"{' '.join(command)} ended")
+
+    try:
+        yield ask
+    finally:
+        wire_in.close()
+        process.wait(60)
+
+
+def quantized(folder: Path, gguf: Path, kinds: list[str]) -> dict[str, Path]:
+    """The model in llama.cpp's other formats, made where they are missing."""
+    found = {}
+    for kind in kinds:
+        path = gguf.with_name(f"{gguf.stem.split('.')[0]}.{kind}.gguf")
+        if not path.exists():
+            command = [str(folder / "llama-quantize"), "--allow-requantize", str(gguf), str(path), kind, "2"]
+            subprocess.run(command, check=True, capture_output=True)
+        found[kind] = path
+    return found
+
+
+def arms(args: argparse.Namespace, stack: ExitStack, tokenizer: Tokenizer) -> dict[str, Ask]:
+    """Every setting, by the name it has in the table."""
+    found: dict[str, Ask] = {}
+    ports = iter(range(args.port, args.port + 100))
+    files = quantized(args.llama, args.gguf, args.formats.split(","))
+    for kind, path in files.items():
+        for name, flags in ((f"llama.cpp {kind}", ()), (f"llama.cpp {kind} n-gram", NGRAM)):
+            port = next(ports)
+            command = [str(args.llama / "llama-server"), "-m", str(path), "-t", "2", "-tb", "2", "-c", "2048"]
+            stack.enter_context(server([*command, "-np", "1", "--port", str(port), *flags], port))
+            found[name] = llama(port, args.max_tokens)
+    for quantization in ("none", "int8"):
+        port = next(ports)
+        command = [sys.executable, "-m", "foretell", "serve", "--port", str(port), "--quantization", quantization]
+        stack.enter_context(server(command, port, "/ready"))
+        name = "foretell float32" if quantization == "none" else f"foretell {quantization}"
+        found[name] = ours(port, args.max_tokens, False)
+        found[f"{name} auto"] = ours(port, args.max_tokens, True)
+    if args.openvino:
+        for mode in ("plain", "lookup"):
+            command = [args.openvino_python, str(HERE / "peer_openvino.py"), str(args.openvino), mode]
+            found[f"OpenVINO int8 {mode}"] = stack.enter_context(child([*command, str(args.max_tokens)], tokenizer))
+    if args.transformers:
+        command = [sys.executable, str(HERE / "peer_transformers.py"), str(args.gguf), str(args.max_tokens)]
+        found["transformers float32"] = stack.enter_context(child(command, tokenizer))
+    return found
+
+
+def prompts(per_kind: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    """Kind and prompt, as the model wants to see it."""
+    items, _ = take(load("own", tasks=tuple(KINDS)), per_kind, lambda item: True)
+    return [(KINDS[item.task], tokenizer.render_chat(item.messages)) for item in items]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama", type=Path, required=True)
+    parser.add_argument("--gguf", type=Path, required=True)
+    parser.add_argument("--formats", default="F32,Q8_0,Q4_0")
+    parser.add_argument("--openvino", type=Path)
+    parser.add_argument("--openvino-python", default=sys.executable)
+    parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--per-kind", type=int, default=1)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--port", type=int, default=18100)
+    args = parser.parse_args()
+    tokenizer = LLM(drafter="none", quiet=True, kv_memory=0.5).tokenizer
+    asked = prompts(args.per_kind, tokenizer)
+    speeds: dict[str, dict[str, list[float]]] = {}
+    texts: dict[tuple[str, str], set[str]] = {}
+    with ExitStack() as stack:
+        ways = arms(args, stack, tokenizer)
+        for turn in range(args.rounds + 1):
+            for kind, prompt in asked:
+                names = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
+                for name in names:
+                    answer = ways[name](prompt)
+                    if turn:  # the first round warms up
+                        speeds.setdefault(name, {}).setdefault(kind, []).append(answer.speed)
+                    texts.setdefault((name, prompt), set()).add(answer.text)
+            print(f"round {turn} done", file=sys.stderr, flush=True)
+    report(speeds, texts, [prompt for _, prompt in asked])
+
+
+def report(speeds: dict[str, dict[str, list[float]]], texts: dict[tuple[str, str], set[str]], asked: list[str]) -> None:
+    kinds = list(KINDS.values())
+    print("| tokens/s | " + " | ".join(kinds) + " | geometric mean | spread | same text as its plain |")
+    print("| --- |" + " ---: |" * (len(kinds) + 2) + " --- |")
+    kept = {}
+    for name, by_kind in speeds.items():
+        each = [median(by_kind[kind]) for kind in kinds]
+        spread = max(max(values) / min(values) for values in by_kind.values())
+        plain = name.removesuffix(" auto").removesuffix(" n-gram").replace(" lookup", " plain")
+        same = "" if plain == name else f"{sum(texts[name, p] == texts[plain, p] for p in asked)} of {len(asked)}"
+        kept[name] = {"geometric_mean": geometric_mean(each), **dict(zip(kinds, each, strict=True))}
+        cells = " | ".join(f"{value:.1f}" for value in [*each, geometric_mean(each)])
+        print(f"| {name} | {cells} | {spread:.2f} | {same} |")
+    print(json.dumps({"bench": "peers", "tokens_per_second": kept}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What drafters cost that do not guess for nothing: a price for depth, for nodes, and for what they must read first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from foretell.types import Outcome, Sequence
+
+from .costs import DraftCosts
+from .settings import ArmTraits
+from .spending import Market, Plan
+
+READ_AHEAD = 64  # tokens over which it must pay that a drafter has to read the text first
+READ_ON_TRIAL = 16  # the same for a drafter that has hardly been tried
+
+
+class Drafting:
+    """Prices of each drafter, and how far it has read each text."""
+
+    def __init__(self, arms: Mapping[str, ArmTraits]) -> None:
+        self.arms = dict(arms)
+        self.costs = {name: DraftCosts(traits.share) for name, traits in arms.items()}
+        self.free = frozenset(name for name, traits in arms.items() if traits.free)
+        self._read: dict[int, dict[str, int]] = {}  # by sequence: the tokens each drafter has read of it
+
+    def is_paid(self, arm: str) -> bool:
+        return arm in self.arms and arm not in self.free
+
+    def behind(self, seq: Sequence, arm: str) -> int:
+        """Tokens a drafter must read before it can guess."""
+        return len(seq.tokens) - self._read.get(seq.id, {}).get(arm, 0) if self.arms[arm].reads else 0
+
+    def for_one(self, market: Market, seq: Sequence, arm: str, on_trial: bool) -> Callable[[int], float]:
+        """Seconds a sequence pays for so many nodes, if its neighbours do alike."""
+        level, node, token = self.costs[arm].prices(market.plain)
+        # What must be read first is spread over the tokens it will serve; a draft for all is paid by all.
+        ahead = max(1, min(seq.room, READ_ON_TRIAL if on_trial else READ_AHEAD))
+        reading = token * self.behind(seq, arm) / ahead
+        each = level / market.writers + node
+        return lambda nodes: reading + each * nodes
+
+    def for_all(self, market: Market, plans: list[Plan]) -> float:
+        """Seconds of all drafts that are planned; what must be read was weighed already."""
+        total = 0.0
+        for arm in {plan.arm for plan in plans if plan.nodes and plan.arm not in self.free}:
+            nodes = [plan.nodes for plan in plans if plan.arm == arm]
+            total += self.costs[arm].seconds(max(nodes), sum(nodes), 0, market.plain)
+        return total
+
+    def for_trial(self, market: Market, seq: Sequence, arm: str, nodes: int) -> float:
+        """Seconds to try a drafter once, what it must read included."""
+        return self.costs[arm].seconds(nodes, nodes, self.behind(seq, arm), market.plain)
+
+    def node(self, market: Market, arm: str) -> float:
+        """What a sequence pays for one node, if all draft."""
+        if arm in self.free:
+            return 0.0
+        return self.costs[arm].seconds(1, market.writers, 0, market.plain) / market.writers
+
+    def floor(self, market: Market, arm: str) -> float:
+        """How likely a branch must be for one more node to pay; a drafter that doubts its own guess stops there."""
+        if arm in self.free:
+            return 0.0
+        row = market.extra(market.writers) / market.writers
+        return min(0.9, 0.7 * (self.node(market, arm) + row) * market.writers / market.plain)
+
+    def observe(self, outcomes: list[Outcome], seconds: float, plain: float) -> None:
+        """What a step's drafts took. Where two drafters shared it, nobody can say whose time it was."""
+        mine = [each for each in outcomes if each.share.budget.nodes and self.is_paid(each.share.budget.drafter)]
+        arms = {outcome.share.budget.drafter for outcome in mine}
+        nodes = sum(len(outcome.draft) for outcome in mine)
+        if len(arms) != 1 or not nodes:
+            return
+        (arm,) = arms
+        behind = sum(self._read_now(outcome, arm) for outcome in mine)
+        depth = max(len(outcome.draft) for outcome in mine)
+        self.costs[arm].observe(depth, nodes, behind, seconds, plain)
+
+    def _read_now(self, outcome: Outcome, arm: str) -> int:
+        """Tokens the drafter had to read for this step; from now on it knows them."""
+        if not self.arms[arm].reads:
+            return 0
+        read = self._read.setdefault(outcome.share.seq.id, {})
+        before, read[arm] = read.get(arm, 0), outcome.share.length
+        return outcome.share.length - before
+
+    def lose(self, arm: str) -> None:
+        """A drafter has left, and with it all it had read."""
+        for read in self._read.values():
+            read.pop(arm, None)
+
+    def forget(self, seq_id: int) -> None:
+        self._read.pop(seq_id, None)
+
+    def __len__(self) -> int:
+        return len(self._read)

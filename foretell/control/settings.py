@@ -1,0 +1,47 @@
+"""What a controller is told at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class ArmTraits:
+    """What the controller knows of a drafter at first sight: whether it guesses for nothing, whether it must read the
+    text itself, what a node costs, as a share of a plain step, and how often a guess should stand."""
+
+    free: bool = False
+    reads: bool = False
+    share: float = 0.3
+    prior: float = 0.5
+
+
+class Presence(Protocol):
+    """Which drafters are away, because their memory was given back, and a way to call them."""
+
+    @property
+    def away(self) -> frozenset[str]: ...
+
+    def call(self, name: str) -> None: ...
+
+
+class AllHere:
+    """Drafters that never leave."""
+
+    away: frozenset[str] = frozenset()
+
+    def call(self, name: str) -> None:
+        """Nobody is away."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the controller may act. `fixed` gives the nodes for a batch of so many, where lengths are not adapted."""
+
+    most: int = 16
+    fixed: Callable[[int], int] | None = None
+    throughput: bool = False
+    shortest: int = 0  # drafts of fewer nodes are not checked
+    margin: float = 0.01

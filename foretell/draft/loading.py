@@ -1,0 +1,81 @@
+"""Loads what drafters are made of: at the start, and again for one that gave its memory back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from foretell.config import SpeculationConfig
+from foretell.errors import CapacityError
+from foretell.models.decoder import Decoder
+from foretell.models.quantize import Bits
+from foretell.models.variants import quantized
+from foretell.runner.memory import GIB, device_memory
+from foretell.runner.runner import ModelRunner
+from foretell.tokenizer import Tokenizer
+
+from .registry import Helper, Parts
+from .vocabularies import Vocabularies
+
+
+class Source(Protocol):
+    """A model that can be loaded."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def weights(self) -> int: ...
+    @property
+    def token_bytes(self) -> int: ...
+    def copy_bytes(self, bits: Bits) -> int: ...
+    def load(self) -> Decoder: ...
+
+
+@dataclass(frozen=True)
+class Loader:
+    """`run` loads a draft model into a runner with pages for `tokens` tokens; `vocabularies` translate its tokens."""
+
+    config: SpeculationConfig
+    target: Source
+    runner: ModelRunner
+    helpers: Mapping[str, Source]
+    vocabularies: Mapping[str, Vocabularies | None]
+    run: Callable[[str], ModelRunner]
+    tokens: int
+
+    def parts(self, models: Iterable[str], copies: Mapping[Bits, Decoder]) -> Parts:
+        """What drafters are made of, with these draft models and copies of the target."""
+        loaded = {
+            name: Helper(self.run(name), self.helpers[name].tokenizer, self.vocabularies[name]) for name in models
+        }
+        return Parts(self.config, self.runner, self.target.tokenizer, loaded, copies)
+
+    def again(self, drafter: str) -> Parts:
+        """What one drafter is made of; refused where there is no room for it now."""
+        need, free = self._bytes(drafter), device_memory(self.target.device)
+        if need > free:
+            raise CapacityError(f"it needs {need / GIB:.2f} GiB and {free / GIB:.2f} GiB is free")
+        kind, _, name = drafter.partition(":")
+        return self.parts([name], {}) if kind == "model" else self.parts([], self._copy(bits_of(drafter)))
+
+    def _bytes(self, drafter: str) -> int:
+        kind, _, name = drafter.partition(":")
+        if kind == "model":
+            return self.helpers[name].weights + self.tokens * self.helpers[name].token_bytes
+        return self.target.weights + self.target.copy_bytes(bits_of(drafter))  # it is made of floats, read anew
+
+    def _copy(self, bits: Bits) -> dict[Bits, Decoder]:
+        """The target's weights in so many bits, with all else the target's own."""
+        twin = quantized(self.target.load(), bits)
+        twin.embed, twin.tables = self.runner.model.embed, self.runner.model.tables
+        return {bits: twin}
+
+
+def bits_of(drafter: str) -> Bits:
+    """Of self:int8 or self:int4."""
+    return 8 if drafter.endswith("int8") else 4

@@ -1,0 +1,128 @@
+"""A drafter with weights of its own, which gives their memory back while nobody uses it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from time import monotonic
+
+import torch
+
+from foretell.types import Budget, Draft, Outcome, Sequence
+
+from .base import Drafter
+
+LOG = logging.getLogger("foretell")
+
+RETRY = 60.0  # seconds until one that could not come back is called again
+
+
+class Background:
+    """Where work is done that no step waits for."""
+
+    def start(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name="foretell-draft", daemon=True).start()
+
+    def later(self, seconds: float, work: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, work)
+        timer.daemon = True
+        timer.start()
+
+
+class Resident(Drafter):
+    """Another drafter while it is here. It leaves when it was not used for `idle` seconds, and comes back when called.
+
+    A trial does not count as use: what is only ever tried does not pay for its room.
+    """
+
+    def __init__(
+        self,
+        inner: Drafter,
+        make: Callable[[], Drafter],
+        idle: float,
+        background: Background = Background(),
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`make` loads it again; it is called in the background."""
+        self.name, self.taps, self.wants_top, self.free = inner.name, inner.taps, inner.wants_top, inner.free
+        self.draws, self.gives_probability, self.reads = inner.draws, inner.gives_probability, inner.reads
+        self.cost_share, self.prior = inner.cost_share, inner.prior
+        self.idle, self._make, self._background, self._clock = idle, make, background, clock
+        self._lock = threading.Lock()
+        self._inner: Drafter | None = inner
+        self._used, self._not_before = clock(), 0.0
+        self._loading = False
+        self._watch(idle)
+
+    @property
+    def ready(self) -> bool:
+        return self._inner is not None
+
+    def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        with self._lock:
+            if self._inner is None:
+                return [Draft()] * len(seqs)
+            if any(budget.nodes and not budget.trial for budget in budgets):
+                self._used = self._clock()
+            return self._inner.propose(seqs, budgets)
+
+    def observe(self, outcomes: list[Outcome]) -> None:
+        with self._lock:
+            if self._inner is not None:
+                self._inner.observe(outcomes)
+
+    def forget(self, seq: Sequence) -> None:
+        with self._lock:
+            if self._inner is not None:
+                self._inner.forget(seq)
+
+    @property
+    def memory(self) -> int:
+        inner = self._inner
+        return 0 if inner is None else inner.memory
+
+    def wake(self) -> None:
+        with self._lock:
+            if self._inner is not None or self._loading or self._clock() < self._not_before:
+                return
+            self._loading = True
+        LOG.info("%s is loaded again", self.name)
+        self._background.start(self._load)
+
+    def _load(self) -> None:
+        inner: Drafter | None = None
+        try:
+            inner = self._make()
+        except Exception as error:  # there may be no room for it now
+            LOG.warning("%s cannot come back: %s", self.name, error)
+        with self._lock:
+            self._inner, self._loading, self._used = inner, False, self._clock()
+            self._not_before = self._used + (RETRY if inner is None else 0.0)
+        if inner is not None:
+            self._watch(self.idle)
+
+    def rest(self) -> None:
+        """Leave, if it was not used for so long; else look again when that may be."""
+        with self._lock:
+            left = self._used + self.idle - self._clock()
+            if left <= 0:
+                self._inner = None
+        if left > 0:
+            self._watch(left)
+            return
+        LOG.info("%s was not used for %.0f seconds and gives its memory back", self.name, self.idle)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _watch(self, seconds: float) -> None:
+        """A timer must not keep an engine alive that nobody holds any more."""
+        me = weakref.ref(self)
+
+        def look() -> None:
+            here = me()
+            if here is not None:
+                here.rest()
+
+        self._background.later(seconds, look)

@@ -1,0 +1,49 @@
+"""A step's rows, share by share: what came out of the model for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from foretell.runner.executor import StepOutput
+from foretell.types import Draft, Outcome, Share
+
+from .judge import Judgement
+
+Pair = tuple[Share, Draft]
+Top = tuple[tuple[int, ...], ...]
+
+
+def likeliest(
+    pairs: list[Pair], logits: Iterable[torch.Tensor], count: int, wants: Callable[[Share], bool]
+) -> Iterable[Top]:
+    """The `count` likeliest tokens of each row, for the shares that want them; others pay nothing."""
+    if not count:
+        return [()] * len(pairs)
+    ends = [
+        rows[-1 - len(draft) :] if share.reaches_end and wants(share) else None
+        for (share, draft), rows in zip(pairs, logits, strict=True)
+    ]
+    wanted = [rows for rows in ends if rows is not None]
+    if not wanted:
+        return [()] * len(pairs)
+    together = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
+    found = iter(together.topk(min(count, together.shape[-1])).indices.tolist())
+    return [() if rows is None else tuple(tuple(next(found)) for _ in range(len(rows))) for rows in ends]
+
+
+def split_features(output: StepOutput, pairs: list[Pair]) -> Iterable[torch.Tensor | None]:
+    """The target's states of each share's tokens, where they are tapped."""
+    if output.features is None:
+        return [None] * len(pairs)
+    return torch.split(output.features, [share.take + len(draft) for share, draft in pairs])
+
+
+def outcome_of(
+    share: Share, draft: Draft, judged: Judgement | None, features: torch.Tensor | None, top: Top
+) -> Outcome:
+    """What a step taught about one sequence; nothing was judged where the prompt goes on."""
+    if judged is None:
+        return Outcome(share, draft, features=features)
+    return Outcome(share, draft, judged.verdict, judged.chosen, (), judged.logprobs, features, top)

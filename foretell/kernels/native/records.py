@@ -1,0 +1,86 @@
+"""What the library reads, field for field: `kernels.h` and `step.h` have the same."""
+
+from __future__ import annotations
+
+import ctypes
+
+NUMBER, POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class WeightsRecord(ctypes.Structure):
+    """`foretell::Weights`."""
+
+    _fields_ = (
+        ("inputs", NUMBER),
+        ("outputs", NUMBER),
+        ("packed", POINTER),
+        ("scales", POINTER),
+        ("bias", POINTER),
+        ("bits", ctypes.c_int32),
+        ("level", ctypes.c_int32),
+    )
+
+
+class LayerRecord(ctypes.Structure):
+    """`foretell::Layer`."""
+
+    _fields_ = (
+        ("qkv", POINTER),
+        ("out", POINTER),
+        ("gate_up", POINTER),
+        ("down", POINTER),
+        ("attention_norm", POINTER),
+        ("ffn_norm", POINTER),
+        ("q_norm", POINTER),
+        ("k_norm", POINTER),
+        ("attention_post_norm", POINTER),
+        ("ffn_post_norm", POINTER),
+        ("turns", POINTER),
+        ("keys", POINTER),
+        ("values", POINTER),
+        ("window", NUMBER),
+    )
+
+
+class ModelRecord(ctypes.Structure):
+    """`foretell::Model`."""
+
+    _fields_ = (
+        ("layers", POINTER),
+        ("head", POINTER),
+        ("embed", POINTER),
+        ("norm", POINTER),
+        ("layer_count", NUMBER),
+        ("width", NUMBER),
+        ("heads", NUMBER),
+        ("kv_heads", NUMBER),
+        ("head_dim", NUMBER),
+        ("ffn", NUMBER),
+        ("page_size", NUMBER),
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("embed_scale", ctypes.c_float),
+        ("gelu", ctypes.c_int32),
+        ("level", ctypes.c_int32),
+    )
+
+
+class StepRecord(ctypes.Structure):
+    """`foretell::Step`."""
+
+    _fields_ = (
+        ("tokens", POINTER),
+        ("positions", POINTER),
+        ("slots", POINTER),
+        ("spans", POINTER),
+        ("pages", POINTER),
+        ("parents", POINTER),
+        ("wanted", POINTER),
+        ("taps", POINTER),
+        ("logits", POINTER),
+        ("features", POINTER),
+        ("rows", NUMBER),
+        ("span_count", NUMBER),
+        ("wanted_count", NUMBER),
+        ("tap_count", NUMBER),
+    )

@@ -1,0 +1,1 @@
+"""The same operations on a CUDA device, in Triton. The torch functions beside this folder define them."""

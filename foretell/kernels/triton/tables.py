@@ -1,0 +1,52 @@
+"""What the kernels know of a step's rows: whole numbers on the device, of sizes that a recorded graph can keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+WORD = 32  # nodes of a tree to a word of bits
+ROW_FIELDS = 6  # tokens, positions, slots, limits, reaches, wanted
+TILE_FIELDS = 6  # first row, rows, sequence, keys, start of its sequence's rows in the text and in the batch
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a step's tables are: steps of the same sizes run the same kernels on the same grids."""
+
+    rows: int
+    tiles: int
+    height: int  # rows of a tile times the query heads that share a key head, at most
+    splits: int  # parts the keys are cut into; 0: one program reads them all
+    words: int = 0  # of bits a row, where some draft is a tree
+
+    @property
+    def numbers(self) -> int:
+        """How many whole numbers the tables hold."""
+        return self.rows * (ROW_FIELDS + self.words) + self.tiles * TILE_FIELDS
+
+
+@dataclass(frozen=True)
+class RowTables:
+    """A row sees the keys before its limit and, of those behind, the ones whose bit is set in its words."""
+
+    sizes: Sizes
+    tokens: Tensor  # [rows]
+    positions: Tensor  # [rows]
+    slots: Tensor  # [rows]; -1: a row that is only there to fill up
+    limits: Tensor  # [rows]
+    reaches: Tensor  # [rows] keys among which are all that a row sees
+    wanted: Tensor  # [rows] the rows whose logits are wanted
+    tiles: Tensor  # [tiles, TILE_FIELDS]: rows of one sequence that are attended together
+    words: Tensor  # [rows, words]
+    pages: Tensor  # [sequences, most pages]
+
+    @classmethod
+    def over(cls, numbers: Tensor, sizes: Sizes, pages: Tensor) -> RowTables:
+        """The tables in a flat buffer, as `cuda_tables.fill` lays them out."""
+        by_row = numbers[: ROW_FIELDS * sizes.rows].view(ROW_FIELDS, sizes.rows)
+        behind = ROW_FIELDS * sizes.rows + TILE_FIELDS * sizes.tiles
+        tiles = numbers[ROW_FIELDS * sizes.rows : behind].view(sizes.tiles, TILE_FIELDS)
+        words = numbers[behind : sizes.numbers].view(sizes.rows, sizes.words)
+        return cls(sizes, *by_row, tiles, words, pages)

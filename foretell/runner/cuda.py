@@ -1,0 +1,165 @@
+"""Runs steps on a CUDA device: small ones as recorded graphs of a few sizes, large prompts kernel by kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretell.kernels.attention import Layout
+from foretell.kernels.triton.attention import NO_PARTS, parts
+from foretell.kernels.triton.tables import WORD, RowTables, Sizes
+from foretell.kv.cache import KVCache
+from foretell.models.decoder import Decoder
+
+from .cuda_chain import CudaChain, ChainSizes
+from .cuda_forward import CudaForward
+from .cuda_tables import Numbers, PageTable, fill, make_tiles
+from .executor import StepOutput
+from .pack import Packed
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # sizes steps are filled up to; more rows run unrecorded
+KEYS = (512, 1024, 2048, 4096)  # contexts the grids are made for; behind, powers of two
+WORDS = (2, 8)  # of bits a row: trees of up to 64 and 256 nodes
+LOW, HIGH, WHOLE = 16, 32, 64  # heights of a tile: for a few rows a sequence, for many, for prompts
+
+Chains = tuple[list[list[int]], list[list[float]]]  # by sequence: tokens, and how sure the model was of each
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A graph, and where it leaves its results."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+    features: Tensor | None
+
+
+class CudaExecutor:
+    """What `EagerExecutor` defines. Logits are good until the next call."""
+
+    def __init__(self, model: Decoder, cache: KVCache, layout: Layout) -> None:
+        self.layout, self.vocab = layout, model.config.vocab
+        self.forward = CudaForward(model, cache)
+        self.context = max(len(table) for table in model.tables.values())
+        most_pages = min(len(cache.keys[0]), -(-self.context // layout.page_size))
+        self.pages = PageTable(ROWS[-1], most_pages, layout.device)
+        room = Sizes(ROWS[-1], ROWS[-1], HIGH, 0, WORDS[-1]).numbers
+        self._numbers = torch.zeros(room, dtype=torch.int32, device=layout.device)
+        self._host = torch.zeros(room, dtype=torch.int32, pin_memory=True)
+        self._host_numbers: Numbers = self._host.numpy()
+        self._sent = torch.cuda.Event()
+        self._logits = torch.empty(0, self.vocab, device=layout.device)
+        self._recordings: dict[tuple[Sizes, tuple[int, ...]], Recording | None] = {}  # None: it ran once
+        self._pool = torch.cuda.graph_pool_handle()
+        self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size)
+        self._aside = torch.cuda.Stream(layout.device)
+
+    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        sizes, tiles = fit(packed, self.layout.share)
+        if sizes.rows > ROWS[-1] or sizes.words > WORDS[-1]:
+            return self._run_unrecorded(packed, taps)
+        self._send(packed, tiles, sizes)
+        key = (sizes, taps)
+        recording = self._recordings.get(key)
+        if recording is None:
+            logits, features = self._run(sizes, taps)
+            if key in self._recordings:  # what comes twice will come again
+                self._recordings[key] = self._record(sizes, taps)
+            self._recordings.setdefault(key, None)
+        else:
+            recording.graph.replay()
+            logits = recording.logits
+            features = None if recording.features is None else recording.features.clone()
+        return StepOutput(logits[: len(packed.wanted)], None if features is None else features[: packed.rows])
+
+    def chain(self, packed: Packed, steps: int, vocab: int) -> Chains | None:
+        """After each sequence `steps` tokens, each the likeliest, and how sure the model was; None if it is too much.
+
+        The spans hold all pages that their sequences may write to.
+        """
+        sizes, tiles = fit(packed, self.layout.share)
+        if sizes.rows > ROWS[-1] or sizes.words:
+            return None
+        self._sent.synchronize()
+        keys = _keys(max(span.stop for span in packed.spans) + steps)
+        ends = [min(len(span.pages) * self.layout.page_size, self.context) for span in packed.spans]
+        height = max(LOW, _power(self.layout.share))
+        chain_sizes = ChainSizes(sizes, height, parts(keys), _power(len(packed.spans)), steps, vocab)
+        return self.chains(packed, tiles, chain_sizes, ends)
+
+    def _send(self, packed: Packed, tiles: Numbers, sizes: Sizes) -> None:
+        """Take the tables to where the kernels read them."""
+        self._sent.synchronize()  # until then the last step's tables may still be on their way
+        self.pages.update(packed.spans)
+        fill(self._host_numbers, packed, tiles, sizes)
+        self._numbers[: sizes.numbers].copy_(self._host[: sizes.numbers], non_blocking=True)
+        self._sent.record()
+
+    def _run(self, sizes: Sizes, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        rows = RowTables.over(self._numbers, sizes, self.pages.device)
+        logits, features = self.forward(rows, rows.wanted, taps)
+        return self._room(sizes.rows).copy_(logits), features
+
+    def _room(self, rows: int) -> Tensor:
+        """Where logits are left, in float32; recordings keep what they were made with."""
+        if len(self._logits) < rows:
+            self._logits = torch.empty(rows, self.vocab, device=self.layout.device)
+        return self._logits[:rows]
+
+    def _record(self, sizes: Sizes, taps: tuple[int, ...]) -> Recording:
+        """The same step once more, to be kept: it writes what was just written."""
+        self._room(sizes.rows)  # not from the graphs' own memory
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.layout.device)
+        with torch.cuda.stream(self._aside):  # torch.cuda.graph would collect garbage and empty the cache each time
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            logits, features = self._run(sizes, taps)
+            graph.capture_end()
+        return Recording(graph, logits, features)
+
+    def _run_unrecorded(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        """A step too large to be recorded: tables of its own, one program for all keys of some rows."""
+        height = max(WHOLE, _power(self.layout.share))
+        tiles = make_tiles(packed.spans, height // self.layout.share)
+        sizes = Sizes(packed.rows, len(tiles), height, NO_PARTS, _words(packed))
+        numbers = np.empty(sizes.numbers, np.int32)
+        fill(numbers, packed, tiles, sizes)
+        device = self.layout.device
+        pages = self.pages
+        if len(packed.spans) > ROWS[-1]:
+            pages = PageTable(len(packed.spans), self.pages.device.shape[1], device)
+        self._sent.synchronize()
+        rows = RowTables.over(torch.from_numpy(numbers).to(device), sizes, pages.update(packed.spans))
+        self._sent.record()
+        logits, features = self.forward(rows, rows.wanted[: len(packed.wanted)], taps)
+        return StepOutput(logits.float(), features)
+
+
+def fit(packed: Packed, share: int) -> tuple[Sizes, Numbers]:
+    """The sizes a step is filled up to, and its tiles."""
+    low = max(LOW, _power(share))
+    height = low if max(span.rows for span in packed.spans) <= low // share else max(HIGH, low)
+    tiles = make_tiles(packed.spans, height // share)
+    keys = _keys(max(span.stop for span in packed.spans))
+    rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
+    words = _words(packed)
+    words = next((size for size in (0, *WORDS) if words <= size), words)
+    return Sizes(rows, _power(len(tiles)), height, parts(keys), words), tiles
+
+
+def _words(packed: Packed) -> int:
+    """Words of bits for the largest tree."""
+    return -(-max(len(span.parents) for span in packed.spans) // WORD)
+
+
+def _keys(keys: int) -> int:
+    """The context a grid is made for."""
+    return next((size for size in KEYS if keys <= size), _power(keys))
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()

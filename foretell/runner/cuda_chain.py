@@ -1,0 +1,92 @@
+"""A whole chain of guesses as one graph: each token feeds the next on the device, and the host waits once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretell.kernels.triton.pick import pick_next
+from foretell.kernels.triton.tables import RowTables, Sizes
+
+from .cuda_forward import CudaForward
+from .cuda_tables import Numbers, PageTable, fill
+from .pack import Packed
+
+
+@dataclass(frozen=True)
+class ChainSizes:
+    """Steps of the same sizes are one graph."""
+
+    first: Sizes  # of the rows that are still to be read
+    height: int  # of a tile of one row
+    splits: int  # for the longest text at its end
+    sequences: int  # filled up
+    steps: int
+    vocab: int  # tokens that may be guessed
+
+    @property
+    def following(self) -> Sizes:
+        """One row a sequence."""
+        return Sizes(self.sequences, self.sequences, self.height, self.splits)
+
+
+class CudaChain:
+    """The likeliest tokens, one after the other. Its tables are its own: the executor's graphs keep theirs."""
+
+    def __init__(self, forward: CudaForward, pages: PageTable, most_rows: int, page_size: int) -> None:
+        device = pages.device.device
+        self.forward, self.pages, self.page_size = forward, pages, page_size
+        room = Sizes(most_rows, most_rows, 32, 0).numbers
+        self._first = torch.zeros(room + most_rows, dtype=torch.int32, device=device)
+        self._host = torch.zeros(room + most_rows, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._following = torch.zeros(room, dtype=torch.int32, device=device)
+        self._graphs: dict[ChainSizes, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}  # None: it ran once
+
+    def __call__(
+        self, packed: Packed, tiles: Numbers, sizes: ChainSizes, ends: list[int]
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """For each sequence its tokens and how sure the model was of each. `ends`: places from which it has no pages."""
+        self._send(packed, tiles, sizes, ends)
+        graph = self._graphs.get(sizes)
+        if graph is None:
+            found = self._run(sizes)
+            self._graphs[sizes] = self._record(sizes) if sizes in self._graphs else None
+        else:
+            graph[0].replay()
+            found = graph[1]
+        tokens, sure = found[:, :, : len(packed.spans)].tolist()  # waits, so the tables may be written again
+        return [[int(token) for token in chain] for chain in zip(*tokens, strict=True)], list(zip(*sure, strict=True))
+
+    def _send(self, packed: Packed, tiles: Numbers, sizes: ChainSizes, ends: list[int]) -> None:
+        numbers: Numbers = self._host.numpy()
+        self.pages.update(packed.spans)
+        fill(numbers, packed, tiles, sizes.first)
+        count = sizes.first.numbers
+        numbers[count : count + len(ends)] = np.array(ends, np.int32)
+        numbers[count + len(ends) : count + sizes.sequences] = 0
+        count += sizes.sequences
+        self._first[:count].copy_(self._host[:count], non_blocking=True)
+
+    def _run(self, sizes: ChainSizes) -> Tensor:
+        rows = RowTables.over(self._first, sizes.first, self.pages.device)
+        following = RowTables.over(self._following, sizes.following, self.pages.device)
+        following.wanted.copy_(torch.arange(sizes.sequences, device=self._first.device))
+        ends = self._first[sizes.first.numbers : sizes.first.numbers + sizes.sequences]
+        found = torch.empty(2, sizes.steps, sizes.sequences, device=self._first.device)
+        for step in range(sizes.steps):
+            logits, _ = self.forward(rows, rows.wanted[: sizes.sequences], ())
+            pick_next(logits, sizes.vocab, rows, ends, following, found[:, step], self.page_size)
+            rows = following
+        return found
+
+    def _record(self, sizes: ChainSizes) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._first.device)
+        with torch.cuda.stream(torch.cuda.Stream(self._first.device)):
+            graph.capture_begin(capture_error_mode="thread_local")
+            found = self._run(sizes)
+            graph.capture_end()
+        return graph, found

@@ -1,0 +1,74 @@
+"""A decoder's layers on a CUDA device: its own products, with Triton kernels between them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretell.kernels.triton.attention import attend
+from foretell.kernels.triton.gate import gate
+from foretell.kernels.triton.norm import add_norm
+from foretell.kernels.triton.rotary import HeadNorms, turn_and_store
+from foretell.kernels.triton.tables import RowTables
+from foretell.kv.cache import KVCache
+from foretell.models.decoder import Attention, Block, Decoder
+from foretell.models.layers import Norm
+
+from .cuda_products import Products
+
+
+class CudaForward:
+    """What `Decoder.forward` and `Decoder.logits` define, from a step's tables to logits in the model's own type."""
+
+    def __init__(self, model: Decoder, cache: KVCache) -> None:
+        self.model, self.cache = model, cache
+        self.eps = model.config.norm_eps
+        self.embed_scale = float(torch.tensor(model.config.embed_scale, dtype=model.dtype))
+        self.products = Products()
+        self.layers: list[Block] = list(model.blocks)  # type: ignore[arg-type]
+
+    def __call__(self, rows: RowTables, wanted: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        """Logits of the wanted rows, [wanted, vocab], and the states after each layer in `taps`, [n, taps * width]."""
+        x, change, post, tapped = self._layers(rows, taps)
+        if len(self.layers) in taps:
+            tapped[len(self.layers)], _ = add_norm(x, change, self.model.norm.weight, self.eps, post)
+        _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, wanted)
+        features = torch.cat([tapped[tap] for tap in taps], -1) if taps else None
+        return self.products(self.model.head, normed), features
+
+    def _layers(
+        self, rows: RowTables, taps: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor, Tensor | None, dict[int, Tensor]]:
+        """States before the last layer's change, that change, the norm it goes through, and what was tapped."""
+        x = F.embedding(rows.tokens, self.model.embed)
+        if self.embed_scale != 1.0:
+            x = x * self.embed_scale
+        tapped: dict[int, Tensor] = {}
+        change: Tensor | None = None
+        post: Tensor | None = None
+        for layer, block in enumerate(self.layers):
+            x, normed = add_norm(x, change, block.attention_norm.weight, self.eps, post)
+            if layer in taps:
+                tapped[layer] = x
+            seen = self._attend(block.attention, normed, rows)
+            x, normed = add_norm(x, seen, block.ffn_norm.weight, self.eps, _weight(block.attention_post_norm))
+            mixed = gate(self.products(block.ffn.gate_up, normed), block.ffn.gelu)
+            change = self.products.in_parts(block.ffn.down, mixed)
+            post = _weight(block.ffn_post_norm)
+        assert change is not None, "a decoder has layers"
+        return x, change, post, tapped
+
+    def _attend(self, attention: Attention, x: Tensor, rows: RowTables) -> Tensor:
+        keys, values = self.cache.keys[attention.layer], self.cache.values[attention.layer]
+        norms = None
+        if attention.q_norm is not None and attention.k_norm is not None:
+            norms = HeadNorms(attention.q_norm.weight, attention.k_norm.weight, self.eps)
+        turns = self.model.tables[attention.rope]
+        q = turn_and_store(self.products(attention.qkv, x), turns, rows, keys, values, norms)
+        seen = attend(q, keys, values, rows, attention.config.scale, attention.window)
+        return self.products.in_parts(attention.out, seen)
+
+
+def _weight(norm: Norm | None) -> Tensor | None:
+    return None if norm is None else norm.weight

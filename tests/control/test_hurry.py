@@ -1,0 +1,120 @@
+"""Texts that asked for a speed go before others while they are behind it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foretell.control.adaptive import AdaptiveController
+from foretell.control.hurry import Hurry
+from foretell.control.settings import ArmTraits, Settings
+from foretell.control.simulation import Machine, Result, Scenario, World
+from foretell.control.spending import Market, Plan, let_pass
+from foretell.errors import RequestError
+from foretell.params import SamplingParams
+from foretell.types import Request, Sequence, SpeculationChoice
+from tests import tiny
+from tests.control.scenarios import free, model, steady
+
+CROWD = free(steady(0.7), Machine(row=0.004), requests=48, tokens=200, load=lambda begun: 8)
+
+
+def written(scenario: Scenario, throughput: bool) -> Result:
+    controller = AdaptiveController(
+        {arm.name: ArmTraits(arm.free, not arm.free) for arm in scenario.arms}, Settings(throughput=throughput)
+    )
+    world = World(scenario, controller)
+    controller.hurry.clock = world.clock
+    found = world.run()
+    assert len(controller.hurry) == 0
+    return found
+
+
+def every_eighth(**choice: float) -> Scenario:
+    asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
+    return replace(CROWD, choice=lambda request: asked if request % 8 == 0 else SpeculationChoice())
+
+
+def speed(found: Result, promised: bool) -> float:
+    speeds = [value for request, value in found.speeds.items() if (request % 8 == 0) == promised and request < 40]
+    return sum(speeds) / len(speeds)
+
+
+@pytest.mark.parametrize("throughput", [True, False])
+@pytest.mark.parametrize("choice", [{"min_tokens_per_second": 27.0}, {"deadline": 200 / 27.0}])
+def test_a_text_that_asked_for_a_speed_gets_it_where_others_do_not(throughput: bool, choice: dict[str, float]) -> None:
+    without, found = written(CROWD, throughput), written(every_eighth(**choice), throughput)
+    assert speed(without, promised=True) < 25
+    assert speed(found, promised=True) > 27 * 0.99
+    assert speed(found, promised=False) > 0.75 * speed(without, promised=False), "the others go on"
+
+
+def test_a_speed_that_is_kept_anyway_changes_nothing() -> None:
+    assert written(every_eighth(min_tokens_per_second=1.0), True).speeds == written(CROWD, True).speeds
+
+
+def test_a_draft_model_hurries_a_text_too() -> None:
+    crowd = model(steady(0.8), 0.004, Machine(row=0.004), requests=48, tokens=200, load=lambda begun: 8)
+    asked = replace(crowd, choice=every_eighth(min_tokens_per_second=24.0).choice)
+    assert speed(written(asked, True), promised=True) > 1.1 * speed(written(crowd, True), promised=True)
+
+
+def test_others_guess_only_where_it_makes_the_step_no_longer() -> None:
+    plans = [Plan("a", 3, 2.0, (0.9, 0.8, 0.7)), Plan("a", 2, 2.0, (0.9, 0.8))]
+    dear = Market(2, 2, np.linspace(0.01, 0.3, 30))
+    assert let_pass(dear, plans, [True, False], True, 0.01) == [3, 0]
+    flat = Market(2, 2, np.full(30, 0.01))
+    assert let_pass(flat, plans, [True, False], True, 0.01) == [3, 2]
+    step = Market(2, 2, np.array([0.01] * 7 + [0.02] * 23))
+    assert let_pass(step, plans, [True, False], True, 0.01) == [3, 1]
+
+
+def test_who_is_behind_is_told_by_the_clock() -> None:
+    now = [0.0]
+    hurry = Hurry(lambda: now[0])
+
+    def text(written: int, **choice: float) -> Sequence:
+        asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
+        request = Request("0", (1,), SamplingParams(), 0, 100, speculation=asked)
+        return Sequence(0, request, [1] * (1 + written))
+
+    floor = text(0, min_tokens_per_second=10.0)
+    assert not hurry.behind([floor], 0.1), "the prompt is still read"
+    floor.tokens.append(1)
+    assert not hurry.behind([floor], 0.1), "its first token has just come"
+    now[0] = 1.0
+    floor.tokens += [1] * 5
+    assert hurry.behind([floor], 0.1) == [floor]
+    floor.tokens += [1] * 10
+    assert not hurry.behind([floor], 0.1)
+    hurry.forget(0)
+    late = text(1, deadline=5.0)
+    assert hurry.behind([late], 0.1) == [late], "a hundred plain steps would take ten seconds"
+    hurry.forget(0)
+    assert not hurry.behind([text(1, deadline=20.0)], 0.1)
+    assert not hurry.behind([text(1)], 0.1)
+
+
+@pytest.mark.parametrize("name", ["deadline", "min_tokens_per_second"])
+@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, True, "2"])
+def test_a_speed_that_cannot_be_is_refused(name: str, value: object) -> None:
+    engine = tiny.World().engine(tiny.model_drafter())
+    with pytest.raises(RequestError, match=f"{name}.* above 0"):
+        tiny.add(engine, "0", [1, 2], SpeculationChoice(**{name: value}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("choice", [SpeculationChoice(enabled=False), SpeculationChoice(max_draft=0)])
+def test_a_speed_without_guesses_is_refused(choice: SpeculationChoice) -> None:
+    engine = tiny.World().engine(tiny.model_drafter())
+    with pytest.raises(RequestError, match="nobody guesses"):
+        tiny.add(engine, "0", [1, 2], replace(choice, deadline=3.0))
+
+
+def test_a_speed_reaches_the_engine() -> None:
+    engine = tiny.World().engine(tiny.model_drafter())
+    (track,) = tiny.add(engine, "0", [1, 2], SpeculationChoice(deadline=3.0, min_tokens_per_second=5))
+    choice = track.seq.request.speculation
+    assert (choice.deadline, choice.min_tokens_per_second) == (3.0, 5)

@@ -1,0 +1,74 @@
+"""Being off costs next to nothing, and is not for ever."""
+
+from __future__ import annotations
+
+from foretell.control.patience import PATIENCE, STEP_SECONDS, TEXT_SECONDS, Patience
+from foretell.params import SamplingParams
+from foretell.types import Request, Sequence
+
+PLAIN = 0.01
+
+
+class Time:
+    """Looks take what they are set to take."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def texts(count: int) -> list[Sequence]:
+    return [Sequence(i, Request(str(i), (1,), SamplingParams(), 0, 10_000), [1]) for i in range(count)]
+
+
+def in_vain(patience: Patience, time: Time, seqs: list[Sequence], steps: int, look: float) -> list[set[int]]:
+    """Whom each step looks at."""
+    found = []
+    for _ in range(steps):
+        due = patience.due(seqs, PLAIN)
+        time.now += look * len(due)
+        for seq in due:
+            patience.note(seq.id, False)
+        patience.done()
+        found.append({seq.id for seq in due})
+        for seq in seqs:
+            assert patience.left_alone(seq.id) == (seq.id not in found[-1])
+            seq.tokens.append(1)
+    return found
+
+
+def test_looks_in_vain_take_no_more_time_than_is_allowed() -> None:
+    for count in (1, 8, 64):
+        time = Time()
+        patience, seqs = Patience(time), texts(count)
+        begun = in_vain(patience, time, seqs, PATIENCE + 1, 1e-4)
+        assert all(len(due) == count for due in begun)
+        time.now = 0.0
+        looks = in_vain(patience, time, seqs, 4000, 1e-4)
+        assert time.now <= 4000 * (STEP_SECONDS + TEXT_SECONDS * count) + 2 * PLAIN
+        assert any(looks[-1000:]), "somebody stays awake"
+
+
+def test_a_sequence_that_drafts_is_looked_at_in_every_step() -> None:
+    patience, (seq,) = Patience(), texts(1)
+    for _ in range(100):
+        assert patience.due([seq], PLAIN) == [seq]
+        patience.note(seq.id, True)
+        patience.done()
+
+
+def test_a_crowd_that_slept_wakes_one_by_one_when_it_has_thinned_out() -> None:
+    time = Time()
+    patience, seqs = Patience(time), texts(32)
+    in_vain(patience, time, seqs, 600, 1e-3)
+    woken = in_vain(patience, time, seqs[-4:], 4, 1e-3)
+    assert [len(due) for due in woken] == [1, 2, 3, 4], "and who is awake stays so for a while"
+
+
+def test_nothing_is_kept_of_who_has_left() -> None:
+    patience, seqs = Patience(), texts(2)
+    patience.due(seqs, PLAIN)
+    patience.forget(0)
+    assert len(patience) == 1

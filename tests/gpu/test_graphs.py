@@ -1,0 +1,72 @@
+"""Recorded graphs give what the kernels give one by one, and both what the definition gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from foretell.runner.executor import EagerExecutor
+from tests.kernels_triton.test_forward import BASE, CONFIGS, STEPS, step, world
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+WITHIN = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+@pytest.mark.parametrize("dtype", WITHIN, ids=str)
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@torch.inference_mode()
+def test_a_recorded_step_equals_its_first_run_and_its_definition(name: str, config: object, dtype: torch.dtype) -> None:
+    from foretell.runner.cuda import CudaExecutor
+
+    packed, taps = step(STEPS[name], 4), (0, 1, 2)
+    model, cache, layout = world(config, 4, dtype)  # type: ignore[arg-type]
+    executor = CudaExecutor(model, cache, layout)
+    outputs = []
+    for _ in range(4):  # plain, recorded, replayed twice
+        output = executor(packed, taps)
+        assert output.features is not None
+        outputs.append((output.logits.clone(), output.features.clone()))
+        executor._logits.fill_(float("nan"))
+    for logits, features in outputs[1:]:
+        assert torch.equal(logits, outputs[0][0])
+        assert torch.equal(features, outputs[0][1])
+    defined = EagerExecutor(model, cache, layout)(packed, taps)
+    torch.testing.assert_close(outputs[-1][0], defined.logits, rtol=WITHIN[dtype], atol=WITHIN[dtype])
+
+
+@torch.inference_mode()
+def test_a_recording_serves_steps_of_other_rows() -> None:
+    """One graph, filled up to its size by steps of different sequences, pages and drafts."""
+    from foretell.runner.cuda import CudaExecutor
+
+    model, cache, layout = world(BASE, 4, torch.float32)
+    executor, plain = CudaExecutor(model, cache, layout), EagerExecutor(model, cache, layout)
+    for start in range(20, 60, 3):
+        packed = step([(start, 1, STEPS["chains"][0][2]), (2 * start, 1, STEPS["chains"][0][2])][: 1 + start % 2], 4)
+        mine = executor(packed, ()).logits.clone()
+        torch.testing.assert_close(mine, plain(packed, ()).logits, rtol=2e-4, atol=2e-4)
+    assert any(recording is not None for recording in executor._recordings.values())
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", WITHIN, ids=str)
+@torch.inference_mode()
+def test_real_head_sizes(dim: int, dtype: torch.dtype) -> None:
+    from foretell.runner.cuda import CudaExecutor
+
+    config = replace(BASE, width=128, heads=6, head_dim=dim, windows=(100, None))
+    model, cache, layout = world(config, 8, dtype)
+    executor, plain = CudaExecutor(model, cache, layout), EagerExecutor(model, cache, layout)
+    for shapes in (STEPS["trees"], [(1100, 1, STEPS["chains"][0][2])], [(0, 300, STEPS["chains"][1][2])]):
+        packed = step(shapes, 8)
+        for _ in range(3):
+            mine = executor(packed, ()).logits.clone()
+        expected = plain(packed, ()).logits
+        error = (mine - expected).norm() / expected.norm()
+        assert error < WITHIN[dtype] / 5, f"{float(error)}"

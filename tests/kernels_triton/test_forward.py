@@ -1,0 +1,136 @@
+"""The CUDA executor's forward equals its definition: any mix of rows, trees, windows, norms and page sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretell.kernels.attention import Layout
+from foretell.kernels.triton.attention import NO_PARTS
+from foretell.kernels.triton.tables import RowTables, Sizes
+from foretell.kv.cache import KVCache
+from foretell.models.config import ModelConfig
+from foretell.models.decoder import Decoder
+from foretell.runner.cuda import fit
+from foretell.runner.cuda_forward import CudaForward
+from foretell.runner.cuda_tables import PageTable, fill, make_tiles
+from foretell.runner.executor import EagerExecutor
+from foretell.runner.pack import Packed, pack
+from foretell.types import Draft, Request, Sequence, Share
+from foretell.params import SamplingParams
+from tests.tiny import tiny_decoder
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BASE = ModelConfig(vocab=32, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=40, context=2048)
+CONFIGS = {
+    "plain": BASE,
+    "three to a head": replace(BASE, heads=6, head_dim=16),
+    "windows": replace(BASE, windows=(5, None)),
+    "all norms": replace(
+        BASE, kv_heads=1, qk_norm=True, sandwich_norms=True, embed_scale=5.6, activation="gelu_tanh", tied=False, qkv_bias=True
+    ),
+}  # fmt: skip
+TREE = Draft((1, 2, 3, 4, 5, 6), (-1, -1, 0, 0, 1, 3))
+
+
+def share_of(number: int, start: int, take: int, draft: Draft, page_size: int, pages: list[int]) -> Share:
+    """A sequence with `start` cached tokens of which `take` more and the draft are to run, on the next of `pages`."""
+    seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), [(7 * i + number) % 32 for i in range(start + take)])
+    seq.cached = start
+    seq.pages = [pages.pop() for _ in range(-(-(start + take + len(draft)) // page_size))]
+    return Share.of(seq, take)
+
+
+def step(shapes: list[tuple[int, int, Draft]], page_size: int) -> Packed:
+    pages = [int(page) for page in np.random.default_rng(0).permutation(400 // page_size * 6)]
+    shares = [share_of(i, start, take, draft, page_size, pages) for i, (start, take, draft) in enumerate(shapes)]
+    return pack(shares, [draft for _, _, draft in shapes], page_size)
+
+
+def world(config: ModelConfig, page_size: int, dtype: torch.dtype) -> tuple[Decoder, KVCache, Layout]:
+    """A decoder and a cache full of an earlier life's keys."""
+    model = tiny_decoder(config=config).to(DEVICE, dtype)
+    model.prepare(config.context)
+    cache = KVCache(model.layer_shapes, 400 // page_size * 6, page_size, dtype, DEVICE)
+    torch.manual_seed(1)
+    for tensor in (*cache.keys, *cache.values):
+        tensor.copy_(torch.randn(tensor.shape).to(dtype))
+    return model, cache, Layout(page_size, config.heads // config.kv_heads, frozenset(config.windows), dtype, DEVICE)
+
+
+def run(model: Decoder, cache: KVCache, packed: Packed, sizes: Sizes, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The step as the executor runs it when nothing is recorded."""
+    tiles = make_tiles(packed.spans, sizes.height // (model.config.heads // model.config.kv_heads))
+    numbers = np.full(sizes.numbers, -77, np.int32)  # what an earlier step left
+    fill(numbers, packed, tiles, sizes)
+    pages = PageTable(len(packed.spans), 400, DEVICE).update(packed.spans)
+    rows = RowTables.over(torch.from_numpy(numbers).to(DEVICE), sizes, pages)
+    with torch.inference_mode():
+        logits, features = CudaForward(model, cache)(rows, rows.wanted, taps)
+    assert features is not None
+    return logits[: len(packed.wanted)].float(), features[: packed.rows]
+
+
+def compare(config: ModelConfig, packed: Packed, page_size: int, dtype: torch.dtype, whole: bool, within: float) -> None:
+    model, cache, layout = world(config, page_size, dtype)
+    sizes, tiles = fit(packed, layout.share)
+    if whole:
+        tiles = make_tiles(packed.spans, 16 // layout.share)
+        sizes = replace(sizes, rows=packed.rows, tiles=len(tiles), height=16, splits=NO_PARTS)
+    mine, features = run(model, cache, packed, sizes, (1, config.layers))
+    fast = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+    model, cache, layout = world(config, page_size, dtype)
+    with torch.inference_mode():
+        output = EagerExecutor(model, cache, layout)(packed, (1, config.layers))
+    assert output.features is not None
+    torch.testing.assert_close(mine, output.logits, rtol=within, atol=within)
+    torch.testing.assert_close(features, output.features, rtol=within, atol=within)
+    for quick, plain in zip(fast, (*cache.keys, *cache.values), strict=True):
+        torch.testing.assert_close(quick, plain, rtol=within, atol=within)
+
+
+STEPS: dict[str, list[tuple[int, int, Draft]]] = {
+    "one row each": [(17, 1, Draft()), (0, 1, Draft()), (130, 1, Draft())],
+    "chains": [(17, 1, Draft.chain([3, 4, 5])), (140, 1, Draft()), (3, 1, Draft.chain([9]))],
+    "trees": [(20, 1, TREE), (127, 1, Draft.chain([3, 4])), (5, 2, TREE), (9, 1, Draft())],
+    "prompts": [(0, 37, Draft()), (12, 9, Draft()), (8, 1, Draft())],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["parts", "whole"])
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_the_forward_equals_its_definition(config: ModelConfig, name: str, whole: bool) -> None:
+    compare(config, step(STEPS[name], 4), 4, torch.float32, whole, 2e-4)
+
+
+def test_long_contexts_are_cut_where_parts_grow() -> None:
+    packed = step([(1100, 1, Draft.chain([3, 4])), (40, 1, TREE)], 8)
+    compare(replace(BASE, layers=1), packed, 8, torch.float32, False, 2e-4)
+
+
+def test_half_precision() -> None:
+    compare(CONFIGS["three to a head"], step(STEPS["trees"], 4), 4, torch.float16, False, 2e-2)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    """Bit for bit: alone, in a batch, filled up to other sizes."""
+    config = CONFIGS["three to a head"]
+    shapes = [(200, 1, Draft.chain([3, 4])), (17, 1, Draft()), (1030, 1, Draft())]
+    alone = step(shapes[:1], 4)
+    model, cache, _ = world(config, 4, torch.float32)
+    sizes, _ = fit(alone, 3)
+    first, _ = run(model, cache, alone, sizes, (1,))
+    together = step(shapes, 4)
+    model, cache, _ = world(config, 4, torch.float32)
+    sizes, _ = fit(together, 3)
+    second, _ = run(model, cache, together, replace(sizes, rows=sizes.rows * 2, tiles=sizes.tiles * 2), (1,))
+    assert sizes.splits != fit(alone, 3)[0].splits
+    torch.testing.assert_close(first, second[:3], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,220 @@
+"""The native executor gives what the eager one gives, and a row's bits are its own."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretell.draft.base import Drafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.kernels.native.library import library
+from foretell.models.config import ModelConfig, Rope
+from foretell.models.read_config import from_hf
+from foretell.models.variants import first_layers, quantized
+from foretell.runner.executor import EagerExecutor
+from foretell.runner.native import NativeExecutor
+from foretell.types import Draft, Share
+from tests.models import families
+from tests.tiny import World, generate, tree_around
+
+from .desk import CONTEXT, Desk, random_model, text
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
+
+PLAIN = ModelConfig(vocab=70, width=40, layers=2, heads=6, kv_heads=2, head_dim=20, ffn=50, context=CONTEXT)
+WINDOWED = replace(
+    PLAIN,
+    windows=(9, None),
+    ropes=(Rope(), Rope(theta=500.0)),
+    qk_norm=True,
+    sandwich_norms=True,
+    activation="gelu_tanh",
+    embed_scale=3.0,
+)
+WIDE = replace(PLAIN, width=64, heads=4, kv_heads=1, head_dim=64, ffn=96, vocab=200, qkv_bias=True, tied=False)
+LARGE = replace(PLAIN, width=576, ffn=1536, heads=9, kv_heads=3, head_dim=64)  # enough to be shared among threads
+CONFIGS = {"plain": PLAIN, "windowed": WINDOWED, "wide": WIDE}
+BITS = [None, 8, 4]
+
+
+def desk(config: ModelConfig, bits: int | None = None, page_size: int = 4) -> Desk:
+    model = random_model(config)
+    made = Desk(model if bits is None else quantized(model, 8 if bits == 8 else 4), page_size)
+    assert isinstance(made.runner.executor, NativeExecutor)
+    return made
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+def gap(ours: Tensor, theirs: Tensor) -> float:
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def family_config(name: str) -> ModelConfig:
+    return from_hf(families.MODELS[name][1].to_dict())
+
+
+def random_tree(rng: random.Random, nodes: int, vocab: int) -> Draft:
+    tokens = tuple(rng.randrange(vocab) for _ in range(nodes))
+    return Draft(tokens, tuple(rng.randrange(-1, i) for i in range(nodes)))
+
+
+@pytest.mark.parametrize("name", families.MODELS)
+def test_every_family_computes_what_the_definition_does(name: str) -> None:
+    config, rng = family_config(name), random.Random(name)
+    native, eager = desk(config), Desk(random_model(config)).eager()
+    tree, chain = random_tree(rng, 9, config.vocab), Draft.chain(text(5, config.vocab))
+    steps = [[(70, Draft()), (3, Draft())], [(1, tree), (40, chain)], [(1, Draft()), (1, tree)], [(2, tree), (1, tree)]]
+    seqs = [[made.open(text(90, config.vocab, seed)) for seed in (1, 2)] for made in (native, eager)]
+    for step in steps:
+        parts = [[(seq, take, draft) for seq, (take, draft) in zip(mine, step, strict=True)] for mine in seqs]
+        for ours, theirs in zip(native.run(*parts[0]), eager.run(*parts[1]), strict=True):
+            assert gap(ours, theirs) < 2e-5
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_with_integers_it_computes_what_the_definition_does(bits: int) -> None:
+    for config in CONFIGS.values():
+        tokens = text(60, config.vocab)
+        native = desk(config, bits).read(tokens)
+        assert gap(native, desk(config, bits).eager().read(tokens)) < 0.02, "a step of rounding a row, here and there"
+
+
+def test_features_are_the_states_after_the_layers_that_were_asked_for() -> None:
+    for taps in ((2,), (0, 1), (2, 0, 2)):
+        native, eager = Desk(random_model(WINDOWED), taps=taps), Desk(random_model(WINDOWED), taps=taps).eager()
+        found = [made.runner.forward(*_shares(made, text(20, WINDOWED.vocab))).features for made in (native, eager)]
+        assert found[0] is not None and found[1] is not None
+        assert found[0].shape == (20, len(taps) * WINDOWED.width) and gap(found[0], found[1]) < 2e-5
+
+
+def _shares(made: Desk, tokens: list[int]) -> tuple[list[Share], list[Draft]]:
+    return [Share.of(made.open(tokens), len(tokens))], [Draft()]
+
+
+@pytest.fixture(params=[0, 1, 2])
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Each set of instructions this processor has."""
+    native = library()
+    if native is None or request.param > native.best_level:
+        pytest.skip("this processor has no such instructions")
+    monkeypatch.setattr(native, "best_level", request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_row_has_the_same_bits_however_its_text_is_read(config: ModelConfig, bits: int | None, level: int) -> None:
+    made, tokens = desk(config, bits), text(100, config.vocab)
+    alone = made.read(tokens, piece=1)
+    assert all(same_bits(made.read(tokens, piece), alone) for piece in (None, 2, 7, 33, 64))
+    for page_size in (1, 16, 5):
+        assert same_bits(desk(config, bits, page_size).read(tokens), alone)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_row_has_the_same_bits_in_any_company(config: ModelConfig, bits: int | None, level: int) -> None:
+    made, rng = desk(config, bits), random.Random(0)
+    texts = [text(length, config.vocab, length) for length in (90, 75, 60, 41)]
+    alone = [made.read(tokens, piece=1) for tokens in texts]
+    seqs = [made.open(tokens) for tokens in texts]
+    while waiting := [seq for seq in seqs if seq.pending]:
+        some = rng.sample(waiting, rng.randint(1, len(waiting)))
+        takes = [min(rng.choice((1, 1, 2, 5, 30)), seq.pending) for seq in some]
+        trees = [random_tree(rng, rng.randrange(4), config.vocab) for _ in some]
+        starts = [seq.cached for seq in some]
+        found = made.run(*zip(some, takes, trees, strict=True))
+        for seq, start, take, rows in zip(some, starts, takes, found, strict=True):
+            assert same_bits(rows[:take], alone[seqs.index(seq)][start : start + take])
+
+
+def around(tokens: list[int], vocab: int) -> Draft:
+    """A tree in which the right token always stands behind a wrong one and has its own branch beside it."""
+    drafted: list[int] = []
+    parents: list[int] = []
+    for token in tokens:
+        parents += [len(drafted) - 1] * 2
+        drafted += [(token + 1) % vocab, token]
+    return Draft(tuple(drafted), tuple(parents))
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("start", [1, 25, 31, 32, 60])
+def test_a_node_has_the_bits_of_plain_text(config: ModelConfig, bits: int | None, start: int, level: int) -> None:
+    made, tokens = desk(config, bits), text(90, config.vocab)
+    alone, guessed = made.read(tokens, piece=1), tokens[start : start + 9]
+    for draft, path in ((Draft.chain(guessed), range(9)), (around(guessed, config.vocab), range(1, 18, 2))):
+        seq = made.open(tokens)
+        (rows,) = made.run((seq, start, draft))
+        nodes = rows[start:]
+        assert same_bits(nodes[list(path)], alone[start : start + 9])
+        made.runner.keep(seq, start - 1, tuple(path))
+        seq.cached += 9
+        assert same_bits(made.run((seq, 1, Draft()))[0], alone[start + 9 : start + 10]), "after the branch moved up"
+        made.close(seq)
+
+
+def test_threads_change_nothing() -> None:
+    made, tokens = desk(LARGE), text(100, PLAIN.vocab)
+    alone = made.read(tokens)
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        try:
+            assert all(same_bits(made.read(tokens, piece), alone) for piece in (None, 1, 9))
+        finally:
+            torch.set_num_threads(1)
+
+
+def test_engines_in_several_threads_do_not_disturb_each_other() -> None:
+    desks, tokens = [desk(LARGE) for _ in range(3)], text(60, PLAIN.vocab)
+    alone = desks[0].read(tokens)
+    found: list[bool] = []
+
+    def read(made: Desk) -> None:
+        found.extend(same_bits(made.read(tokens, piece), alone) for piece in (None, 1, 8))
+
+    torch.set_num_threads(2)
+    try:
+        readers = [threading.Thread(target=read, args=(made,)) for made in desks]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+    finally:
+        torch.set_num_threads(1)
+    assert found == [True] * 9
+
+
+def test_an_early_exit_runs_natively_over_the_same_weights() -> None:
+    made = desk(PLAIN)
+    early = made.runner.lend(first_layers(made.runner.model, 1))
+    assert isinstance(early.executor, NativeExecutor)
+    eager = Desk(first_layers(random_model(PLAIN), 1)).eager()
+    tokens = text(30, PLAIN.vocab)
+    found = early.forward(*_shares(made, tokens)).logits
+    assert gap(found, eager.runner.forward(*_shares(eager, tokens)).logits) < 2e-5
+
+
+def test_what_the_library_cannot_do_is_left_to_the_definition() -> None:
+    for model in (random_model(PLAIN).to(torch.bfloat16), random_model(replace(PLAIN, head_dim=7))):
+        assert not isinstance(Desk(model).runner.executor, NativeExecutor)
+
+
+@pytest.mark.parametrize("drafter", [tree_around, lambda truth: NGramDrafter(1, 3)], ids=["tree", "ngram"])
+def test_the_definition_obeys_the_law_too(drafter: Callable[[Any], Drafter], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law tables run natively wherever there is a compiler; this is the other executor."""
+    monkeypatch.setattr("foretell.runner.runner.native_executor", lambda model, cache: None)
+    truth = generate(None, World(max_num_seqs=1), temperature=1.0)
+    assert isinstance(World().engine().runner.executor, EagerExecutor)
+    assert generate(drafter(truth), temperature=1.0) == truth

@@ -1,0 +1,99 @@
+"""`quantization`: the target's own weights as integers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretell import LLM, SamplingParams
+from foretell.build import choose_bits
+from foretell.config import EngineConfig
+from foretell.errors import CapacityError, RequestError
+from foretell.kernels.native.library import library
+from foretell.models import quantize
+from foretell.models.config import ModelConfig
+from foretell.models.layers import Linear
+from foretell.models.quantize import Bits, QuantizedLinear
+from foretell.models.variants import prepared_bytes, quantize_weights, quantized
+from foretell.runner.memory import GIB, Needs, plan_memory
+from foretell.runner.native import NativeExecutor
+
+from .desk import Desk, random_model, text
+from .test_native import CONFIGS, same_bits
+
+BITS: list[Bits] = [8, 4]
+PROMPTS = ["The quick brown fox jumps over the lazy dog. The quick brown fox", "She sells sea shells", "The"]
+DRAFTERS = ["ngram", "suffix,recycle", "self:int4", "self:int8", "exit:1"]
+
+
+def written(folder: Path, **options: Any) -> list[tuple[int, ...]]:
+    llm = LLM(str(folder), quiet=True, **options)
+    params = SamplingParams(max_tokens=40, temperature=0.7, seed=3)
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_drafts_change_no_text(tiny_folder: Path, form: str) -> None:
+    plain = written(tiny_folder, quantization=form, drafter="none")
+    for drafter in DRAFTERS:
+        assert written(tiny_folder, quantization=form, drafter=drafter, num_speculative_tokens=4) == plain, drafter
+
+
+def test_without_native_kernels_it_works_too(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantize, "library", lambda: None)
+    lines: list[str] = []
+    monkeypatch.setattr("foretell.llm.say_on_stderr", lines.append)
+    params = SamplingParams(max_tokens=20, temperature=0)
+    outputs = [
+        LLM(str(tiny_folder), quantization="int8", drafter=drafter).generate(PROMPTS[0], params)[0]
+        for drafter in ("none", "ngram")
+    ]
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+    assert any("rounded to int8, run as floats" in line for line in lines)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_model_rounded_in_place_is_its_rounded_copy(config: ModelConfig, bits: Bits) -> None:
+    tokens = text(40, config.vocab)
+    model = quantize_weights(random_model(config), bits)
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    assert len(layers) == 4 * config.layers + 1
+    assert same_bits(Desk(model).read(tokens), Desk(quantized(random_model(config), bits)).read(tokens))
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_the_bytes_are_known_before_anything_is_loaded(config: ModelConfig, bits: Bits) -> None:
+    if library() is None:
+        pytest.skip("no C++ compiler is here")
+    model = quantize_weights(random_model(config), bits)
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    integers = sum(layer.native.bytes for layer in layers)
+    floats = sum(parameter.nbytes for parameter in model.parameters())
+    biases = sum(0 if layer.native.bias is None else layer.native.bias.nbytes for layer in layers)
+    assert prepared_bytes(config, torch.float32, "cpu", bits) == integers + floats + biases
+
+
+def test_floats_must_fit_until_they_are_rounded() -> None:
+    needs = Needs(GIB, 0, 1_000_000, 16, 100, 1, loading=4 * GIB)
+    assert plan_memory(needs, 5 * GIB, None).weights == GIB
+    with pytest.raises(CapacityError, match="before they are rounded"):
+        plan_memory(needs, 3 * GIB, None)
+
+
+def test_what_is_not_known_or_cannot_be_is_refused_in_words() -> None:
+    with pytest.raises(RequestError, match="none, int8 or int4"):
+        EngineConfig(quantization="int3")
+    with pytest.raises(RequestError, match="on a CPU only"):
+        choose_bits("int8", torch.device("cuda"))
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
+def test_a_quantized_target_runs_natively(tiny_folder: Path) -> None:
+    llm = LLM(str(tiny_folder), quantization="int8", quiet=True)
+    assert isinstance(llm.engine.runner.executor, NativeExecutor)
+    assert llm.assembly.memory.weights < LLM(str(tiny_folder), quiet=True).assembly.memory.weights

@@ -1,0 +1,86 @@
+"""What memory a server says it will take."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from foretell.config import EngineConfig
+from foretell.runner.memory import MemoryPlan
+from foretell.server.footprint import COPIES, GIB, Footprint, give_back, resident, step_bytes
+from tests.tiny import CONFIG, World
+
+PLAN = MemoryPlan(weights=3 * GIB, drafter=GIB, page_bytes=GIB // 4, pages=8)
+
+
+def assembly(device: str = "cpu") -> Any:
+    runner = SimpleNamespace(model=World().engine().runner.model, device=torch.device(device))
+    return SimpleNamespace(memory=PLAN, engine=SimpleNamespace(runner=runner))
+
+
+def status(folder: Path, now: int, peak: int) -> Path:
+    (folder / "status").write_text(f"Name:\tpython\nVmHWM:\t{peak // 1024} kB\nVmRSS:\t{now // 1024} kB\n")
+    return folder
+
+
+def test_it_is_all_that_was_taken_and_all_that_will_be(tmp_path: Path) -> None:
+    found = Footprint.of(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=5 * GIB))
+    assert found.program == 5 * GIB - PLAN.weights - PLAN.drafter, "what the process has beside the weights"
+    assert found.total == PLAN.total + found.step + found.program
+    assert str(found).startswith(
+        "at most 8.00 GiB: weights 3.00 GiB, drafter 1.00 GiB"
+    ) and "cache of 8 pages 2.00 GiB" in str(found)
+    assert "the program 1.00 GiB" in str(found)
+
+
+def test_it_is_no_less_than_loading_has_taken(tmp_path: Path) -> None:
+    found = Footprint.of(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
+    assert found.total == 9 * GIB
+
+
+def test_on_a_device_the_program_is_not_in_the_same_memory(tmp_path: Path) -> None:
+    found = Footprint.of(assembly("cuda"), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
+    assert found.total == PLAN.total + found.step and "the program" not in str(found)
+
+
+def test_where_the_system_does_not_tell_the_rest_is_told(tmp_path: Path) -> None:
+    found = Footprint.of(assembly(), EngineConfig(), tmp_path)
+    assert found.program == 0 and found.total == PLAN.total + found.step
+
+
+def test_a_step_grows_with_its_rows_and_with_its_texts() -> None:
+    few, rows, texts = (
+        step_bytes(assembly(), EngineConfig(max_num_batched_tokens=batched, max_num_seqs=seqs))
+        for batched, seqs in ((64, 8), (128, 8), (64, 16))
+    )
+    assert rows > few and texts - few == 8 * COPIES * CONFIG.vocab * 4
+
+
+def test_a_step_grows_with_the_cache_it_reads() -> None:
+    one, two = assembly(), assembly()
+    two.memory = replace(PLAN, pages=2 * PLAN.pages)
+    assert step_bytes(two, EngineConfig()) - step_bytes(one, EngineConfig()) == PLAN.cache // CONFIG.layers
+
+
+def test_what_loading_left_is_given_back() -> None:
+    left = [np.ones(1 << 16, np.uint8) for _ in range(1024)]  # small enough to be kept by the C library
+    keep = np.ones(1 << 16, np.uint8)
+    before, _ = resident()
+    left.clear()
+    give_back()
+    after, _ = resident()
+    assert before - after > 32 << 20 and keep.all()
+
+
+def test_a_process_knows_its_own_memory() -> None:
+    before, _ = resident()
+    taken = np.ones(64 << 20, np.uint8)
+    after, peak = resident()
+    assert after - before > 0.9 * taken.nbytes and peak >= after
+    assert resident(Path(f"/proc/{os.getpid()}")) >= (after, peak)

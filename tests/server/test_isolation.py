@@ -1,0 +1,249 @@
+"""A step fails only those it fails for: one bad request among good ones, at each place where a step can fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
+from foretell.draft.model import ModelDrafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.draft.recycle import RecycleDrafter
+from foretell.draft.scripted import ScriptedDrafter
+from foretell.draft.suffix import SuffixDrafter
+from foretell.engine.async_engine import FAILURES, AsyncEngine
+from foretell.engine.engine import Engine, Track
+from foretell.engine.isolation import rescue
+from foretell.engine.streams import StepFailed
+from foretell.types import Draft, Outcome, Share, StepTimes
+from tests.server.test_async_engine import PROMPT, WORLD, alone, go, requests, written
+from tests.tiny import World, check_pages, early_exit, model_drafter, random_tree
+
+BAD = "bad"
+AFTER = 5  # tokens of the bad text, before anything fails
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram": NGramDrafter,
+    "suffix": SuffixDrafter,
+    "recycle": RecycleDrafter,
+    "tree": lambda: ScriptedDrafter(random_tree),
+    "model": lambda: model_drafter(seed=1),
+    "exit": early_exit,
+    "mix": lambda: MixDrafter([NGramDrafter(), SuffixDrafter()]),
+}
+
+
+def is_bad(share: Share, after: int = AFTER) -> bool:
+    return share.seq.request.id == BAD and share.seq.written >= after
+
+
+def fail_running(engine: Engine, after: int = AFTER) -> None:
+    forward = engine.runner.forward
+
+    def broken(shares: list[Share], drafts: Any) -> Any:
+        if any(is_bad(share, after) for share in shares):
+            raise RuntimeError("planted")
+        return forward(shares, drafts)
+
+    engine.runner.forward = broken  # type: ignore[method-assign]
+
+
+def fail_judging(engine: Engine) -> None:
+    judge = engine.judge
+
+    def broken(cases: Any, logits: Any) -> Any:
+        if any(is_bad(case.share) for case in cases):
+            raise RuntimeError("planted")
+        return judge(cases, logits)
+
+    engine.judge = broken  # type: ignore[assignment]
+
+
+def fail_committing(engine: Engine) -> None:
+    """Behind the others' commits and before theirs, with the words already written."""
+    commit = engine.commit
+
+    def broken(outcome: Outcome) -> Any:
+        if is_bad(outcome.share):
+            engine.tracks[outcome.share.seq.id].writer.write((1,))
+            raise RuntimeError("planted")
+        return commit(outcome)
+
+    engine.commit = broken  # type: ignore[method-assign]
+
+
+PLACES = {"running": fail_running, "judging": fail_judging, "committing": fail_committing}
+
+
+async def outcome_of(engine: AsyncEngine, name: str) -> list[int] | BaseException:
+    (found,) = await asyncio.gather(written(engine, name), return_exceptions=True)
+    return found
+
+
+def bad_among_good(drafter: Drafter, place: Callable[[Engine], None]) -> AsyncEngine:
+    """Two good ones before it, two behind it; all of them, and who comes later, get their texts."""
+
+    async def play(engine: AsyncEngine) -> None:
+        place(engine.engine)
+        names = ["a", "b", BAD, "c", "d"]
+        texts = dict(zip(names, await asyncio.gather(*(outcome_of(engine, name) for name in names)), strict=True))
+        lost = texts.pop(BAD)
+        assert isinstance(lost, StepFailed) and str(lost).endswith(("RuntimeError", "Torn"))
+        assert all(text == alone() for text in texts.values())
+        assert await written(engine, "later") == alone()
+        assert engine.failure is None and engine.engine.stats.drafter_failures == 0
+
+    return go(play, world=World(max_num_seqs=8), drafter=drafter)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_request_that_fails_takes_nobody_along(drafter: str) -> None:
+    engine = bad_among_good(DRAFTERS[drafter](), fail_running).engine
+    if isinstance(engine.drafter, ModelDrafter):
+        assert engine.drafter.runner.pool.held == 0, "nor does the draft model lose a page"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_wherever_it_fails(place: str) -> None:
+    bad_among_good(NGramDrafter(), PLACES[place])
+
+
+def test_what_fails_behind_the_commit_costs_no_token() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        controller, left = engine.engine.controller, [None] * 3
+
+        def broken(outcomes: list[Outcome], times: StepTimes) -> None:
+            if left and len(outcomes) == 4:
+                left.pop()
+                raise RuntimeError("planted")
+
+        controller.observe = broken  # type: ignore[method-assign]
+        assert await asyncio.gather(*(written(engine, name) for name in "abcd")) == [alone()] * 4
+        assert not left
+
+    go(play)
+
+
+def test_a_bad_request_may_come_as_often_as_it_likes() -> None:
+    """It fails alone, but a made-up text can be run: the engine is not given up for it."""
+
+    async def play(engine: AsyncEngine) -> None:
+        fail_running(engine.engine, after=0)
+        for _ in range(2 * FAILURES):
+            assert isinstance(await outcome_of(engine, BAD), StepFailed)
+        assert await written(engine, "good") == alone() and engine.failure is None
+
+    go(play)
+
+
+# Without a thread, where the order of things is known.
+
+
+def finish(engine: Engine, tracks: list[Track]) -> tuple[dict[str, list[int]], set[str]]:
+    """Step until all have ended: what each caller was told, by request and choice, and who was lost."""
+    told: dict[str, list[int]] = {f"{track.seq.request.id}{track.seq.request.choice}": [] for track in tracks}
+    lost: set[str] = set()
+    for _ in range(1000):
+        if not engine.busy:
+            break
+        try:
+            deltas = engine.step()
+        except Exception:
+            found = rescue(engine, tracks)
+            deltas = found.deltas
+            lost |= set(found.lost)
+            for name in found.lost:
+                engine.abort(name)
+        check_pages(engine)
+        for delta in deltas:
+            told[f"{delta.request_id}{delta.choice}"] += delta.tokens
+        for track in tracks:
+            track.outbox.clear()
+    assert not engine.busy and engine.runner.pool.held == 0
+    return told, lost
+
+
+def start(engine: Engine, *names: str, **params: Any) -> list[Track]:
+    return [engine.add(each) for name in names for each in requests(engine, name, **params)]
+
+
+def test_choices_that_end_in_the_step_that_fails_are_told_and_their_siblings_go_on() -> None:
+    """A stop token ends one choice in the very step whose commit fails for somebody behind it."""
+    engine = WORLD.engine()
+    told, _ = finish(engine, start(engine, "a", n=2, temperature=1.0))
+    ends = told["a0"][AFTER]
+    assert ends not in told["a0"][:AFTER] + told["a1"][:AFTER]
+    engine = WORLD.engine()
+    expected, _ = finish(engine, start(engine, "a", n=2, temperature=1.0, stop_token_ids=(ends,)))
+    assert len(expected["a0"]) == AFTER + 1 < len(expected["a1"])
+    engine = WORLD.engine()
+    fail_committing(engine)
+    tracks = start(engine, "a", n=2, temperature=1.0, stop_token_ids=(ends,)) + start(engine, BAD)
+    told, lost = finish(engine, tracks)
+    assert told == {**expected, "bad0": alone()[:AFTER]} and lost == {BAD}
+
+
+def test_a_text_left_half_written_is_lost_even_if_it_could_go_on() -> None:
+    engine = WORLD.engine(NGramDrafter())
+    commit, left = engine.commit, [None]
+
+    def broken(outcome: Outcome) -> Any:
+        if left and is_bad(outcome.share):
+            left.pop()
+            engine.tracks[outcome.share.seq.id].writer.write((1,))
+            raise RuntimeError("planted")
+        return commit(outcome)
+
+    engine.commit = broken  # type: ignore[method-assign]
+    told, lost = finish(engine, start(engine, "a", BAD, "b"))
+    assert lost == {BAD} and told["a0"] == told["b0"] == alone()
+
+
+def test_where_it_is_the_draft_that_fails_nobody_is_lost() -> None:
+    engine = WORLD.engine(NGramDrafter())
+    forward, failed = engine.runner.forward, []
+
+    def broken(shares: list[Share], drafts: list[Draft]) -> Any:
+        if any(map(len, drafts)):
+            failed.append(len(shares))
+            raise RuntimeError("planted")
+        return forward(shares, drafts)
+
+    engine.runner.forward = broken  # type: ignore[method-assign]
+    told, lost = finish(engine, start(engine, "a", "b"))
+    assert failed and not lost and told == {"a0": alone(), "b0": alone()}
+
+
+def test_a_text_that_was_committed_alone_is_not_lost_by_what_fails_behind_it() -> None:
+    engine = WORLD.engine(NGramDrafter())
+    fail_running(engine)
+    observe = engine.controller.observe
+
+    def broken(outcomes: list[Outcome], times: StepTimes) -> None:
+        if len(outcomes) == 1:
+            raise RuntimeError("planted")
+        observe(outcomes, times)
+
+    engine.controller.observe = broken  # type: ignore[method-assign]
+    told, lost = finish(engine, start(engine, "a", BAD, "b"))
+    assert lost == {BAD} and told["a0"] == told["b0"] == alone()
+
+
+def test_a_text_that_finds_no_page_alone_waits_and_goes_on() -> None:
+    engine = WORLD.engine()
+    tracks = start(engine, "a", "b")
+    for _ in range(len(PROMPT) % WORLD.page_size + 1):  # up to a page's end
+        engine.step()
+    taken = engine.runner.pool.take(engine.runner.pool.available)
+    assert taken
+    for track in tracks:
+        track.outbox.clear()
+    found = rescue(engine, tracks)
+    assert not found.lost and [delta.request_id for delta in found.deltas] == ["a"]
+    assert [seq.request.id for seq in engine.scheduler.waiting] == ["b"], "the youngest gave its pages to the other"
+    engine.runner.pool.release(taken)
+    finish(engine, tracks)
+    assert [track.seq.tokens[len(PROMPT) :] for track in tracks] == [alone(), alone()]
