@@ -1,7 +1,7 @@
 """Speed on a CUDA device: steps by rows and context, host time, oracle and n-gram drafts, a draft model, first token.
 
 The target costs what 5.9 billion weights cost and says what the small base model says (`inflate.py`).
-Run it from the repository root: `python -m bench.gpu [--base smollm2-135m] [--quick]`.
+Run it as `python bench/gpu.py [--base smollm2-135m] [--quick]`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from inflate import inflate, random_base
 
-from bench.inflate import inflate, random_base
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.chained import ChainedDrafter

@@ -20,7 +20,7 @@ SMOLLM2 = ModelConfig(
 
 
 def random_base(device: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:
-    """A decoder of SmolLM2-135M's shape where its weights are not at hand: untied, or it would repeat itself for ever."""
+    """A decoder of SmolLM2-135M's shape where its weights are not at hand: untied, or it would only repeat itself."""
     torch.manual_seed(0)
     with torch.device(device):
         model = Decoder(replace(SMOLLM2, tied=False))
@@ -45,7 +45,9 @@ class Inflater:
         """[out, in] as [out, times * in], whose parts sum to the original."""
         out, inputs = weight.shape
         shape = (out, self.times, inputs)
-        noise = torch.randn(shape, generator=self.generator, device=weight.device) * self.noise * weight.std() / self.times
+        noise = (
+            torch.randn(shape, generator=self.generator, device=weight.device) * self.noise * weight.std() / self.times
+        )
         parts = (weight / self.times)[:, None] + noise - noise.mean(1, keepdim=True)
         return parts.reshape(out, -1)
 

@@ -6,7 +6,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from .kv.cache import LayerShape
 from .kv.prefix import PrefixIndex
 from .models.config import ModelConfig
 from .models.decoder import Decoder
-from .models.load import choose_dtype, load_model
+from .models.load import choose_dtype, is_rounded, load_model
 from .models.quantize import Bits, native_for
 from .models.read_config import end_ids, read_config, sampling_defaults
 from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes
@@ -121,9 +121,11 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None]) -> O
     model_config = read_config(checkpoint)
     device = choose_device(config.device)
     dtype = choose_dtype(checkpoint, config.dtype, device)
-    bits = choose_bits(config.quantization, device)
+    bits = choose_bits(config, checkpoint, device)
     if bits is not None:
-        say(f"{name}: weights rounded to int{bits}{'' if native_for(device) else ', run as floats: no native kernels'}")
+        own = " as its file's own are; quantization none is float32" if config.quantization == "auto" else ""
+        said = own if native_for(device) else ", run as floats: no native kernels"
+        say(f"{name}: weights rounded to int{bits}{said}")
     return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits)
 
 
@@ -141,7 +143,14 @@ def build_engine(
     if drafter is not None and not drafter.name:
         raise RequestError("drafter", f"{type(drafter).__name__} has no name; give it one, for the records")
     wanted = () if drafter is not None else draft.models_wanted(speculation)
-    target = open_model(config.model, config, say)
+    copies = () if drafter is not None else draft.copies_wanted(speculation)
+    # A rounded copy of rounded weights guesses what they say and costs as much.
+    floats = replace(config, quantization="none") if copies and config.quantization == "auto" else config
+    target = open_model(config.model, floats, say)
+    if target.bits is not None and target.bits in copies:
+        raise RequestError(
+            "drafter", f"self:int{target.bits} would be the target itself; leave it out, or set quantization to none"
+        )
     helpers = {name: open_model(name, config, say) for name in wanted}
     pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
     context = _context(config, target.config)
@@ -241,13 +250,18 @@ def _plan_memory(config: EngineConfig, target: Opened, helpers: list[Opened], ex
     return plan_memory(needs, free, config.kv_memory)
 
 
-def choose_bits(quantization: str, device: torch.device) -> Bits | None:
-    """Of a weight; None for floats."""
-    if quantization == "none":
+def choose_bits(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> Bits | None:
+    """Of a weight; None for floats. Who names a float type gets it."""
+    if config.quantization == "auto":
+        fast = device.type == "cpu" and config.dtype == "auto" and native_for(device) is not None
+        return 8 if fast and is_rounded(checkpoint) else None
+    if config.quantization == "none":
         return None
     if device.type != "cpu":
-        raise RequestError("quantization", f"{quantization} runs on a CPU only; leave it out, or set device to cpu")
-    return 8 if quantization == "int8" else 4
+        raise RequestError(
+            "quantization", f"{config.quantization} runs on a CPU only; leave it out, or set device to cpu"
+        )
+    return 8 if config.quantization == "int8" else 4
 
 
 def choose_device(name: str) -> torch.device:

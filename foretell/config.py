@@ -16,6 +16,9 @@ DEFAULT_DRAFT, MOST_DRAFTED = 16, 64
 SHORTEST_MATCH, LONGEST_MATCH, LONGEST_RUN = 2, 4, 64
 
 
+QUANTIZATIONS = ("auto", "none", "int8", "int4")
+
+
 @strict
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -26,7 +29,9 @@ class EngineConfig:
     )
     dtype: str = option("auto", "float type of the weights", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
-        "none", "round the weights to integers when they are loaded; on a CPU", choices=("none", "int8", "int4")
+        "auto",
+        "round the weights to integers when they are loaded, on a CPU; auto: to int8 where the file's own are rounded",
+        choices=QUANTIZATIONS,
     )
     device: str = option("auto", "where to run: auto, cpu or cuda")
     max_model_len: int | None = option(None, "the longest text in tokens, prompt included (default: the model's own)")
@@ -46,8 +51,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise RequestError(name, f"must be above 0, not {value}")
-        if self.quantization not in ("none", "int8", "int4"):
-            raise RequestError("quantization", f"must be none, int8 or int4, not {self.quantization!r}")
+        if self.quantization not in QUANTIZATIONS:
+            raise RequestError("quantization", f"must be {', '.join(QUANTIZATIONS)}; not {self.quantization!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise RequestError(
                 "gpu_memory_utilization", f"must be above 0 and at most 1, not {self.gpu_memory_utilization}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from foretell.sampling import noise
 from foretell.sampling.history import History, looks_back
 from foretell.sampling.logprobs import token_logprobs
-from foretell.sampling.sampling import Row, adjusted, choose, probabilities
+from foretell.sampling.sampling import Row, adjusted, choose, likeliest, probabilities
 from foretell.types import Draft, Request, Share, TokenLogprob, Verdict
 from foretell.verify import batched
 from foretell.verify.chance import Coins
@@ -46,6 +46,11 @@ class Case:
     def error(self) -> str | None:
         """What went wrong in a function of the caller's."""
         return None if self.history is None else self.history.error
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether its tokens are the likeliest by the model's own scores."""
+        return self.request.params.temperature == 0 and self.history is None
 
     def rows(self) -> list[Row]:
         """What decides the token after the sequence's last one and after each node of its draft."""
@@ -98,9 +103,11 @@ class Judge:
         return [Judgement(*verdicts[i], _logprobs(case, verdicts[i][0])) for i, case in enumerate(cases)]
 
     def _match(self, cases: list[Case], logits: Tensor) -> list[tuple[Verdict, tuple[int, ...]]]:
-        rows = [case.rows() for case in cases]
-        tokens = iter(choose(logits, [row for each in rows for row in each]))
-        chosen = [tuple(next(tokens) for _ in each) for each in rows]
+        if all(case.is_greedy for case in cases):  # most are, and what decides a row need not be looked up
+            tokens = iter(likeliest(logits))
+        else:
+            tokens = iter(choose(logits, [row for case in cases for row in case.rows()]))
+        chosen = [tuple(next(tokens) for _ in range(len(case.draft) + 1)) for case in cases]
         return [(walk(case.draft, own), own) for case, own in zip(cases, chosen, strict=True)]
 
     def _by_distribution(self, rule: str, cases: list[Case], logits: Tensor) -> list[tuple[Verdict, tuple[int, ...]]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from foretell.runner.executor import StepOutput
+from foretell.sampling.top import top
 from foretell.types import Draft, Outcome, Share
 
 from .judge import Judgement
@@ -29,7 +30,7 @@ def likeliest(
     if not wanted:
         return [()] * len(pairs)
     together = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
-    found = iter(together.topk(min(count, together.shape[-1])).indices.tolist())
+    found = iter(top(together, count))
     return [() if rows is None else tuple(tuple(next(found)) for _ in range(len(rows))) for rows in ends]
 
 

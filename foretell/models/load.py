@@ -49,6 +49,11 @@ def choose_dtype(checkpoint: Checkpoint, dtype: str | torch.dtype, device: torch
     return DTYPES.get(str(stored), torch.bfloat16)
 
 
+def is_rounded(checkpoint: Checkpoint) -> bool:
+    """Whether the file's own weights stand on a grid of few bits."""
+    return checkpoint.kind == "gguf" and checkpoint.config.get("general.file_type", -1) not in GGUF_FILE_TYPES
+
+
 def sketch(config: ModelConfig, dtype: torch.dtype) -> Decoder:
     """A decoder of shapes alone."""
     with torch.device("meta"):

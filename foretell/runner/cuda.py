@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from foretell.kernels.triton.tables import WORD, RowTables, Sizes
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 
-from .cuda_chain import CudaChain, ChainSizes
+from .cuda_chain import ChainSizes, CudaChain
 from .cuda_forward import CudaForward
 from .cuda_tables import Numbers, PageTable, fill, make_tiles
 from .executor import StepOutput
@@ -23,6 +24,7 @@ from .pack import Packed
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # sizes steps are filled up to; more rows run unrecorded
 KEYS = (512, 1024, 2048, 4096)  # contexts the grids are made for; behind, powers of two
 WORDS = (2, 8)  # of bits a row: trees of up to 64 and 256 nodes
+CATCH_UP = 8  # tokens read beside those whose logits are wanted that do not make a prompt yet
 LOW, HIGH, WHOLE = 16, 32, 64  # heights of a tile: for a few rows a sequence, for many, for prompts
 
 Chains = tuple[list[list[int]], list[list[float]]]  # by sequence: tokens, and how sure the model was of each
@@ -50,14 +52,27 @@ class CudaExecutor:
         self._numbers = torch.zeros(room, dtype=torch.int32, device=layout.device)
         self._host = torch.zeros(room, dtype=torch.int32, pin_memory=True)
         self._host_numbers: Numbers = self._host.numpy()
-        self._sent = torch.cuda.Event()
+        self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._logits = torch.empty(0, self.vocab, device=layout.device)
         self._recordings: dict[tuple[Sizes, tuple[int, ...]], Recording | None] = {}  # None: it ran once
         self._pool = torch.cuda.graph_pool_handle()
         self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size)
-        self._aside = torch.cuda.Stream(layout.device)
+        self._aside = torch.cuda.Stream(layout.device)  # type: ignore[no-untyped-call]
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        """Texts that are written and prompts that are read go apart, so that neither's bits hang on the other."""
+        reads = readers(packed)
+        writing = reads.count(False)
+        if writing in (0, len(reads)) or any(reads[:writing]):
+            return self._step(packed, taps)
+        written, read = cut(packed, writing)
+        first = self._step(written, taps)
+        logits = first.logits.clone()  # before the next step takes their place
+        second = self._step(read, taps)
+        features = [half.features for half in (first, second) if half.features is not None]
+        return StepOutput(torch.cat([logits, second.logits]), torch.cat(features) if features else None)
+
+    def _step(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         sizes, tiles = fit(packed, self.layout.share)
         if sizes.rows > ROWS[-1] or sizes.words > WORDS[-1]:
             return self._run_unrecorded(packed, taps)
@@ -140,14 +155,39 @@ class CudaExecutor:
 
 def fit(packed: Packed, share: int) -> tuple[Sizes, Numbers]:
     """The sizes a step is filled up to, and its tiles."""
+    words = _words(packed)
+    words = next((size for size in (0, *WORDS) if words <= size), words)
+    rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
+    if all(readers(packed)):  # many rows: there the library's products add up alike, however many
+        height = max(WHOLE, _power(share))
+        tiles = make_tiles(packed.spans, height // share)
+        return Sizes(max(rows, ROWS[-1]), _power(len(tiles)), height, NO_PARTS, words), tiles
     low = max(LOW, _power(share))
     height = low if max(span.rows for span in packed.spans) <= low // share else max(HIGH, low)
     tiles = make_tiles(packed.spans, height // share)
-    keys = _keys(max(span.stop for span in packed.spans))
-    rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
-    words = _words(packed)
-    words = next((size for size in (0, *WORDS) if words <= size), words)
-    return Sizes(rows, _power(len(tiles)), height, parts(keys), words), tiles
+    return Sizes(rows, _power(len(tiles)), height, parts(_keys(max(s.stop for s in packed.spans))), words), tiles
+
+
+def cut(packed: Packed, spans: int) -> tuple[Packed, Packed]:
+    """The first so many spans, and the others."""
+    first = packed.spans[spans].first
+    wanted = bisect_left(packed.wanted, first)
+    behind = [replace(span, first=span.first - first) for span in packed.spans[spans:]]
+    return (
+        Packed(packed.table[:, :first], packed.spans[:spans], packed.wanted[:wanted]),
+        Packed(packed.table[:, first:], behind, [row - first for row in packed.wanted[wanted:]]),
+    )
+
+
+def readers(packed: Packed) -> list[bool]:
+    """For each span whether it is a stretch of a prompt; a few tokens are what a draft model has to catch up with."""
+    if packed.rows - len(packed.wanted) <= CATCH_UP:
+        return [False] * len(packed.spans)
+    wanted = [bisect_left(packed.wanted, span.first) for span in packed.spans] + [len(packed.wanted)]
+    return [
+        span.rows - (behind - before) > CATCH_UP
+        for span, before, behind in zip(packed.spans, wanted, wanted[1:], strict=False)
+    ]
 
 
 def _words(packed: Packed) -> int:

@@ -48,7 +48,7 @@ class CudaChain:
     def __call__(
         self, packed: Packed, tiles: Numbers, sizes: ChainSizes, ends: list[int]
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """For each sequence its tokens and how sure the model was of each. `ends`: places from which it has no pages."""
+        """For each sequence its tokens and how sure the model is of each. `ends`: places where its pages end."""
         self._send(packed, tiles, sizes, ends)
         graph = self._graphs.get(sizes)
         if graph is None:
@@ -58,7 +58,8 @@ class CudaChain:
             graph[0].replay()
             found = graph[1]
         tokens, sure = found[:, :, : len(packed.spans)].tolist()  # waits, so the tables may be written again
-        return [[int(token) for token in chain] for chain in zip(*tokens, strict=True)], list(zip(*sure, strict=True))
+        chains = [[int(token) for token in chain] for chain in zip(*tokens, strict=True)]
+        return chains, [list(chain) for chain in zip(*sure, strict=True)]
 
     def _send(self, packed: Packed, tiles: Numbers, sizes: ChainSizes, ends: list[int]) -> None:
         numbers: Numbers = self._host.numpy()
@@ -85,7 +86,8 @@ class CudaChain:
     def _record(self, sizes: ChainSizes) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._first.device)
-        with torch.cuda.stream(torch.cuda.Stream(self._first.device)):
+        aside = torch.cuda.Stream(self._first.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(aside):
             graph.capture_begin(capture_error_mode="thread_local")
             found = self._run(sizes)
             graph.capture_end()

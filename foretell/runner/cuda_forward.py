@@ -35,7 +35,7 @@ class CudaForward:
             tapped[len(self.layers)], _ = add_norm(x, change, self.model.norm.weight, self.eps, post)
         _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, wanted)
         features = torch.cat([tapped[tap] for tap in taps], -1) if taps else None
-        return self.products(self.model.head, normed), features
+        return self.products(self.model.head, normed, False), features
 
     def _layers(
         self, rows: RowTables, taps: tuple[int, ...]
@@ -53,8 +53,8 @@ class CudaForward:
                 tapped[layer] = x
             seen = self._attend(block.attention, normed, rows)
             x, normed = add_norm(x, seen, block.ffn_norm.weight, self.eps, _weight(block.attention_post_norm))
-            mixed = gate(self.products(block.ffn.gate_up, normed), block.ffn.gelu)
-            change = self.products.in_parts(block.ffn.down, mixed)
+            mixed = gate(self.products(block.ffn.gate_up, normed, rows.reads), block.ffn.gelu)
+            change = self.products.in_parts(block.ffn.down, mixed, rows.reads)
             post = _weight(block.ffn_post_norm)
         assert change is not None, "a decoder has layers"
         return x, change, post, tapped
@@ -65,9 +65,9 @@ class CudaForward:
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = HeadNorms(attention.q_norm.weight, attention.k_norm.weight, self.eps)
         turns = self.model.tables[attention.rope]
-        q = turn_and_store(self.products(attention.qkv, x), turns, rows, keys, values, norms)
+        q = turn_and_store(self.products(attention.qkv, x, rows.reads), turns, rows, keys, values, norms)
         seen = attend(q, keys, values, rows, attention.config.scale, attention.window)
-        return self.products.in_parts(attention.out, seen)
+        return self.products.in_parts(attention.out, seen, rows.reads)
 
 
 def _weight(norm: Norm | None) -> Tensor | None:

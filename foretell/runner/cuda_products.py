@@ -12,22 +12,25 @@ Shape = tuple[int, int, int]
 
 
 class Products:
-    """Up to MOST_ROWS rows a row's bits do not depend on the rows beside it; more are a prompt's, and go fastest."""
+    """Where text is written a row's bits do not depend on the rows beside it; where it is read it goes fastest."""
 
     def __init__(self) -> None:
         self._trusted: dict[Shape, bool] = {}
 
-    def __call__(self, layer: Linear, x: Tensor) -> Tensor:
+    def __call__(self, layer: Linear, x: Tensor, reads: bool) -> Tensor:
         """[rows, in] -> [rows, out]"""
-        if layer.weight is None or _outside(x) or (len(x) > FEW_ROWS and self._trusts(layer, x)):
+        if reads or _outside(layer, x) or (len(x) > FEW_ROWS and self._trusts(layer, x)):
             product: Tensor = layer(x)
             return product
+        assert layer.weight is not None, "seen above"
         return linear(x, layer.weight, layer.bias)
 
-    def in_parts(self, layer: Linear, x: Tensor) -> Tensor:
+    def in_parts(self, layer: Linear, x: Tensor, reads: bool) -> Tensor:
         """[rows, in] -> [parts, rows, out], for a reader that adds them up."""
-        if layer.weight is None or _outside(x):
-            return layer(x)[None]
+        if reads or _outside(layer, x):
+            product: Tensor = layer(x)
+            return product[None]
+        assert layer.weight is not None, "seen above"
         return linear(x, layer.weight, layer.bias, parts=True)
 
     def _trusts(self, layer: Linear, x: Tensor) -> bool:
@@ -41,5 +44,6 @@ class Products:
         return self._trusted[shape]
 
 
-def _outside(x: Tensor) -> bool:
-    return len(x) > MOST_ROWS or x.dtype == torch.float32
+def _outside(layer: Linear, x: Tensor) -> bool:
+    """Whether our kernel does not serve these."""
+    return layer.weight is None or len(x) > MOST_ROWS or x.dtype == torch.float32

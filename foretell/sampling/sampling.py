@@ -52,6 +52,12 @@ def choose(logits: Tensor, rows: list[Row]) -> list[int]:
     return chosen
 
 
+def likeliest(logits: Tensor) -> list[int]:
+    """The first of the largest, row by row: what `choose` gives where nothing is drawn and nothing looks back."""
+    tokens: list[int] = _likeliest(logits).tolist()
+    return tokens
+
+
 def _likeliest(logits: Tensor) -> Tensor:
     """The first of the largest, row by row. On a CPU numpy finds it several times sooner."""
     return torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)

@@ -29,6 +29,7 @@ from tests.tiny import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
+
 def chained_drafter() -> ChainedDrafter:
     return ChainedDrafter(model_drafter(seed=5, device="cuda").runner, VOCAB, "chained")
 

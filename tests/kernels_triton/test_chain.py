@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 
 from foretell.kernels.triton.attention import parts
+from foretell.kv.cache import KVCache
 from foretell.params import SamplingParams
 from foretell.runner.cuda import fit
 from foretell.runner.cuda_chain import ChainSizes, CudaChain
@@ -28,7 +31,8 @@ def sequences(room: int) -> list[Sequence]:
     pages = [int(page) for page in np.random.default_rng(1).permutation(200)]
     found = []
     for number, (start, pending) in enumerate(((9, 1), (30, 2), (3, 3))):
-        seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), [(5 * i + number) % 32 for i in range(start + pending)], start)
+        tokens = [(5 * i + number) % 32 for i in range(start + pending)]
+        seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, start)
         seq.pages = [pages.pop() for _ in range(-(-(len(seq.tokens) + room) // PAGE))]
         found.append(seq)
     return found
@@ -49,17 +53,24 @@ def one_by_one(vocab: int) -> tuple[list[list[int]], list[list[float]]]:
     return [seq.tokens[n:] for seq, n in zip(seqs, before, strict=True)], sure
 
 
+def chain_of(
+    seqs: list[Sequence], ends: list[int], vocab: int
+) -> tuple[tuple[list[list[int]], list[list[float]]], KVCache]:
+    """The chains, and the cache they were written to."""
+    model, cache, layout = world(BASE, PAGE, torch.float32)
+    packed = pack([Share.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE)
+    spans = [replace(span, pages=tuple(seq.pages)) for span, seq in zip(packed.spans, seqs, strict=True)]
+    packed = replace(packed, spans=spans)
+    sizes, tiles = fit(packed, layout.share)
+    chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE)
+    return chain(packed, tiles, ChainSizes(sizes, 16, parts(64), 4, STEPS, vocab), ends), cache
+
+
 @pytest.mark.parametrize("vocab", [32, 9])
 @torch.inference_mode()
 def test_a_chain_equals_its_definition(vocab: int) -> None:
-    model, cache, layout = world(BASE, PAGE, torch.float32)
     seqs = sequences(STEPS)
-    packed = pack([Share.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE)
-    object.__setattr__(packed, "spans", [_with_all(span, seq) for span, seq in zip(packed.spans, seqs, strict=True)])
-    sizes, tiles = fit(packed, layout.share)
-    chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE)
-    ends = [len(seq.pages) * PAGE for seq in seqs]
-    found = chain(packed, tiles, ChainSizes(sizes, 16, parts(64), 4, STEPS, vocab), ends)
+    found, _ = chain_of(seqs, [len(seq.pages) * PAGE for seq in seqs], vocab)
     expected = one_by_one(vocab)
     assert found[0] == expected[0]
     torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(expected[1]), rtol=1e-4, atol=1e-4)
@@ -67,23 +78,13 @@ def test_a_chain_equals_its_definition(vocab: int) -> None:
 
 @torch.inference_mode()
 def test_a_sequence_without_pages_stops_and_harms_nobody() -> None:
-    model, cache, layout = world(BASE, PAGE, torch.float32)
     seqs = sequences(STEPS)
-    packed = pack([Share.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE)
-    object.__setattr__(packed, "spans", [_with_all(span, seq) for span, seq in zip(packed.spans, seqs, strict=True)])
-    sizes, tiles = fit(packed, layout.share)
-    chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE)
-    before = cache.keys[0].clone()
-    found, _ = chain(packed, tiles, ChainSizes(sizes, 16, parts(64), 4, STEPS, 32), [len(seqs[0].tokens), 100, 100])
+    _, before, _ = world(BASE, PAGE, torch.float32)
+    (found, _), cache = chain_of(seqs, [len(seqs[0].tokens), 100, 100], 32)
     expected, _ = one_by_one(32)
-    assert found[1:] == expected[1:] and found[0][0] == expected[0][0]
-    changed = (cache.keys[0] != before).flatten(2).any(-1).nonzero().tolist()
-    own = {tuple(divmod(seq.pages[p // PAGE] * PAGE + p % PAGE, PAGE)) for seq in seqs[1:] for p in range(seq.cached, len(seq.tokens) + STEPS - 1)}
-    own |= {(seqs[0].pages[9 // PAGE], 9 % PAGE)}
+    assert found[1:] == expected[1:]
+    assert found[0][0] == expected[0][0]
+    changed = (cache.keys[0] != before.keys[0]).flatten(2).any(-1).nonzero().tolist()
+    written = {seq.id: range(seq.cached, len(seq.tokens) + STEPS - 1) for seq in seqs} | {0: range(9, 10)}
+    own = {(seq.pages[place // PAGE], place % PAGE) for seq in seqs for place in written[seq.id]}
     assert {tuple(place) for place in changed} == own
-
-
-def _with_all(span: object, seq: Sequence) -> object:
-    from dataclasses import replace
-
-    return replace(span, pages=tuple(seq.pages))  # type: ignore[type-var]

@@ -13,28 +13,28 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.attention import Layout
-from foretell.kernels.triton.attention import NO_PARTS
+from foretell.kernels.triton.attention import NO_PARTS, parts
 from foretell.kernels.triton.tables import RowTables, Sizes
 from foretell.kv.cache import KVCache
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
+from foretell.params import SamplingParams
 from foretell.runner.cuda import fit
 from foretell.runner.cuda_forward import CudaForward
 from foretell.runner.cuda_tables import PageTable, fill, make_tiles
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.pack import Packed, pack
 from foretell.types import Draft, Request, Sequence, Share
-from foretell.params import SamplingParams
 from tests.tiny import tiny_decoder
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BASE = ModelConfig(vocab=32, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=40, context=2048)
 CONFIGS = {
-    "plain": BASE,
-    "three to a head": replace(BASE, heads=6, head_dim=16),
+    "three to a head": replace(BASE, layers=1, heads=6, head_dim=16),
     "windows": replace(BASE, windows=(5, None)),
     "all norms": replace(
-        BASE, kv_heads=1, qk_norm=True, sandwich_norms=True, embed_scale=5.6, activation="gelu_tanh", tied=False, qkv_bias=True
+        BASE, kv_heads=1, qk_norm=True, sandwich_norms=True, embed_scale=5.6, activation="gelu_tanh", tied=False,
+        qkv_bias=True,
     ),
 }  # fmt: skip
 TREE = Draft((1, 2, 3, 4, 5, 6), (-1, -1, 0, 0, 1, 3))
@@ -42,8 +42,8 @@ TREE = Draft((1, 2, 3, 4, 5, 6), (-1, -1, 0, 0, 1, 3))
 
 def share_of(number: int, start: int, take: int, draft: Draft, page_size: int, pages: list[int]) -> Share:
     """A sequence with `start` cached tokens of which `take` more and the draft are to run, on the next of `pages`."""
-    seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), [(7 * i + number) % 32 for i in range(start + take)])
-    seq.cached = start
+    tokens = [(7 * i + number) % 32 for i in range(start + take)]
+    seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, start)
     seq.pages = [pages.pop() for _ in range(-(-(start + take + len(draft)) // page_size))]
     return Share.of(seq, take)
 
@@ -78,12 +78,20 @@ def run(model: Decoder, cache: KVCache, packed: Packed, sizes: Sizes, taps: tupl
     return logits[: len(packed.wanted)].float(), features[: packed.rows]
 
 
-def compare(config: ModelConfig, packed: Packed, page_size: int, dtype: torch.dtype, whole: bool, within: float) -> None:
-    model, cache, layout = world(config, page_size, dtype)
-    sizes, tiles = fit(packed, layout.share)
+def exact_fit(packed: Packed, share: int, whole: bool = False) -> Sizes:
+    """As `fit`, for the very keys there are: the interpreter runs every program of a grid."""
+    sizes, tiles = fit(packed, share)
     if whole:
-        tiles = make_tiles(packed.spans, 16 // layout.share)
-        sizes = replace(sizes, rows=packed.rows, tiles=len(tiles), height=16, splits=NO_PARTS)
+        tiles = make_tiles(packed.spans, 16 // share)
+        return replace(sizes, rows=packed.rows, tiles=len(tiles), height=16, splits=NO_PARTS)
+    return replace(sizes, splits=parts(max(span.stop for span in packed.spans)))
+
+
+def compare(
+    config: ModelConfig, packed: Packed, page_size: int, dtype: torch.dtype, whole: bool, within: float
+) -> None:
+    model, cache, layout = world(config, page_size, dtype)
+    sizes = exact_fit(packed, layout.share, whole)
     mine, features = run(model, cache, packed, sizes, (1, config.layers))
     fast = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
     model, cache, layout = world(config, page_size, dtype)
@@ -97,23 +105,22 @@ def compare(config: ModelConfig, packed: Packed, page_size: int, dtype: torch.dt
 
 
 STEPS: dict[str, list[tuple[int, int, Draft]]] = {
-    "one row each": [(17, 1, Draft()), (0, 1, Draft()), (130, 1, Draft())],
-    "chains": [(17, 1, Draft.chain([3, 4, 5])), (140, 1, Draft()), (3, 1, Draft.chain([9]))],
-    "trees": [(20, 1, TREE), (127, 1, Draft.chain([3, 4])), (5, 2, TREE), (9, 1, Draft())],
-    "prompts": [(0, 37, Draft()), (12, 9, Draft()), (8, 1, Draft())],
+    "one row each": [(0, 1, Draft()), (130, 1, Draft())],
+    "chains": [(140, 1, Draft.chain([3, 4, 5])), (3, 1, Draft.chain([9]))],
+    "trees": [(127, 1, TREE), (5, 2, Draft.chain([3])), (9, 1, Draft())],
+    "prompts": [(0, 13, Draft()), (12, 4, Draft())],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["parts", "whole"])
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_the_forward_equals_its_definition(config: ModelConfig, name: str, whole: bool) -> None:
-    compare(config, step(STEPS[name], 4), 4, torch.float32, whole, 2e-4)
+def test_the_forward_equals_its_definition(config: ModelConfig, name: str) -> None:
+    compare(config, step(STEPS[name], 4), 4, torch.float32, name == "prompts", 2e-4)
 
 
 def test_long_contexts_are_cut_where_parts_grow() -> None:
-    packed = step([(1100, 1, Draft.chain([3, 4])), (40, 1, TREE)], 8)
-    compare(replace(BASE, layers=1), packed, 8, torch.float32, False, 2e-4)
+    packed = step([(1100, 1, Draft.chain([3, 4]))], 8)
+    compare(replace(BASE, layers=1, kv_heads=1), packed, 8, torch.float32, False, 2e-4)
 
 
 def test_half_precision() -> None:
@@ -121,16 +128,14 @@ def test_half_precision() -> None:
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    """Bit for bit: alone, in a batch, filled up to other sizes."""
+    """Alone, in a batch, filled up to other sizes."""
     config = CONFIGS["three to a head"]
-    shapes = [(200, 1, Draft.chain([3, 4])), (17, 1, Draft()), (1030, 1, Draft())]
-    alone = step(shapes[:1], 4)
-    model, cache, _ = world(config, 4, torch.float32)
-    sizes, _ = fit(alone, 3)
-    first, _ = run(model, cache, alone, sizes, (1,))
-    together = step(shapes, 4)
-    model, cache, _ = world(config, 4, torch.float32)
-    sizes, _ = fit(together, 3)
-    second, _ = run(model, cache, together, replace(sizes, rows=sizes.rows * 2, tiles=sizes.tiles * 2), (1,))
-    assert sizes.splits != fit(alone, 3)[0].splits
-    torch.testing.assert_close(first, second[:3], rtol=1e-5, atol=1e-5)
+    shapes = [(100, 1, Draft.chain([3, 4])), (17, 1, Draft()), (270, 1, Draft())]
+    results = []
+    for some in (shapes[:1], shapes):
+        packed = step(some, 4)
+        model, cache, _ = world(config, 4, torch.float32)
+        sizes = exact_fit(packed, 3)
+        logits, _ = run(model, cache, packed, replace(sizes, tiles=2 * sizes.tiles), (1,))
+        results.append(logits[:3])
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)

@@ -12,6 +12,7 @@ from foretell import LLM, SamplingParams
 from foretell.build import choose_bits
 from foretell.config import EngineConfig
 from foretell.errors import CapacityError, RequestError
+from foretell.hub.checkpoint import Checkpoint
 from foretell.kernels.native.library import library
 from foretell.models import quantize
 from foretell.models.config import ModelConfig
@@ -38,7 +39,7 @@ def written(folder: Path, **options: Any) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_drafts_change_no_text(tiny_folder: Path, form: str) -> None:
     plain = written(tiny_folder, quantization=form, drafter="none")
-    for drafter in DRAFTERS:
+    for drafter in (name for name in DRAFTERS if name != f"self:{form}"):
         assert written(tiny_folder, quantization=form, drafter=drafter, num_speculative_tokens=4) == plain, drafter
 
 
@@ -86,10 +87,41 @@ def test_floats_must_fit_until_they_are_rounded() -> None:
 
 
 def test_what_is_not_known_or_cannot_be_is_refused_in_words() -> None:
-    with pytest.raises(RequestError, match="none, int8 or int4"):
+    with pytest.raises(RequestError, match="auto, none, int8, int4"):
         EngineConfig(quantization="int3")
     with pytest.raises(RequestError, match="on a CPU only"):
-        choose_bits("int8", torch.device("cuda"))
+        choose_bits(EngineConfig(quantization="int8"), gguf(2), torch.device("cuda"))
+
+
+def gguf(file_type: int) -> Checkpoint:
+    return Checkpoint(Path("model.gguf"), "gguf", {"general.file_type": file_type}, {}, {}, {})
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
+@pytest.mark.parametrize(
+    ("settings", "file_type", "device", "bits"),
+    [
+        ({}, 3, "cpu", 8),  # the file's own weights are rounded
+        ({}, 0, "cpu", None),
+        ({}, 3, "cuda", None),
+        ({"dtype": "float32"}, 3, "cpu", None),  # who names a float type gets it
+        ({"quantization": "none"}, 3, "cpu", None),
+        ({"quantization": "int4"}, 0, "cpu", 4),
+    ],
+)
+def test_weights_are_rounded_where_the_file_rounds_them(
+    settings: dict[str, str], file_type: int, device: str, bits: int | None
+) -> None:
+    assert choose_bits(EngineConfig(**settings), gguf(file_type), torch.device(device)) == bits  # type: ignore[arg-type]
+
+
+@pytest.mark.weights
+@pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
+def test_a_copy_of_itself_wants_a_target_in_floats() -> None:
+    llm = LLM("smollm2-135m", drafter="self:int8", quiet=True)
+    assert llm.assembly.memory.weights > 4 * 130_000_000
+    with pytest.raises(RequestError, match="would be the target itself"):
+        LLM("smollm2-135m", drafter="self:int8", quantization="int8", quiet=True)
 
 
 @pytest.mark.skipif(library() is None, reason="no C++ compiler is here")

@@ -18,7 +18,7 @@ from torch import Tensor
 from .tables import RowTables
 
 # Short parts where there are few keys, so that one text keeps the device busy; long ones where there are many.
-SHORT = 4096  # up to here parts of 256 keys, behind of 512
+SHORT, MIDDLE = 1024, 4096  # up to here parts of 128 keys, up to here of 256, behind of 512
 TOGETHER = 8  # parts that are added up at once
 TILE_BYTES = 16384  # of keys that a program looks at at once, at most
 NO_PARTS = 0  # `Sizes.splits` of a step whose programs read all keys
@@ -27,14 +27,17 @@ NO_PARTS = 0  # `Sizes.splits` of a step whose programs read all keys
 def parts(keys: int) -> int:
     """How many parts so many keys are cut into."""
     if keys <= SHORT:
-        return -(-keys // 256)
-    return 16 + -(-(keys - SHORT) // 512)
+        return -(-keys // 128)
+    if keys <= MIDDLE:
+        return 8 + -(-(keys - SHORT) // 256)
+    return 20 + -(-(keys - MIDDLE) // 512)
 
 
 @triton.jit
 def _begin(part):
     """Where a part begins; the twin of `parts`."""
-    return tl.where(part < 16, part * 256, 4096 + (part - 16) * 512)
+    middle = 1024 + (part - 8) * 256
+    return tl.where(part < 8, part * 128, tl.where(part < 20, middle, 4096 + (part - 20) * 512))
 
 
 @triton.jit
@@ -82,10 +85,7 @@ def _attend(
             slot = page.to(tl.int64) * PAGE + key % PAGE
             place = slot * key_stride + head * DIM
             k = tl.load(keys + place[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-            if EXACT:
-                scores = tl.dot(k, query, input_precision="ieee") * scale
-            else:
-                scores = tl.dot(k, query) * scale
+            scores = tl.dot(k, query, input_precision="ieee" if EXACT else None) * scale
             seen = key[:, None] < limit[None, :]
             if WORDS > 0:
                 node = key[:, None] - limit[None, :]
@@ -106,10 +106,7 @@ def _attend(
             fade = tl.exp2(best - level)
             total = total * fade + tl.sum(weight, 0)
             v = tl.load(values + place[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-            if EXACT:
-                mixed = mixed * fade[None, :] + tl.dot(v, weight, input_precision="ieee")
-            else:
-                mixed = tl.dot(v, weight.to(v.dtype), mixed * fade[None, :])
+            mixed = tl.dot(v, weight.to(v.dtype), mixed * fade[None, :], input_precision="ieee" if EXACT else None)
             best = higher
         total = tl.where(total == 0, 1.0, total)  # a row that sees nothing here: its best is -inf
         mixed = mixed / total[None, :]

@@ -39,7 +39,7 @@ class Plan:
         while parts and programs * cuts < BUSY and inputs >= 4 * cuts * UNIT:
             cuts *= 2
         if rows <= FEW_ROWS:
-            return cls(block, 128 if programs * cuts <= ONE_WAVE else 64, cuts, 4, 6)
+            return cls(block, 128 if programs * cuts <= ONE_WAVE else 64, cuts, 4, 6 if rows <= 32 else 4)
         if rows <= 128:
             return cls(block, 64, cuts, 4, 4)
         return cls(max(block, 128) if block == 64 else block, 64, cuts, 8 if block == 64 else 4, 4)
@@ -80,9 +80,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False) 
     rows, inputs = x.shape
     outputs = len(weight)
     plan = Plan.of(outputs, inputs, rows, parts)
-    out = torch.empty(
-        plan.parts, rows, outputs, dtype=x.dtype if plan.parts == 1 else torch.float32, device=x.device
-    )
+    out = torch.empty(plan.parts, rows, outputs, dtype=x.dtype if plan.parts == 1 else torch.float32, device=x.device)
     _linear[(triton.cdiv(outputs, plan.outputs), plan.parts)](
         x, weight, weight if bias is None else bias, out, rows, inputs, outputs,
         ROWS=max(16, triton.next_power_of_2(rows)), OUT=plan.outputs, IN=plan.inputs, PARTS=plan.parts, UNIT=UNIT,

@@ -18,7 +18,8 @@ def _normed(x, weight, width, eps):
 @triton.jit
 def _add_norm(
     x, delta, post, weight, rows, summed, out, width, count, eps,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, POST: tl.constexpr, PICKS: tl.constexpr, KEEPS: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, POST: tl.constexpr, PICKS: tl.constexpr,
+    KEEPS: tl.constexpr,
 ):  # fmt: skip
     """One row. `rows` says which one, where only some are wanted."""
     to = tl.program_id(0).to(tl.int64)
@@ -61,7 +62,8 @@ def add_norm(
     block = triton.next_power_of_2(width)
     _add_norm[(n,)](
         x, x if delta is None else delta, weight if post is None else post, weight, weight if rows is None else rows,
-        summed, out, width, len(x), eps, PARTS=1 if delta is None else len(delta), BLOCK=block, ADDS=delta is not None, POST=post is not None, PICKS=rows is not None,
-        KEEPS=keeps, num_warps=max(1, min(8, block // 512)),
+        summed, out, width, len(x), eps, PARTS=1 if delta is None else len(delta), BLOCK=block,
+        ADDS=delta is not None, POST=post is not None, PICKS=rows is not None, KEEPS=keeps,
+        num_warps=max(1, min(8, block // 512)),
     )  # fmt: skip
     return summed, out

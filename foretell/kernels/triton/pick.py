@@ -52,7 +52,7 @@ def _pick(
 def pick_next(
     logits: Tensor, vocab: int, rows: RowTables, ends: Tensor, following: RowTables, found: Tensor, page_size: int
 ) -> None:
-    """Of logits [sequences, .] the likeliest of the first `vocab` tokens, and how sure that is, to found [2, sequences].
+    """Of logits [sequences, .] the likeliest of the first `vocab`, and how sure that is, to found [2, sequences].
 
     `following` becomes the tables of the rows that run these tokens; a sequence whose next place is not before its
     end runs no more.

@@ -42,6 +42,11 @@ class RowTables:
     words: Tensor  # [rows, words]
     pages: Tensor  # [sequences, most pages]
 
+    @property
+    def reads(self) -> bool:
+        """Whether these rows are a prompt's: nothing was guessed, and each program reads all keys."""
+        return self.sizes.splits == 0
+
     @classmethod
     def over(cls, numbers: Tensor, sizes: Sizes, pages: Tensor) -> RowTables:
         """The tables in a flat buffer, as `cuda_tables.fill` lays them out."""
