@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 
+import numpy as np
+
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
 
 from .acceptance import Acceptance
@@ -24,6 +26,7 @@ from .spending import Candidate, Market, Plan, best_plan, break_even, let_pass, 
 SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
 STRETCH_EVERY = 24  # of so many drafts one goes a node farther
 UNTRIED = 4  # nodes of a drafter that has hardly been tried
+FADING = 0.95  # nodes that are hardly ever taken are not guessed: a tree of sixteen costs the host as much as a row
 
 
 class AdaptiveController(Controller):
@@ -48,6 +51,8 @@ class AdaptiveController(Controller):
         self._drafts: Counter[str] = Counter()
         self._why: dict[int, str] = {}
         self._due: list[Sequence] = []  # looked at in this step
+        self._worth: dict[int, float] = {}  # seconds that the guesses of this step should save
+        self._reach = float(UNTRIED)  # nodes that free drafters are asked for
         self._hurried: frozenset[int] = frozenset()  # of them those behind the speed they asked for
 
     # Before the step
@@ -67,7 +72,10 @@ class AdaptiveController(Controller):
             self._leave_alone(seqs, writers)
         for seq in self._due:
             self.lessons.find_out(seq)
-        return [seq for seq in self._due if not self._free.isdisjoint(seq.request.drafters)], self.settings.most
+        asked = [seq for seq in self._due if not self._free.isdisjoint(seq.request.drafters)]
+        return asked, self.settings.most if self.settings.fixed is not None else min(
+            self.settings.most, int(self._reach)
+        )
 
     def _cap(self, seq: Sequence) -> int:
         wanted = seq.request.speculation.max_draft
@@ -92,7 +100,7 @@ class AdaptiveController(Controller):
         elif self.costs.known:
             found = self._adapted(self._market(seqs), due, offers)
             for seq in due:
-                self.patience.note(seq.id, seq.id in found)
+                self.patience.note(seq.id, self._worth.get(seq.id, 0.0))
         else:  # the first step tells what steps cost
             found = {}
             for seq in due:
@@ -113,7 +121,10 @@ class AdaptiveController(Controller):
         writers = sum(seq.pending == 1 for seq in seqs)
         rows = sum(min(seq.pending, SMALL) for seq in seqs)
         curve = self.costs.curve(rows + writers * self.settings.most)
-        held = self.costs.seconds(rows, sum(seq.cached for seq in seqs)) - float(curve[rows])
+        cached = sum(seq.cached for seq in seqs)
+        held = self.costs.seconds(rows, cached) - float(curve[rows])
+        further = np.arange(len(curve)) - rows  # each of them looks at what is cached of its text
+        curve = curve + np.maximum(further, 0) * (self.costs.pair * cached / len(seqs))
         return Market(writers, rows, curve, max(held, 0.0))
 
     def _adapted(self, market: Market, due: list[Sequence], offers: Offers) -> dict[int, Budget]:
@@ -125,11 +136,14 @@ class AdaptiveController(Controller):
         plans = [self._plan(each, seen) for each, seen in zip(markets, candidates, strict=True)]
         nodes = self._shared(market, plans, hurried)
         found: dict[int, Budget] = {}
+        self._worth.clear()
         for seq, plan, count in zip(due, plans, nodes, strict=True):
             if count and count >= self.settings.shortest:
+                self._worth[seq.id] = (plan.gain - 1) * market.plain / market.writers
                 count += self._stretch(seq, plan, count)
                 found[seq.id] = Budget(count, plan.arm, self.drafting.floor(market, plan.arm))
                 self.lessons.expect(seq, plan.survival)
+        self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.nodes + 1 for budget in found.values()))
         trials = self._probe(market, due, found)
         for seq, each in zip(due, candidates, strict=True):
             taken = found.get(seq.id, Budget()).drafter
@@ -244,7 +258,9 @@ class AdaptiveController(Controller):
         rows = sum(outcome.share.take + len(outcome.draft) for outcome in outcomes)
         # A prompt tells little of one row, so it is not what prices begin with.
         if self.costs.wants(rows) and (self.costs.known or all(outcome.share.take == 1 for outcome in outcomes)):
-            self.costs.observe(rows, sum(outcome.share.start for outcome in outcomes), times.running)
+            context = sum(outcome.share.start for outcome in outcomes)
+            pairs = sum(each.share.start * (each.share.take + len(each.draft) - 1) for each in outcomes)
+            self.costs.observe(rows, context, times.running, pairs)
         if self.costs.known and any(outcome.share.budget.nodes for outcome in outcomes):
             self.drafting.observe(outcomes, times.drafting, self.costs.single)
         if self._due:

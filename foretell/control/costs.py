@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+FEATURES = len(KNOTS) + 2
 NOISE = 0.08  # how far a step strays from what it should take, as a share, on a quiet machine
 OUTLIER = 3.0  # surprises are cut at so many of the usual ones
 DRIFT = 0.002  # how far the machine's pace wanders from step to step, as a share
@@ -72,11 +73,13 @@ class CostPrior:
 
     row: float = 0.03  # what a further row costs, as a share of a step with one
     token: float = 1e-4  # what a cached token costs, as a share of a step with one row
+    pair: float = 0.1  # what it costs each further row of its text, as a share of that
     free_rows: int = 1  # rows that cost no more than one
 
 
 class StepCosts:
-    """Seconds of a step of the target by the rows it runs and the cached tokens they look at."""
+    """Seconds of a step of the target by the rows it runs, the tokens cached for its texts, and the pairs of a further
+    row and a cached token it looks at: in long texts it is those that make a draft dear."""
 
     def __init__(self, prior: CostPrior = CostPrior()) -> None:
         self.prior = prior
@@ -90,9 +93,14 @@ class StepCosts:
     def known(self) -> bool:
         return self._fit is not None
 
-    def seconds(self, rows: int, context: int = 0) -> float:
+    def seconds(self, rows: int, context: int = 0, pairs: int = 0) -> float:
         """What a step of `rows` rows should take; 0 before the first one ran."""
-        return 0.0 if self._fit is None else self._fit.value(_features(rows, context))
+        return 0.0 if self._fit is None else self._fit.value(_features(rows, context, pairs))
+
+    @property
+    def pair(self) -> float:
+        """Seconds a further row of a text takes for each token cached of it."""
+        return 0.0 if self._fit is None else float(self._fit.mean[-1])
 
     def curve(self, rows: int) -> Vector:
         """Seconds of steps of 0..`rows` rows with nothing cached; never falling, because rows are not rewarded."""
@@ -113,13 +121,14 @@ class StepCosts:
         self._last = rows
         return self.steps < KNOWN_WELL or self._alike % THINNED == 0
 
-    def observe(self, rows: int, context: int, seconds: float) -> None:
+    def observe(self, rows: int, context: int, seconds: float, pairs: int = 0) -> None:
         """A step of the target ran."""
         if seconds <= 0:
             return
+        features = _features(rows, context, pairs)
         if self._fit is None:
-            self._fit = self._start(rows, context, seconds)
-        self._fit.observe(_features(rows, context), seconds)
+            self._fit = self._start(features, seconds)
+        self._fit.observe(features, seconds)
         self.steps += 1
         self._take_over()
 
@@ -127,16 +136,17 @@ class StepCosts:
         self._curve = None
         self.single = self.seconds(1)
 
-    def _start(self, rows: int, context: int, seconds: float) -> Fit:
+    def _start(self, features: Vector, seconds: float) -> Fit:
         prior = self.prior
-        shape = np.array([1 + prior.row * max(0, knot - prior.free_rows) for knot in KNOTS] + [prior.token])
-        shape *= seconds / float(_features(rows, context) @ shape)
+        tokens = [prior.token, prior.token * prior.pair]
+        shape = np.array([1 + prior.row * max(0, knot - prior.free_rows) for knot in KNOTS] + tokens)
+        shape *= seconds / float(features @ shape)
         # All may err by the pace of the first step, which may have been an odd one, and by what a row costs; around
         # that line the curve may bend a little, near neighbours alike.
-        place, more = np.log2(np.array(KNOTS, float)), np.append(np.array(KNOTS, float) - 1, 0.0)
-        bend = np.zeros((len(shape), len(shape)))
-        bend[:-1, :-1] = BEND**2 * np.exp(-np.abs(place[:, None] - place[None, :]))
-        bend[-1, -1] = 1.0
+        place = np.log2(np.array(KNOTS, float))
+        more = np.append(np.array(KNOTS, float) - 1, [0.0, 0.0])
+        bend = np.diag(np.ones(len(shape)))
+        bend[: len(KNOTS), : len(KNOTS)] = BEND**2 * np.exp(-np.abs(place[:, None] - place[None, :]))
         slope = 3 * prior.row * shape[0] * more
         return Fit(shape, np.outer(shape, shape) * (bend + PACE**2) + np.outer(slope, slope))
 
@@ -146,14 +156,14 @@ class StepCosts:
 
     def load(self, kept: dict[str, Any]) -> None:
         """Go on from what an earlier run learnt; the machine may have changed, so the pace is open again."""
-        self._fit = Fit.load(kept, len(KNOTS) + 1)
+        self._fit = Fit.load(kept, FEATURES)
         self._take_over()
 
 
-def _features(rows: int, context: int) -> Vector:
-    """Weights of the knots beside `rows`, and the cached tokens."""
-    found = np.zeros(len(KNOTS) + 1)
-    found[-1] = context
+def _features(rows: int, context: int, pairs: int) -> Vector:
+    """Weights of the knots beside `rows`, the cached tokens, and the pairs."""
+    found = np.zeros(FEATURES)
+    found[-2], found[-1] = context, pairs
     above = int(np.searchsorted(KNOTS, rows))
     if above == 0 or KNOTS[min(above, len(KNOTS) - 1)] == rows:
         found[min(above, len(KNOTS) - 1)] = 1.0

@@ -81,15 +81,15 @@ class Patience:
         looks = self._looks[seq.id]
         looks.vain, looks.step, looks.length, looks.texts = 0, self.step, len(seq.tokens), self._texts
 
-    def note(self, seq_id: int, drafted: bool) -> None:
-        """What came of a look."""
+    def note(self, seq_id: int, worth: float) -> None:
+        """What came of a look: the seconds that its guesses should save. Less than the look costs is in vain, too."""
         looks = self._looks[seq_id]
-        looks.vain = 0 if drafted else looks.vain + 1
+        looks.vain = 0 if worth > LEARNING * LOOK * self._unit else looks.vain + 1
         looks.alarm = self.step + 1 + (min(LONGEST_WAIT, looks.vain // PATIENCE) if looks.vain > PATIENCE else 0)
 
     def done(self) -> None:
         """All looks of the step are taken: pay what they took."""
-        if self._paid:
+        if self._read:
             unit = LEARNING * (self.clock() - self._began) / self._read
             self._unit += PACE * (unit - self._unit)
             self._purse -= unit * self._paid

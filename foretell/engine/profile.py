@@ -23,6 +23,7 @@ LOG = logging.getLogger("foretell")
 CACHED = 128  # tokens of each made-up text, where the model takes as many
 ROUNDS = 3
 TEXTS_AND_ROWS = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (4, 1), (4, 4), (8, 1), (8, 4), (16, 1), (16, 4), (32, 1))
+LONG, ROWS_OF_LONG = 1024, (1, 8)  # tokens of a long text, where the model takes as many
 TEXTS_AND_DEPTHS = ((1, 1), (1, 4), (4, 2))
 
 
@@ -32,6 +33,7 @@ class Piece:
 
     texts: int
     rows: int
+    cached: int
     arm: str = ""
     warms_up: bool = False
 
@@ -42,17 +44,18 @@ class Profiler:
     def __init__(self, engine: Engine, controller: AdaptiveController, file: Path | None = None) -> None:
         self.engine, self.controller, self.file = engine, controller, file
         self._ids = itertools.count(-1, -1)  # no text of the engine's own has such a number
-        self._cached = min(CACHED, engine.runner.context // 2)
         self._left = self._pieces()
 
     def _pieces(self, wanted: Container[str] | None = None) -> Iterator[Piece]:
         """The small ones first: they tell most."""
         steps = TEXTS_AND_ROWS if wanted is None else ()
+        short, long = (min(tokens, self.engine.runner.context // 2) for tokens in (CACHED, LONG))
         paid = [name for name, traits in self.controller.arms.items() if not traits.free]
         arms = [name for name in paid if wanted is None or name in wanted]
         for turn in range(ROUNDS + 1):
-            yield from (Piece(texts, rows, warms_up=not turn) for texts, rows in steps)
-            yield from (Piece(texts, depth, arm, not turn) for arm in arms for texts, depth in TEXTS_AND_DEPTHS)
+            yield from (Piece(texts, rows, short, warms_up=not turn) for texts, rows in steps)
+            yield from (Piece(1, rows, long, warms_up=not turn) for rows in ROWS_OF_LONG if steps)
+            yield from (Piece(texts, depth, short, arm, not turn) for arm in arms for texts, depth in TEXTS_AND_DEPTHS)
         self.save()
 
     def load(self) -> bool:
@@ -102,13 +105,13 @@ class Profiler:
     def _texts(self, piece: Piece) -> list[Sequence]:
         """Made-up texts with their pages; none where the pages or the model's context do not suffice."""
         seqs: list[Sequence] = []
-        if self._cached + 1 + piece.rows > self.engine.runner.context:
+        if piece.cached + 1 + piece.rows > self.engine.runner.context:
             return seqs
         for _ in range(piece.texts):
-            request = Request("profile", (0,), SamplingParams(temperature=0.0), 0, self._cached)
-            seq = Sequence(next(self._ids), request, [0] * (self._cached + 1), self._cached)
+            request = Request("profile", (0,), SamplingParams(temperature=0.0), 0, piece.cached)
+            seq = Sequence(next(self._ids), request, [0] * (piece.cached + 1), piece.cached)
             seqs.append(seq)
-            if not self.engine.runner.reserve(seq, self._cached + 1 + piece.rows):
+            if not self.engine.runner.reserve(seq, piece.cached + 1 + piece.rows):
                 for each in seqs:
                     self.engine.runner.trim(each, 0)
                 return []
@@ -131,7 +134,9 @@ class Profiler:
         output.logits.argmax(-1).tolist()  # a device is done when its answer is here
         if piece.warms_up:
             return
-        self.controller.costs.observe(piece.texts * piece.rows, self._cached * piece.texts, perf_counter() - began)
+        context = piece.cached * piece.texts
+        seconds = perf_counter() - began
+        self.controller.costs.observe(piece.texts * piece.rows, context, seconds, context * (piece.rows - 1))
 
     def save(self) -> None:
         """Keep what was learnt, whole or not at all."""

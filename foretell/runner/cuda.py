@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +16,7 @@ from foretell.models.decoder import Decoder
 
 from .cuda_chain import ChainSizes, CudaChain
 from .cuda_forward import CudaForward
+from .cuda_passes import passes, readers
 from .cuda_tables import Numbers, PageTable, fill, make_tiles
 from .executor import StepOutput
 from .pack import Packed
@@ -24,7 +24,6 @@ from .pack import Packed
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # sizes steps are filled up to; more rows run unrecorded
 KEYS = (512, 1024, 2048, 4096)  # contexts the grids are made for; behind, powers of two
 WORDS = (2, 8)  # of bits a row: trees of up to 64 and 256 nodes
-CATCH_UP = 8  # tokens read beside those whose logits are wanted that do not make a prompt yet
 LOW, HIGH, WHOLE = 16, 32, 64  # heights of a tile: for a few rows a sequence, for many, for prompts
 
 Chains = tuple[list[list[int]], list[list[float]]]  # by sequence: tokens, and how sure the model was of each
@@ -50,7 +49,7 @@ class CudaExecutor:
         self.pages = PageTable(ROWS[-1], most_pages, layout.device)
         room = Sizes(ROWS[-1], ROWS[-1], HIGH, 0, WORDS[-1]).numbers
         self._numbers = torch.zeros(room, dtype=torch.int32, device=layout.device)
-        self._host = torch.zeros(room, dtype=torch.int32, pin_memory=True)
+        self._host = torch.zeros(room, dtype=torch.int32, pin_memory=layout.device.type == "cuda")
         self._host_numbers: Numbers = self._host.numpy()
         self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._logits = torch.empty(0, self.vocab, device=layout.device)
@@ -60,17 +59,13 @@ class CudaExecutor:
         self._aside = torch.cuda.Stream(layout.device)  # type: ignore[no-untyped-call]
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
-        """Texts that are written and prompts that are read go apart, so that neither's bits hang on the other."""
-        reads = readers(packed)
-        writing = reads.count(False)
-        if writing in (0, len(reads)) or any(reads[:writing]):
+        """In passes, so that the bits of what is written hang neither on prompts nor on how many write."""
+        several = passes(packed, ROWS[-1])
+        if len(several) == 1:
             return self._step(packed, taps)
-        written, read = cut(packed, writing)
-        first = self._step(written, taps)
-        logits = first.logits.clone()  # before the next step takes their place
-        second = self._step(read, taps)
-        features = [half.features for half in (first, second) if half.features is not None]
-        return StepOutput(torch.cat([logits, second.logits]), torch.cat(features) if features else None)
+        outputs = [_kept(self._step(some, taps)) for some in several]
+        features = [output.features for output in outputs if output.features is not None]
+        return StepOutput(torch.cat([output.logits for output in outputs]), torch.cat(features) if features else None)
 
     def _step(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         sizes, tiles = fit(packed, self.layout.share)
@@ -168,26 +163,9 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Numbers]:
     return Sizes(rows, _power(len(tiles)), height, parts(_keys(max(s.stop for s in packed.spans))), words), tiles
 
 
-def cut(packed: Packed, spans: int) -> tuple[Packed, Packed]:
-    """The first so many spans, and the others."""
-    first = packed.spans[spans].first
-    wanted = bisect_left(packed.wanted, first)
-    behind = [replace(span, first=span.first - first) for span in packed.spans[spans:]]
-    return (
-        Packed(packed.table[:, :first], packed.spans[:spans], packed.wanted[:wanted]),
-        Packed(packed.table[:, first:], behind, [row - first for row in packed.wanted[wanted:]]),
-    )
-
-
-def readers(packed: Packed) -> list[bool]:
-    """For each span whether it is a stretch of a prompt; a few tokens are what a draft model has to catch up with."""
-    if packed.rows - len(packed.wanted) <= CATCH_UP:
-        return [False] * len(packed.spans)
-    wanted = [bisect_left(packed.wanted, span.first) for span in packed.spans] + [len(packed.wanted)]
-    return [
-        span.rows - (behind - before) > CATCH_UP
-        for span, before, behind in zip(packed.spans, wanted, wanted[1:], strict=False)
-    ]
+def _kept(output: StepOutput) -> StepOutput:
+    """What the next pass does not write over."""
+    return replace(output, logits=output.logits.clone())
 
 
 def _words(packed: Packed) -> int:

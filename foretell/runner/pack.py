@@ -22,7 +22,7 @@ class Packed:
 
     @property
     def rows(self) -> int:
-        return self.table.shape[1]
+        return len(self.table[0])
 
 
 def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:

@@ -55,9 +55,7 @@ class ModelRunner:
         if run is None:
             return None
         packed = pack(shares, [Draft()] * len(shares), self.layout.page_size)
-        spans = [
-            replace(span, pages=tuple(share.seq.pages)) for span, share in zip(packed.spans, shares, strict=True)
-        ]
+        spans = [replace(span, pages=tuple(share.seq.pages)) for span, share in zip(packed.spans, shares, strict=True)]
         found: tuple[list[list[int]], list[list[float]]] | None = run(replace(packed, spans=spans), steps, vocab)
         return found
 

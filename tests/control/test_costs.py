@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from foretell.control.costs import KNOTS, CostPrior, DraftCosts, StepCosts
+from foretell.control.costs import FEATURES, CostPrior, DraftCosts, StepCosts
 
 
 def learnt(rows: list[int], seed: int = 0, hiccups: float = 0.0, pace: float = 1.0) -> StepCosts:
@@ -74,7 +74,7 @@ def test_what_was_learnt_can_be_kept() -> None:
     strange = StepCosts()
     strange.load({"mean": [1.0], "spread": [[1.0]], "usual": 0.1})
     assert not strange.known, "another version's numbers are left alone"
-    assert len(costs.dump()["mean"]) == len(KNOTS) + 1
+    assert len(costs.dump()["mean"]) == FEATURES
 
 
 def test_drafts_are_priced_by_depth_nodes_and_reading() -> None:
@@ -87,3 +87,14 @@ def test_drafts_are_priced_by_depth_nodes_and_reading() -> None:
     assert costs.seconds(4, 4, 0, 0.03) == pytest.approx(0.018, rel=0.1)
     assert costs.seconds(2, 16, 0, 0.03) == pytest.approx(0.016, rel=0.15)
     assert costs.seconds(0, 0, 300, 0.03) == pytest.approx(0.003, rel=0.3)
+
+
+def test_rows_that_look_at_long_texts_are_found_dearer() -> None:
+    costs, rng = StepCosts(), random.Random(3)
+    for i in range(240):
+        rows, context = (1, 2, 5, 9)[i % 4], (100, 3000)[i // 4 % 2]
+        pairs = (rows - 1) * context
+        seconds = 0.005 + 0.0003 * (rows - 1) + 4e-6 * context + 4e-7 * pairs
+        costs.observe(rows, context, seconds * rng.lognormvariate(0, 0.05), pairs)
+    assert costs.pair == pytest.approx(4e-7, rel=0.25)
+    assert costs.seconds(9, 3000, 8 * 3000) > costs.seconds(9, 3000) + 0.006

@@ -30,7 +30,7 @@ def in_vain(patience: Patience, time: Time, seqs: list[Sequence], steps: int, lo
         due = patience.due(seqs, PLAIN)
         time.now += look * len(due)
         for seq in due:
-            patience.note(seq.id, False)
+            patience.note(seq.id, 0.0)
         patience.done()
         found.append({seq.id for seq in due})
         for seq in seqs:
@@ -55,7 +55,7 @@ def test_a_sequence_that_drafts_is_looked_at_in_every_step() -> None:
     patience, (seq,) = Patience(), texts(1)
     for _ in range(100):
         assert patience.due([seq], PLAIN) == [seq]
-        patience.note(seq.id, True)
+        patience.note(seq.id, 1.0)
         patience.done()
 
 

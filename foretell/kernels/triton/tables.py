@@ -54,4 +54,5 @@ class RowTables:
         behind = ROW_FIELDS * sizes.rows + TILE_FIELDS * sizes.tiles
         tiles = numbers[ROW_FIELDS * sizes.rows : behind].view(sizes.tiles, TILE_FIELDS)
         words = numbers[behind : sizes.numbers].view(sizes.rows, sizes.words)
-        return cls(sizes, *by_row, tiles, words, pages)
+        tokens, positions, slots, limits, reaches, wanted = by_row
+        return cls(sizes, tokens, positions, slots, limits, reaches, wanted, tiles, words, pages)

@@ -1,0 +1,64 @@
+"""How a step is laid out for the device: what is read and what is written go apart, in sizes that come again."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import torch
+
+from foretell.kernels.triton.attention import NO_PARTS, parts
+from foretell.runner.cuda import ROWS, fit
+from foretell.runner.cuda_passes import passes, readers
+from foretell.runner.executor import EagerExecutor
+from foretell.types import Draft
+from tests.kernels_triton.test_forward import BASE, TREE, step, world
+
+WRITTEN = [(40, 1, Draft.chain([3, 4])), (20, 1, TREE), (30, 3, Draft())]
+READ = [(0, 50, Draft()), (8, 20, Draft())]
+MIXES = {
+    "written": WRITTEN,
+    "read": READ,
+    "written, then read": [*WRITTEN, *READ],
+    "read, then written": [*READ, *WRITTEN],
+    "in between": [READ[0], WRITTEN[1], READ[1]],
+}
+
+
+def test_prompts_are_told_from_drafts() -> None:
+    assert readers(step([*WRITTEN, *READ], 4)) == [False] * 3 + [True] * 2
+    assert readers(step([(100, 1, Draft.chain([1] * 60))], 4)) == [False], "many rows, and all of them guesses"
+
+
+@pytest.mark.parametrize("most", [256, 8, 3])
+@pytest.mark.parametrize(
+    "shapes", [WRITTEN, READ, [*WRITTEN, *READ], [*READ, *WRITTEN], [READ[0], WRITTEN[1], READ[1]]]
+)
+@torch.inference_mode()
+def test_the_passes_of_a_step_give_what_the_step_gives(shapes: list[tuple[int, int, Draft]], most: int) -> None:
+    whole = step(shapes, 4)
+    some = passes(whole, most)
+    kinds = [set(readers(each)) for each in some]
+    assert all(len(kind) == 1 for kind in kinds)
+    assert all(
+        each.rows <= most or len(each.spans) == 1 or kind == {True} for each, kind in zip(some, kinds, strict=True)
+    )
+    model, cache, layout = world(BASE, 4, torch.float32)
+    apart = torch.cat([EagerExecutor(model, cache, layout)(each, ()).logits for each in some])
+    model, cache, layout = world(BASE, 4, torch.float32)
+    torch.testing.assert_close(apart, EagerExecutor(model, cache, layout)(whole, ()).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_steps_of_one_size_share_a_graph() -> None:
+    one, _ = fit(step([(40, 1, Draft.chain([3, 4, 5, 6]))], 4), 3)
+    other, _ = fit(step([(300, 1, Draft.chain([9] * 4))], 4), 3)
+    assert one == other
+    longer, _ = fit(step([(600, 1, Draft.chain([9] * 4))], 4), 3)
+    assert longer.splits == parts(1024) != one.splits
+
+
+def test_a_prompt_alone_runs_whole_and_never_in_few_rows() -> None:
+    sizes, tiles = fit(step(READ, 4), 3)
+    assert (sizes.rows, sizes.splits) == (ROWS[-1], NO_PARTS)
+    assert tiles[:, 1].sum() == 70
