@@ -135,7 +135,7 @@ class Engine:
             self._learn([outcome for outcome, _ in judged], times)
         finally:  # only now: what drafters learn from may lie in these pages
             for share in plan:
-                self._settle(share.seq)
+                self.settle(share.seq)
         return [delta for _, delta in judged if delta is not None]
 
     def _budgets(self, running: list[Sequence]) -> list[Budget]:
@@ -258,7 +258,8 @@ class Engine:
             "" if len(outcome.draft) else self.controller.why(seq),
         )
 
-    def _settle(self, seq: Sequence) -> None:
+    def settle(self, seq: Sequence) -> None:
+        """A step is over for a sequence: give back what it does not need, all of it where it has ended."""
         self.scheduler.settle(seq)
         if seq.finish is not None:
             self._leave(self.tracks[seq.id])

@@ -69,7 +69,7 @@ def rescue(engine: Engine, tracks: Iterable[Track]) -> Rescue:
     for seq in engine.scheduler.running[::-1]:  # where pages do not suffice, it is the youngest that waits
         track = engine.tracks[seq.id]
         if track.outbox:
-            engine._settle(seq)
+            engine.settle(seq)
         else:
             _go_on(engine, track, found)
     return found

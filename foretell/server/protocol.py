@@ -103,6 +103,8 @@ class Speculative(Strict):
     n_max: int | None = Field(default=None, description="Another name of max_draft.")
     n_min: int | None = None
     p_min: float | None = None
+    deadline: float | None = Field(default=None, description="Seconds in which the text should be written.")
+    min_tokens_per_second: float | None = Field(default=None, description="The text should not come slower.")
     rule: str | None = None
     acceptance_threshold: float | None = None
     acceptance_threshold_lower: float | None = None

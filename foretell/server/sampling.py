@@ -51,6 +51,8 @@ def speculation_choice(body: Generation) -> SpeculationChoice:
         enabled=options.enabled,
         drafter=_one_of("drafter", options.drafter, options.method),
         max_draft=max_draft,
+        deadline=options.deadline,
+        min_tokens_per_second=options.min_tokens_per_second,
         rule=options.rule,
         acceptance_threshold=_thresholds(options),
         workload=options.workload,

@@ -229,6 +229,14 @@ def test_what_is_not_supported_is_refused_by_name(server: ServerProcess, name: s
     assert error["message"] and error["type"] == "invalid_request_error"
 
 
+def test_a_text_may_be_in_a_hurry(server: ServerProcess) -> None:
+    plain = complete(server, max_tokens=20, speculative=False)["choices"]
+    for hurry in ({"deadline": 0.5}, {"min_tokens_per_second": 1e6}):
+        assert complete(server, max_tokens=20, speculative=hurry)["choices"] == plain
+    error = server.post("/v1/completions", 400, prompt=TEXT, max_tokens=1, speculative={"deadline": -1})["error"]
+    assert "deadline" in error["param"] and "above 0" in error["message"]
+
+
 def test_a_name_that_is_nearly_right_gets_the_right_one(server: ServerProcess) -> None:
     error = server.post("/v1/chat/completions", 400, messages=HELLO, temprature=1)["error"]
     assert "did you mean 'temperature'?" in str(error)

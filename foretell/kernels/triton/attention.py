@@ -155,7 +155,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
     sizes, padded = rows.sizes, max(16, triton.next_power_of_2(dim))
     whole = sizes.splits == NO_PARTS
     block = max(16, min(128 if whole else 64, TILE_BYTES // (padded * q.element_size())))
-    out = torch.empty(n, heads * dim, dtype=q.dtype, device=q.device)
+    # Rows that only fill up are in no tile; their parts join to zeros, and whole they would be what lay there before.
+    out = (torch.zeros if whole else torch.empty)(n, heads * dim, dtype=q.dtype, device=q.device)
     pieces = out if whole else torch.empty(sizes.splits, n, heads, dim, dtype=torch.float32, device=q.device)
     logs = pieces if whole else torch.empty(sizes.splits, n, heads, dtype=torch.float32, device=q.device)
     _attend[(max(1, sizes.splits), kv_heads, sizes.tiles)](
