@@ -1,4 +1,5 @@
-"""How often a sequence is looked at whose guesses do not pay: less and less, so that being off costs nothing."""
+"""How often a sequence is looked at: always while its guesses pay for the looks, else seldom, so that being off costs
+nothing."""
 
 from __future__ import annotations
 
@@ -8,20 +9,25 @@ from time import perf_counter
 
 from foretell.types import Sequence
 
-PATIENCE, LONGEST_WAIT = 16, 16  # looks in vain until a sequence is looked at less often, and how seldom at last
+PATIENCE, LITTLE, LONGEST_WAIT = (
+    16,
+    4,
+    16,
+)  # looks on credit; for texts like those that did not pay; steps between looks
+RECORD = 0.02  # how fast it is learnt whether looks pay
 ASK_SHARE = 0.005  # of the time may go into looks that were in vain so far,
 STEP_SECONDS, TEXT_SECONDS = 8e-6, 5e-7  # and never more than this a step and a text in it
 LOOK = 24  # a look costs as much as to catch up with so many tokens
 PACE = 0.1  # how fast the price of a look is learnt
-LEARNING = 1.3  # what drafters learn after a look costs, too
+LEARNING = 1.7  # what guesses and drafters cost after a look: packed, judged, learnt from
 LULL = 2  # so many times fewer texts at once: what was in vain in the crowd may pay now
 
 
 @dataclass(slots=True)
 class _Looks:
-    """How often a sequence was looked at in vain, when it may be again, and the last look."""
+    """What looks at a sequence have earned, in looks, when it may be looked at again, and the last look."""
 
-    vain: int = 0
+    credit: float = 0.0
     alarm: int = 0  # the step from which on it may be looked at
     step: int = 0
     length: int = 0  # of the text
@@ -29,7 +35,8 @@ class _Looks:
 
 
 class Patience:
-    """Counts looks in vain and pays for more of them out of a purse, which every step fills a little.
+    """Each look costs its time and earns what its guesses should save. A sequence that has used up its credit is looked
+    at out of a purse, which every step fills a little.
 
     Drafters read what was written since they were last asked, so a look costs the more the longer ago the last one was.
     In a crowd the purse keeps some sequences awake, the oldest, and lets the others sleep.
@@ -40,6 +47,7 @@ class Patience:
         self._looks: dict[int, _Looks] = {}
         self._unit = 5e-6  # seconds to catch up with a token
         self._allowed = self._purse = 0.0
+        self._earning = 1.0  # what a look earns beyond its price, in looks, over all sequences
         self.step = self._texts = self._read = self._paid = 0
         self._began, self._woken = 0.0, False
 
@@ -53,7 +61,7 @@ class Patience:
         for seq in seqs:
             looks = known.get(seq.id)
             if looks is None:
-                looks = known[seq.id] = _Looks()
+                looks = known[seq.id] = _Looks(PATIENCE if self._earning > 0 else LITTLE)
             elif looks.alarm > step and looks.texts < crowd:  # the usual case while drafting is off: no more than this
                 continue
             if self._may_look(looks, len(seq.tokens)):
@@ -62,11 +70,11 @@ class Patience:
 
     def _may_look(self, looks: _Looks, length: int) -> bool:
         read = LOOK + length - looks.length
-        if looks.vain > PATIENCE:
+        if looks.credit <= 0:
             if looks.texts >= LULL * self._texts:
                 if self._woken:  # one a step: they may have much to read
                     return False
-                looks.vain, self._woken = 0, True
+                looks.credit, self._woken = LITTLE, True
             elif (missing := self._unit * (self._paid + read) - self._purse) > 0:
                 looks.alarm = self.step + 1 + min(LONGEST_WAIT, int(missing / max(self._allowed, 1e-9)))
                 return False
@@ -79,13 +87,16 @@ class Patience:
     def wake(self, seq: Sequence) -> None:
         """Look at a sequence in this step whatever it costs."""
         looks = self._looks[seq.id]
-        looks.vain, looks.step, looks.length, looks.texts = 0, self.step, len(seq.tokens), self._texts
+        looks.credit = max(looks.credit, LITTLE)
+        looks.step, looks.length, looks.texts = self.step, len(seq.tokens), self._texts
 
     def note(self, seq_id: int, worth: float) -> None:
-        """What came of a look: the seconds that its guesses should save. Less than the look costs is in vain, too."""
+        """What came of a look: the seconds that its guesses should save."""
         looks = self._looks[seq_id]
-        looks.vain = 0 if worth > LEARNING * LOOK * self._unit else looks.vain + 1
-        looks.alarm = self.step + 1 + (min(LONGEST_WAIT, looks.vain // PATIENCE) if looks.vain > PATIENCE else 0)
+        earned = min(worth / (LEARNING * LOOK * self._unit), PATIENCE) - 1
+        looks.credit = min(max(looks.credit, 0.0) + earned, PATIENCE)
+        self._earning += RECORD * (earned - self._earning)
+        looks.alarm = self.step + 1 if looks.credit > 0 else self.step + 2
 
     def done(self) -> None:
         """All looks of the step are taken: pay what they took."""

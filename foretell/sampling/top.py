@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+import torch
 from torch import Tensor
 
-BLOCK = 128  # what is looked through at once; about the root of a vocabulary is best
+from foretell.kernels.native.library import library
+
+MOST = 64  # that the library finds
 
 
 def top(logits: Tensor, count: int) -> list[list[int]]:
-    """The `count` likeliest of each row of logits [rows, vocab], best first."""
+    """The `count` likeliest of each row of logits [rows, vocab], best first. Nothing may be NaN."""
     count = min(count, logits.shape[-1])
-    if logits.device.type != "cpu" or logits.shape[-1] // BLOCK < 2 * count:
-        found: list[list[int]] = logits.topk(count).indices.tolist()
-        return found
-    return [_top_of_blocks(row, count) for row in logits.numpy()]
-
-
-def _top_of_blocks(row: npt.NDArray[np.float32], count: int) -> list[int]:
-    """The `count` likeliest lie in the `count` blocks with the likeliest peaks: numpy sees each token once."""
-    whole = len(row) // BLOCK * BLOCK
-    blocks = row[:whole].reshape(-1, BLOCK)
-    places = np.argpartition(blocks.max(-1), -count)[-count:]
-    ids = (places[:, None] * BLOCK + np.arange(BLOCK)).ravel()
-    if whole < len(row):
-        ids = np.append(ids, np.arange(whole, len(row)))
-    values = row[ids]
-    best = np.argpartition(values, -count)[-count:]
-    found: list[int] = ids[best[np.argsort(-values[best])]].tolist()
+    native = library() if logits.is_cpu and logits.dtype == torch.float32 and count <= MOST else None
+    if native is not None:
+        return native.top(logits, count)
+    found: list[list[int]] = logits.topk(count).indices.tolist()
     return found

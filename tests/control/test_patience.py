@@ -43,7 +43,7 @@ def test_looks_in_vain_take_no_more_time_than_is_allowed() -> None:
     for count in (1, 8, 64):
         time = Time()
         patience, seqs = Patience(time), texts(count)
-        begun = in_vain(patience, time, seqs, PATIENCE + 1, 1e-4)
+        begun = in_vain(patience, time, seqs, PATIENCE, 1e-4)
         assert all(len(due) == count for due in begun)
         time.now = 0.0
         looks = in_vain(patience, time, seqs, 4000, 1e-4)
@@ -72,3 +72,19 @@ def test_nothing_is_kept_of_who_has_left() -> None:
     patience.due(seqs, PLAIN)
     patience.forget(0)
     assert len(patience) == 1
+
+
+def test_a_sequence_whose_guesses_save_less_than_the_looks_cost_is_left_alone() -> None:
+    for share, at_least, at_most in ((0.5, 0, 60), (3.0, 200, 200)):
+        time = Time()
+        patience, (seq,) = Patience(time), texts(1)
+        seen = 0
+        for step in range(200):
+            due = patience.due([seq], PLAIN)
+            time.now += 1e-4 * len(due)
+            for each in due:
+                patience.note(each.id, 0.0 if step % 2 else 2 * share * 1.7e-4)  # by turns nothing and twice as much
+            patience.done()
+            seq.tokens.append(1)
+            seen += len(due)
+        assert at_least <= seen <= at_most

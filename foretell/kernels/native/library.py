@@ -7,6 +7,7 @@ import logging
 import os
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,9 @@ class Library:
         self._step = loaded.foretell_step
         self._step.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
         self._step.restype = None
+        self._top = loaded.foretell_top
+        self._top.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p)
+        self._top.restype = None
 
     def linear(self, weights: int, x: Tensor, outputs: int) -> Tensor:
         """x [rows, in], float32 on a CPU, times the weights whose record is at that address."""
@@ -40,6 +44,13 @@ class Library:
     def step(self, model: ModelRecord, step: StepRecord) -> None:
         """All layers and the head over a step's rows; results go where `step` says."""
         self._step(ctypes.addressof(model), ctypes.addressof(step), torch.get_num_threads())
+
+    def top(self, x: Tensor, count: int) -> list[list[int]]:
+        """Where the `count` largest of each row of x [rows, width] are, float32 on a CPU, best first; at most 64."""
+        x, ids = x.contiguous(), np.empty((x.shape[0], count), np.int64)
+        self._top(x.data_ptr(), x.shape[0], x.shape[1], count, ids.ctypes.data)
+        found: list[list[int]] = ids.tolist()
+        return found
 
 
 @cache
