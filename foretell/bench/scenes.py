@@ -60,7 +60,7 @@ class Extent:
         return math.ceil(self.texts / batch)
 
 
-QUICK = Extent(lengths=(4,), texts=1, max_tokens=40, rounds=3, most_rounds=5)
+QUICK = Extent(lengths=(4,), texts=1, max_tokens=64, rounds=3, most_rounds=5)
 QUICK_SCENES = tuple(
     Scene(task, temperature, batch, drafter)
     for task, temperature, drafter in (("edit", 0.0, "ngram"), ("chat", 0.0, "mix"), ("story", 1.0, USELESS))
