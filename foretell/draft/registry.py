@@ -17,6 +17,7 @@ from foretell.runner.runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 
 from .base import Drafter
+from .chained import ChainedDrafter
 from .drawing import DraftTemperature
 from .lookahead import LookaheadDrafter
 from .model import ModelDrafter
@@ -88,7 +89,8 @@ def _draft_model(parts: Parts, name: str) -> Drafter:
     helper, settings = parts.helpers[name], (f"model:{name}", parts.sharpening, parts.config.min_confidence)
     if helper.vocabularies is not None:
         return Translator(helper.runner, helper.vocabularies, *settings)
-    return ModelDrafter(helper.runner, parts.vocab, *settings)
+    drafter = ChainedDrafter if helper.runner.device.type == "cuda" else ModelDrafter
+    return drafter(helper.runner, parts.vocab, *settings)
 
 
 def _early_exit(parts: Parts, layers: str) -> Drafter:
