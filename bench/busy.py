@@ -20,7 +20,7 @@ from statistics import median
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.types import Draft, Share
 
-llm = LLM(quiet=True, max_model_len=256, max_num_seqs=1)
+llm = LLM(quantization="none", quiet=True, max_model_len=256, max_num_seqs=1)
 (request,) = llm._requests(llm.tokenizer.encode("x " * 60), SamplingParams(max_tokens=8), SpeculationChoice())
 track = llm.engine.add(request)
 llm.engine.step()

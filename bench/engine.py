@@ -180,7 +180,8 @@ def start_up() -> dict[str, float]:
 def memory() -> dict[str, float]:
     """Peak resident memory of a process that loads the model and writes; pages not written to take none."""
     code = (  # VmHWM: ru_maxrss would count what this process held when it forked
-        "import json; from foretell import LLM, SamplingParams; llm = LLM(quiet=True, kv_memory=0.4);"
+        "import json; from foretell import LLM, SamplingParams;"
+        "llm = LLM(quantization='none', quiet=True, kv_memory=0.4);"
         "llm.generate('Hello', SamplingParams(max_tokens=16));"
         "peak = next(int(l.split()[1]) * 1024 for l in open('/proc/self/status') if l.startswith('VmHWM'));"
         "print(json.dumps(peak))"
@@ -194,7 +195,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     rounds, tokens = (3, 24) if quick else (7, 64)
-    llm = LLM(quiet=True, prefix_cache=False)
+    llm = LLM(quantization="none", quiet=True, prefix_cache=False)
     prompt = llm.tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
     ours(llm, [prompt], 8)
     result: dict[str, Any] = {"threads": torch.get_num_threads(), "torch": torch.__version__, "rounds": rounds}

@@ -140,7 +140,7 @@ def acceptance(bits: int, nodes: int, tokens: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--costs-only", action="store_true")
-    llm = LLM(quiet=True)
+    llm = LLM(quantization="none", quiet=True)
     step, own = step_time(llm)
     result: dict[str, Any] = {"step_ms": step, "threads": torch.get_num_threads()}
     result |= sampling_cost(llm, own, step) | grammar_cost(llm, step)

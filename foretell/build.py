@@ -6,7 +6,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -143,14 +143,9 @@ def build_engine(
     if drafter is not None and not drafter.name:
         raise RequestError("drafter", f"{type(drafter).__name__} has no name; give it one, for the records")
     wanted = () if drafter is not None else draft.models_wanted(speculation)
-    copies = () if drafter is not None else draft.copies_wanted(speculation)
-    # A rounded copy of rounded weights guesses what they say and costs as much.
-    floats = replace(config, quantization="none") if copies and config.quantization == "auto" else config
-    target = open_model(config.model, floats, say)
-    if target.bits is not None and target.bits in copies:
-        raise RequestError(
-            "drafter", f"self:int{target.bits} would be the target itself; leave it out, or set quantization to none"
-        )
+    target = open_model(config.model, config, say)
+    if drafter is None and target.bits in draft.copies_wanted(speculation):
+        say(f"self:int{target.bits} is the target itself here and will not pay; quantization none makes it a copy")
     helpers = {name: open_model(name, config, say) for name in wanted}
     pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
     context = _context(config, target.config)

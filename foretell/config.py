@@ -14,8 +14,6 @@ from .options import nearest, option, strict
 MOST_THREADS = 1024
 DEFAULT_DRAFT, MOST_DRAFTED = 16, 64
 SHORTEST_MATCH, LONGEST_MATCH, LONGEST_RUN = 2, 4, 64
-
-
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
 
 

@@ -62,7 +62,9 @@ class AdaptiveController(Controller):
         self._why.clear()
         # A prompt's last step drafts nothing: the first token waits for no draft.
         writers = [seq for seq in seqs if seq.request.drafters and len(seq.tokens) - seq.cached == 1]
-        due, behind = self.patience.due(writers, self.costs.single), self.hurry.behind(writers, self.costs.single)
+        due = self.patience.due(writers, self.costs.single)
+        late = self.hurry.behind(seqs, self.costs.single)
+        behind = [seq for seq in late if seq.request.drafters and seq.pending == 1]
         for seq in behind:
             if self.patience.left_alone(seq.id):
                 self.patience.wake(seq)

@@ -9,11 +9,8 @@ from time import perf_counter
 
 from foretell.types import Sequence
 
-PATIENCE, LITTLE, LONGEST_WAIT = (
-    16,
-    4,
-    16,
-)  # looks on credit; for texts like those that did not pay; steps between looks
+PATIENCE, LITTLE = 16, 3  # looks on credit; where looks have not paid lately
+LONGEST_WAIT = 16  # steps between looks
 RECORD = 0.02  # how fast it is learnt whether looks pay
 ASK_SHARE = 0.005  # of the time may go into looks that were in vain so far,
 STEP_SECONDS, TEXT_SECONDS = 8e-6, 5e-7  # and never more than this a step and a text in it

@@ -31,6 +31,8 @@ class Source(Protocol):
     @property
     def weights(self) -> int: ...
     @property
+    def loading(self) -> int: ...
+    @property
     def token_bytes(self) -> int: ...
     def copy_bytes(self, bits: Bits) -> int: ...
     def load(self) -> Decoder: ...
@@ -66,8 +68,10 @@ class Loader:
     def _bytes(self, drafter: str) -> int:
         kind, _, name = drafter.partition(":")
         if kind == "model":
-            return self.helpers[name].weights + self.tokens * self.helpers[name].token_bytes
-        return self.target.weights + self.target.copy_bytes(bits_of(drafter))  # it is made of floats, read anew
+            helper = self.helpers[name]
+            return max(helper.weights, helper.loading) + self.tokens * helper.token_bytes
+        floats = self.target.loading or self.target.weights  # it is made of floats, read anew
+        return floats + self.target.copy_bytes(bits_of(drafter))
 
     def _copy(self, bits: Bits) -> dict[Bits, Decoder]:
         """The target's weights in so many bits, with all else the target's own."""

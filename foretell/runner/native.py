@@ -40,10 +40,12 @@ class NativeExecutor:
         self._context = min(len(table) for table in model.tables.values())
         self._layers = (LayerRecord * model.config.layers)(*(self._layer(i) for i in range(model.config.layers)))
         self._record = self._model_record()
+        self._held = (*model.tables.values(), model.embed)  # the records have addresses only
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         table = np.ascontiguousarray(packed.table)
         assert table[0].max() < self._vocab and table[1].max() < self._context, "what the tables hold"
+        assert all(0 <= tap <= len(self._layers) for tap in taps), "layers that are there"
         wanted, wanted_taps = np.array(packed.wanted, np.int64), np.array(taps, np.int64)
         spans, pages, parents = _span_tables(packed.spans)
         logits = torch.empty(len(wanted), self._vocab)

@@ -98,6 +98,22 @@ def test_who_is_behind_is_told_by_the_clock() -> None:
     assert not hurry.behind([text(1)], 0.1)
 
 
+@pytest.mark.parametrize(("reading", "is_behind"), [(0.0, False), (4.0, True)])
+def test_a_deadline_counts_from_when_the_prompt_is_taken_up(reading: float, is_behind: bool) -> None:
+    now = [0.0]
+    controller = AdaptiveController({"free": ArmTraits(True)}, Settings(), clock=lambda: now[0])
+    controller.costs.observe(1, 0, 0.1)
+    asked = SpeculationChoice(deadline=12.0)
+    request = Request("0", (1,) * 50, SamplingParams(), 0, 100, drafters=("free",), speculation=asked)
+    seq = Sequence(0, request, [1] * 50)
+    controller.asks([seq])
+    now[0] = reading
+    seq.tokens.append(1)
+    seq.cached = 50
+    controller.asks([seq])
+    assert bool(controller._hurried) == is_behind, "ninety-nine steps of a tenth of a second are left"
+
+
 @pytest.mark.parametrize("name", ["deadline", "min_tokens_per_second"])
 @pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, True, "2"])
 def test_a_speed_that_cannot_be_is_refused(name: str, value: object) -> None:

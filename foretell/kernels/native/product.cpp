@@ -28,7 +28,8 @@ struct Runs {
         begins[0] = 0;
         for (int64_t left = blocks; left > 0;) {
             const bool is_last = threads == 1 || count == kMostRuns - 1;
-            const int64_t now = is_last ? left : std::max<int64_t>(1, left / (2 * threads));
+            const int64_t least = up(blocks, kMostRuns);  // or many threads would leave most of it to the last run
+            const int64_t now = is_last ? left : std::min(left, std::max(least, left / (2 * threads)));
             begins[count + 1] = begins[count] + now;
             ++count;
             left -= now;
