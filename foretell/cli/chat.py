@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from foretell.errors import CapacityError, RequestError
@@ -75,18 +77,31 @@ def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]], co
     tally, tint = Tally(), Tint(llm.tokenizer, colour)
     stream: Iterator[Delta] = iter(())
     try:
-        stream = llm.stream(messages, params)
-        for delta in stream:
-            tally.add(delta)
-            print(tint.render(delta), end="", flush=True)
-    except KeyboardInterrupt:
-        print(" [stopped]", end="")
+        with _ctrl_c() as pressed:
+            stream = llm.stream(messages, params)
+            for delta in stream:
+                tally.add(delta)
+                print(tint.render(delta), end="", flush=True)
+                if pressed and delta.finish is None:
+                    print(" [stopped]", end="")
+                    break
     finally:
         if isinstance(stream, Generator):
             stream.close()
     print()
     print(tally.summary(), file=sys.stderr)
     return tally.text
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[list[int]]:
+    """Fills up while Ctrl-C is pressed. It raises nothing: an exception in the midst of a step can get lost."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 CHAT = Command(
