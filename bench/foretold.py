@@ -24,8 +24,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--quantization", default="auto")
     args = parser.parse_args()
-    llm = LLM(drafter="prediction", quiet=True)
+    llm = LLM(drafter="prediction", quantization=args.quantization, quiet=True)
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0, ignore_eos=True)
     ratios, per_step = [], []
     items, _ = take(load("own", tasks=("chat", "code", "summary", "story")), 1, lambda item: True)
