@@ -56,29 +56,35 @@ class AdaptiveController(Controller):
         self._reach = float(UNTRIED)  # nodes that free drafters are asked for
         self._hurried: frozenset[int] = frozenset()  # of them those behind the speed they asked for
 
-    # Before the step
-
     def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         self.lessons.begin()
         self._why.clear()
         # A prompt's last step drafts nothing: the first token waits for no draft.
         writers = [seq for seq in seqs if seq.request.drafters and len(seq.tokens) - seq.cached == 1]
-        due = self.patience.due(writers, self.costs.single)
         late = self.hurry.behind(seqs, self.costs.single)
-        behind = [seq for seq in late if seq.request.drafters and seq.pending == 1]
-        for seq in behind:
-            if self.patience.left_alone(seq.id):
-                self.patience.wake(seq)
-                due.append(seq)
-        self._due, self._hurried = [seq for seq in due if self.settings.cap(seq)], frozenset(seq.id for seq in behind)
+        self._due, self._hurried = self.patience.due(writers, self.costs.single) if writers else [], frozenset()
+        if late:
+            self._wake(late)
+        if self._due:
+            self._due = [seq for seq in self._due if self.settings.cap(seq)]
         if len(self._due) < len(writers):
             self._leave_alone(seqs, writers)
+        if not self._due:
+            return [], 0
         for seq in self._due:
             self.lessons.find_out(seq)
         asked = [seq for seq in self._due if not self._free.isdisjoint(seq.request.drafters)]
-        return asked, self.settings.most if self.settings.fixed is not None else min(
-            self.settings.most, int(self._reach)
-        )
+        reach = self._reach if self.settings.fixed is None else self.settings.most
+        return asked, min(self.settings.most, int(reach))
+
+    def _wake(self, late: list[Sequence]) -> None:
+        """Look at those that are behind the speed they asked for."""
+        behind = [seq for seq in late if seq.request.drafters and seq.pending == 1]
+        self._hurried = frozenset(seq.id for seq in behind)
+        for seq in behind:
+            if self.patience.left_alone(seq.id):
+                self.patience.wake(seq)
+                self._due.append(seq)
 
     def _leave_alone(self, seqs: list[Sequence], writers: list[Sequence]) -> None:
         """Count whom nobody looks at in this step."""
@@ -215,26 +221,16 @@ class AdaptiveController(Controller):
         found = {}
         for seq in due:
             offered, count = offers.get(seq.id, {}), min(nodes, self.settings.cap(seq))
-            arm = self._likeliest(seq, offered, count) if count else ""
+            away = self.presence.away.intersection(seq.request.drafters)
+            for arm in away:
+                self._call(arm)
+            here = [arm for arm in seq.request.drafters if arm not in away]
+            arm = self.lessons.likeliest(seq, here, offered, count) if count else ""
             if arm:
                 found[seq.id] = Budget(count, arm)
             guessed = [name for name in seq.request.drafters if name in offered or name not in self._free]
             self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, arm, FIXED)
         return found
-
-    def _likeliest(self, seq: Sequence, offered: Mapping[str, Draft], nodes: int) -> str:
-        away = self.presence.away.intersection(seq.request.drafters)
-        for arm in away:
-            self._call(arm)
-        if len(seq.request.drafters) == 1:
-            return "" if away else seq.request.drafters[0]
-        ledger, worth = self.lessons.ledger(seq), {"": 0.0}
-        for arm in seq.request.drafters:
-            if arm not in self._free and arm not in away:
-                worth[arm] = sum(self.acceptance.unseen(ledger, arm, nodes, hopeful=False))
-            elif arm in offered:
-                worth[arm] = sum(self.acceptance.survival(ledger, arm, offered[arm].cut(nodes)))
-        return max(worth, key=worth.__getitem__)
 
     def trim(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
         """Leave out what is too short, unless it was drawn: to drop a draw for what it led to would be a bias."""
@@ -263,16 +259,17 @@ class AdaptiveController(Controller):
                 tried.add(seq.id)
         return tried
 
-    # After the step
-
     def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
-        rows = sum(outcome.share.take + len(outcome.draft) for outcome in outcomes)
+        rows = drafted = 0
+        for outcome in outcomes:
+            rows += outcome.share.take + len(outcome.draft.tokens)
+            drafted += outcome.share.budget.nodes
         # A prompt tells little of one row, so it is not what prices begin with.
         if self.costs.wants(rows) and (self.costs.known or all(outcome.share.take == 1 for outcome in outcomes)):
             context = sum(outcome.share.start for outcome in outcomes)
             pairs = sum(each.share.start * (each.share.take + len(each.draft) - 1) for each in outcomes)
             self.costs.observe(rows, context, times.running, pairs)
-        if self.costs.known and any(outcome.share.budget.nodes for outcome in outcomes):
+        if drafted and self.costs.known:
             self.drafting.observe(outcomes, times.drafting, self.costs.single)
         if self._due:
             looked = {seq.id for seq in self._due}
