@@ -25,6 +25,7 @@ from .engine.scheduler import Scheduler
 from .errors import RequestError
 from .hub import Checkpoint, open_checkpoint, resolve
 from .hub.home import home
+from .kernels.rounded import Rounding
 from .kv.cache import LayerShape
 from .kv.prefix import PrefixIndex
 from .models.config import ModelConfig
@@ -32,7 +33,7 @@ from .models.decoder import Decoder
 from .models.load import choose_dtype, is_rounded, load_model
 from .models.quantize import Bits, native_for
 from .models.read_config import end_ids, read_config, sampling_defaults
-from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes
+from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes, round_weights
 from .pairing import Pairing, judge_pair
 from .runner.memory import MemoryPlan, Needs, device_memory, plan_memory
 from .runner.runner import ModelRunner
@@ -74,15 +75,17 @@ class Opened:
     dtype: torch.dtype
     device: torch.device
     bits: Bits | None = None  # of a weight, where they are to be integers
+    rounding: Rounding | None = None  # of weights and rows, on a CUDA device
 
     @property
     def weights(self) -> int:
-        return prepared_bytes(self.config, self.dtype, self.device, self.bits)
+        return prepared_bytes(self.config, self.dtype, self.device, self.bits, self.rounding)
 
     @property
     def loading(self) -> int:
         """What its weights take in floats, before they are rounded."""
-        return 0 if self.bits is None else prepared_bytes(self.config, self.dtype, "meta")
+        rounded = self.bits is not None or self.rounding is not None
+        return prepared_bytes(self.config, self.dtype, "meta") if rounded else 0
 
     @property
     def token_bytes(self) -> int:
@@ -95,6 +98,8 @@ class Opened:
 
     def ready(self, model: Decoder) -> Decoder:
         """The loaded model with its weights as they will run; a copy in integers is made before this."""
+        if self.rounding is not None:
+            return round_weights(model, self.rounding)
         return model if self.bits is None else quantize_weights(model, self.bits)
 
     def runner(self, model: Decoder, room: Room, taps: tuple[int, ...] = ()) -> ModelRunner:
@@ -121,12 +126,15 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None]) -> O
     model_config = read_config(checkpoint)
     device = choose_device(config.device)
     dtype = choose_dtype(checkpoint, config.dtype, device)
+    rounding = choose_rounding(config, device)
     bits = choose_bits(config, checkpoint, device)
+    if rounding is not None:
+        say(f"{name}: weights in {rounding}, each output by its own largest, and rows likewise")
     if bits is not None:
         own = " as its file's own are; quantization none is float32" if config.quantization == "auto" else ""
         said = own if native_for(device) else ", run as floats: no native kernels"
         say(f"{name}: weights rounded to int{bits}{said}")
-    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits)
+    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits, rounding)
 
 
 def build_engine(
@@ -188,7 +196,7 @@ def build_engine(
 def costs_file(model: str, target: Opened) -> Path:
     """Where what steps cost is kept: for this model on this device with so many threads."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine()
-    kernels = (target.bits, native_for(target.device) is not None)
+    kernels = (target.bits or target.rounding, native_for(target.device) is not None)
     parts = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 
@@ -250,13 +258,21 @@ def choose_bits(config: EngineConfig, checkpoint: Checkpoint, device: torch.devi
     if config.quantization == "auto":
         fast = device.type == "cpu" and config.dtype == "auto" and native_for(device) is not None
         return 8 if fast and is_rounded(checkpoint) else None
-    if config.quantization == "none":
+    if config.quantization == "none" or device.type != "cpu":
         return None
-    if device.type != "cpu":
-        raise RequestError(
-            "quantization", f"{config.quantization} runs on a CPU only; leave it out, or set device to cpu"
-        )
     return 8 if config.quantization == "int8" else 4
+
+
+def choose_rounding(config: EngineConfig, device: torch.device) -> Rounding | None:
+    """In what a CUDA device has weights and rows; None for floats, and on a CPU, which has ways of its own."""
+    on_cpu, wanted = device.type == "cpu", config.quantization
+    if wanted == "fp8" and on_cpu:
+        raise RequestError("quantization", "fp8 runs on a CUDA device only; on a CPU take int8 or int4")
+    if wanted == "int4" and not on_cpu:
+        raise RequestError("quantization", "int4 runs on a CPU only; take int8 or fp8, or set device to cpu")
+    if on_cpu or wanted not in ("int8", "fp8"):
+        return None
+    return "int8" if wanted == "int8" else "fp8"
 
 
 def choose_device(name: str) -> torch.device:

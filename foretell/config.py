@@ -14,7 +14,7 @@ from .options import nearest, option, strict
 MOST_THREADS = 1024
 DEFAULT_DRAFT, MOST_DRAFTED = 16, 64
 SHORTEST_MATCH, LONGEST_MATCH, LONGEST_RUN = 2, 4, 64
-QUANTIZATIONS = ("auto", "none", "int8", "int4")
+QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
 
 
 @strict
@@ -28,7 +28,8 @@ class EngineConfig:
     dtype: str = option("auto", "float type of the weights", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
         "auto",
-        "round the weights to integers when they are loaded, on a CPU; auto: to int8 where the file's own are rounded",
+        "round the weights when they are loaded: int8; int4 on a CPU, fp8 on CUDA; auto: on a CPU to int8 where the "
+        "file's own are rounded",
         choices=QUANTIZATIONS,
     )
     device: str = option("auto", "where to run: auto, cpu or cuda")

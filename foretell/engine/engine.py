@@ -172,19 +172,22 @@ class Engine:
     def _judge(self, plan: list[Share], drafts: list[Draft], output: StepOutput) -> list[Outcome]:
         """What the target makes of each draft."""
         pairs = list(zip(plan, drafts, strict=True))
-        logits = torch.split(output.logits, [logit_rows(share, draft) for share, draft in pairs])
+        rows = [logit_rows(share, draft) for share, draft in pairs]
+        ends = list(itertools.accumulate(rows))
         cases = [
-            Case(share, draft, rows[-1 - len(draft) :], self._masks(share, draft))
-            for (share, draft), rows in zip(pairs, logits, strict=True)
+            Case(share, draft, output.logits, end - 1 - len(draft), self._masks(share, draft))
+            for (share, draft), end in zip(pairs, ends, strict=True)
             if share.reaches_end
         ]
-        for share, rows in zip(plan, logits, strict=True):
+        for share, count, end in zip(plan, rows, ends, strict=True):
             if share.reads_prompt_logprobs:
-                self.tracks[share.seq.id].prompt_logprobs |= prompt_logprobs(share, rows)
-        judged = iter(self.judge(cases, output.logits))
+                found = prompt_logprobs(share, output.logits[end - count : end])
+                self.tracks[share.seq.id].prompt_logprobs |= found
+        judged = iter(self.judge(cases, output.logits, output.likeliest))
         for case in cases:
             if case.error is not None:
                 self.tracks[case.share.seq.id].error = case.error
+        logits = torch.split(output.logits, rows) if self.drafter.wants_top else ()
         top = likeliest(pairs, logits, self.drafter.wants_top, self._wants_top)
         return [
             outcome_of(share, draft, next(judged) if share.reaches_end else None, states, each)

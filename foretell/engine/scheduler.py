@@ -66,7 +66,7 @@ class Scheduler:
             reserved = self.runner.reserve(seq, seq.cached + 1 + nodes)
             assert reserved, "a draft asks for no more pages than there are"
             left -= nodes
-            shares.append(Share.of(seq, 1, replace(wish, nodes=nodes)))
+            shares.append(Share.of(seq, 1, wish if nodes == wish.nodes else replace(wish, nodes=nodes)))
         return shares
 
     def _plan_reading(self, reading: list[Sequence], left: int, alone: bool) -> list[Share]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -35,12 +38,22 @@ class KVCache:
         self.values = [empty(shape) for shape in shapes]
 
     def move(self, source: list[int], target: list[int]) -> None:
-        """Copy whole slots, in every layer: what accepting a branch of a tree needs."""
+        """Copy whole slots, in every layer: what accepting a branch of a tree needs. Both rise, each target first."""
         if source == target:
             return
+        if self.keys[0].is_cuda and find_spec("triton") is not None:
+            return self._mover(source, target)
         for tensor in (*self.keys, *self.values):
             slots = tensor.view(-1, *tensor.shape[2:])
             slots[target] = slots[source]
+
+    @cached_property
+    def _mover(self) -> Callable[[list[int], list[int]], None]:
+        """Does the same in one launch."""
+        from foretell.kernels.triton.move import Mover
+
+        mover: Callable[[list[int], list[int]], None] = Mover((*self.keys, *self.values))
+        return mover
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foretell.kernels.attention import Layout
 from foretell.kernels.triton.attention import NO_PARTS, parts
+from foretell.kernels.triton.finish import finish
 from foretell.kernels.triton.tables import WORD, RowTables, Sizes
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
@@ -53,6 +54,8 @@ class CudaExecutor:
         self._host_numbers: Numbers = self._host.numpy()
         self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._logits = torch.empty(0, self.vocab, device=layout.device)
+        self._tokens = torch.zeros(ROWS[-1], dtype=torch.int32, pin_memory=layout.device.type == "cuda")
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._recordings: dict[tuple[Sizes, tuple[int, ...]], Recording | None] = {}  # None: it ran once
         self._pool = torch.cuda.graph_pool_handle()
         self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size)
@@ -83,7 +86,16 @@ class CudaExecutor:
             recording.graph.replay()
             logits = recording.logits
             features = None if recording.features is None else recording.features.clone()
-        return StepOutput(logits[: len(packed.wanted)], None if features is None else features[: packed.rows])
+        self._done.record()
+        count = len(packed.wanted)
+        own = None if features is None else features[: packed.rows]
+        return StepOutput(logits[:count], own, lambda: self._likeliest(count))
+
+    def _likeliest(self, count: int) -> list[int]:
+        """Of the last step; only now does the host wait for the device."""
+        self._done.synchronize()
+        tokens: list[int] = self._tokens[:count].tolist()
+        return tokens
 
     def chain(self, packed: Packed, steps: int, vocab: int) -> Chains | None:
         """After each sequence `steps` tokens, each the likeliest, and how sure the model was; None if it is too much.
@@ -111,7 +123,9 @@ class CudaExecutor:
     def _run(self, sizes: Sizes, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         rows = RowTables.over(self._numbers, sizes, self.pages.device)
         logits, features = self.forward(rows, rows.wanted, taps)
-        return self._room(sizes.rows).copy_(logits), features
+        room = self._room(sizes.rows)
+        finish(logits, room, self._tokens)
+        return room, features
 
     def _room(self, rows: int) -> Tensor:
         """Where logits are left, in float32; recordings keep what they were made with."""
@@ -165,7 +179,7 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Numbers]:
 
 def _kept(output: StepOutput) -> StepOutput:
     """What the next pass does not write over."""
-    return replace(output, logits=output.logits.clone())
+    return replace(output, logits=output.logits.clone(), likeliest=None)
 
 
 def _words(packed: Packed) -> int:

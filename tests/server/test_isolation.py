@@ -54,10 +54,10 @@ def fail_running(engine: Engine, after: int = AFTER) -> None:
 def fail_judging(engine: Engine) -> None:
     judge = engine.judge
 
-    def broken(cases: Any, logits: Any) -> Any:
+    def broken(cases: Any, *rest: Any) -> Any:
         if any(is_bad(case.share) for case in cases):
             raise RuntimeError("planted")
-        return judge(cases, logits)
+        return judge(cases, *rest)
 
     engine.judge = broken  # type: ignore[assignment]
 
