@@ -28,6 +28,7 @@ from .hub.home import home
 from .kernels.rounded import Rounding
 from .kv.cache import LayerShape
 from .kv.prefix import PrefixIndex
+from .kv.swap import Swap
 from .models.config import ModelConfig
 from .models.decoder import Decoder
 from .models.load import choose_dtype, is_rounded, load_model
@@ -35,7 +36,7 @@ from .models.quantize import Bits, native_for
 from .models.read_config import end_ids, read_config, sampling_defaults
 from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes, round_weights
 from .pairing import Pairing, judge_pair
-from .runner.memory import MemoryPlan, Needs, device_memory, plan_memory
+from .runner.memory import GIB, MemoryPlan, Needs, device_memory, plan_memory
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
 from .tokenizer import Tokenizer
@@ -181,7 +182,9 @@ def build_engine(
         )
         drafter = draft.build(loader.parts(draft.models_wanted(speculation), twins), loader.again)
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
-    scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens)
+    host_room = int(config.swap_space * GIB) if target.device.type == "cuda" else 0
+    swap = Swap(runner.cache, host_room) if host_room else None
+    scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens, swap)
     controller = build_controller(speculation, drafter, target)
     engine = Engine(runner, drafter, controller, scheduler, target.tokenizer)
     profiler = Profiler(engine, controller, costs_file(config.model, target))

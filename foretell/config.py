@@ -39,6 +39,9 @@ class EngineConfig:
     page_size: int = option(16, "tokens a page of the cache holds", aliases=("--block-size",))
     kv_memory: float | None = option(None, "GiB for the cache of keys and values (default: by model and memory)")
     gpu_memory_utilization: float = option(0.9, "the most of a GPU's free memory that all parts may take")
+    swap_space: float = option(
+        4.0, "GiB of the host's memory for texts that must make way on a GPU, where copying beats reading them again"
+    )
     prefix_cache: bool = option(True, "share the cache of equal beginnings", aliases=("--enable-prefix-caching",))
     threads: int | None = option(None, "CPU threads (default: physical cores)")
 
@@ -52,6 +55,8 @@ class EngineConfig:
                 raise RequestError(name, f"must be above 0, not {value}")
         if self.quantization not in QUANTIZATIONS:
             raise RequestError("quantization", f"must be {', '.join(QUANTIZATIONS)}; not {self.quantization!r}")
+        if not 0 <= self.swap_space < math.inf:
+            raise RequestError("swap_space", f"must be 0 or more, not {self.swap_space}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise RequestError(
                 "gpu_memory_utilization", f"must be above 0 and at most 1, not {self.gpu_memory_utilization}"

@@ -23,6 +23,7 @@ from foretell.types import Budget, Delta, Draft, Outcome, Request, Sequence, Sha
 from .constrain import constrain
 from .guard import Guard
 from .judge import Case, Judge, prompt_logprobs
+from .relief import Relief
 from .rows import likeliest, outcome_of, split_features
 from .scheduler import Scheduler
 from .stats import Speculation, Stats, origins
@@ -73,6 +74,7 @@ class Engine:
         self.tracks: dict[int, Track] = {}
         self._ids = itertools.count()
         self._guard = Guard(drafter, runner.model.config.vocab)
+        self.relief = Relief(scheduler)
 
     @property
     def drafter(self) -> Drafter:
@@ -128,15 +130,27 @@ class Engine:
         trimmed = self.controller.trim(plan, self._propose(plan))
         drafts = [self._constrain(share, draft) for share, draft in zip(plan, trimmed, strict=True)]
         drafted = perf_counter()
-        output = self.runner.forward(plan, drafts)
+        try:
+            output = self.runner.forward(plan, drafts)
+        except torch.OutOfMemoryError as error:
+            return self._shed(plan, error)
         judged = [self.commit(outcome) for outcome in self._judge(plan, drafts, output)]
         times = StepTimes(drafted - began, perf_counter() - drafted)
+        self.relief.went_well()
+        self.scheduler.learn(plan, times.running)
         try:
             self._learn([outcome for outcome, _ in judged], times)
         finally:  # only now: what drafters learn from may lie in these pages
             for share in plan:
                 self.settle(share.seq)
         return [delta for _, delta in judged if delta is not None]
+
+    def _shed(self, plan: list[Share], error: torch.OutOfMemoryError) -> list[Delta]:
+        """Nothing was written: the same texts go on in smaller steps."""
+        self.relief.shed(plan, error)
+        for share in plan:
+            self.scheduler.settle(share.seq)
+        return []
 
     def _budgets(self, running: list[Sequence]) -> list[Budget]:
         """Let the controller decide, with the free guesses before it that it wants to see."""

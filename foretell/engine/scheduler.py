@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from foretell.kv.prefix import PrefixIndex
+from foretell.kv.swap import Swap
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence, Share
 
@@ -19,9 +20,14 @@ class Scheduler:
     """
 
     def __init__(
-        self, runner: ModelRunner, prefix: PrefixIndex | None, max_num_seqs: int, max_step_tokens: int
+        self,
+        runner: ModelRunner,
+        prefix: PrefixIndex | None,
+        max_num_seqs: int,
+        max_step_tokens: int,
+        swap: Swap | None = None,
     ) -> None:
-        self.runner, self.prefix = runner, prefix
+        self.runner, self.prefix, self.swap = runner, prefix, swap
         self.max_num_seqs, self.max_step_tokens = max_num_seqs, max_step_tokens
         self.running: list[Sequence] = []  # oldest first
         self.waiting: deque[Sequence] = deque()
@@ -36,7 +42,14 @@ class Scheduler:
             self.running.remove(seq)
         else:
             self.waiting.remove(seq)
+        if self.swap is not None:
+            self.swap.forget(seq)
         self._give_back(seq)
+
+    def learn(self, plan: list[Share], seconds: float) -> None:
+        """What a step took: whether a text is read again or copied hangs on it."""
+        if self.swap is not None:
+            self.swap.observe(sum(share.take for share in plan), seconds)
 
     def plan(self, budgets: list[Budget]) -> list[Share]:
         """The next step; `budgets` are for `running` as it stands. Pages are reserved for all of it."""
@@ -123,7 +136,16 @@ class Scheduler:
             return False
         self.waiting.remove(seq)
         self.running.append(seq)
+        if self.swap is not None and self.swap.tokens(seq) > seq.cached:
+            self._bring_back(seq, self.swap)
         return True
+
+    def _bring_back(self, seq: Sequence, swap: Swap) -> None:
+        """Its pages come from the host's memory, where there is room for them now."""
+        if self.runner.reserve(seq, swap.tokens(seq)):
+            swap.bring_back(seq)
+        else:
+            swap.forget(seq)
 
     def _secure(self, seq: Sequence, tokens: int) -> bool:
         """Reserve pages for `tokens`, taken from the youngest if need be; False if that is `seq` itself."""
@@ -137,6 +159,8 @@ class Scheduler:
     def preempt(self, seq: Sequence) -> None:
         """Take `seq` off its pages; it goes on later, with the same text."""
         self.running.remove(seq)
+        if self.swap is not None:
+            self.swap.keep(seq)
         self._give_back(seq)
         self.waiting.appendleft(seq)
         self.preemptions += 1

@@ -42,7 +42,8 @@ class KVCache:
         if source == target:
             return
         if self.keys[0].is_cuda and find_spec("triton") is not None:
-            return self._mover(source, target)
+            self._mover(source, target)
+            return
         for tensor in (*self.keys, *self.values):
             slots = tensor.view(-1, *tensor.shape[2:])
             slots[target] = slots[source]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foretell.kernels.rounded import Rounded, Rounding, rounded_sums
 from foretell.kernels.triton import rounded
-from foretell.kernels.triton.linear import FEW_ROWS, MOST_ROWS, linear
+from foretell.kernels.triton.linear import LIBRARY_ROWS, MOST_ROWS, linear
 from foretell.kernels.triton.norm import Change
 from foretell.models.layers import Linear
 from foretell.models.quantize import RoundedLinear
@@ -28,7 +28,7 @@ class Products:
         if isinstance(layer, RoundedLinear):
             return self._rounded(layer, _in_8_bits(x, layer), reads)
         assert isinstance(x, Tensor), "8 bits are for layers in 8 bits"
-        if reads or _outside(layer, x) or (len(x) > FEW_ROWS and self._trusts(layer, x)):
+        if reads or _outside(layer, x) or (len(x) > LIBRARY_ROWS and self._trusts(layer, x)):
             product: Tensor = layer(x)
             return product
         assert layer.weight is not None, "seen above"
@@ -67,8 +67,8 @@ class Products:
         if shape not in self._trusted:
             assert layer.weight is not None, "asked for layers with weights"
             noise = torch.randn(x.shape, dtype=torch.float32, device=x.device).to(x.dtype)
-            own = linear(noise[:FEW_ROWS].contiguous(), layer.weight, layer.bias)
-            self._trusted[shape] = torch.equal(own, layer(noise)[:FEW_ROWS])
+            own = linear(noise[:LIBRARY_ROWS].contiguous(), layer.weight, layer.bias)
+            self._trusted[shape] = torch.equal(own, layer(noise)[:LIBRARY_ROWS])
         return self._trusted[shape]
 
 

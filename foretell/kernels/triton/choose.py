@@ -49,24 +49,30 @@ def exponential(key, lane):
 
 
 @triton.jit
+def first_of_largest(best, place):
+    """Of the best by lane, and where each was found, the largest and the first place that has it."""
+    high = tl.max(best, 0)
+    return high, tl.min(tl.where(best == high, place, 2147483647), 0)
+
+
+@triton.jit
 def _largest(scores, vocab, BLOCK: tl.constexpr):
     """The largest score of a row and the first token that has it."""
     i = tl.arange(0, BLOCK)
-    best = tl.full((), float("-inf"), tl.float32)
-    token = tl.full((), 0, tl.int32)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    place = i
     for begin in range(0, vocab, BLOCK):
         x = tl.load(scores + begin + i, mask=begin + i < vocab, other=float("-inf")).to(tl.float32)
-        high, place = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
-        token = tl.where(high > best, begin + place, token)
-        best = tl.maximum(best, high)
-    return best, token
+        place = tl.where(x > best, begin + i, place)
+        best = tl.maximum(best, x)
+    return first_of_largest(best, place)
 
 
 @triton.jit
 def _ordered(x):
     """Whole numbers in the order of the floats."""
     bits = x.to(tl.int32, bitcast=True)
-    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+    return tl.where(bits >= 0, bits ^ -2147483648, ~bits).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
@@ -74,53 +80,57 @@ def _edge(scores, vocab, count, BLOCK: tl.constexpr, DIGITS: tl.constexpr):
     """The `count`-th largest score, or a bound that lets in as many: digit by digit, the highest first."""
     i = tl.arange(0, BLOCK)
     digit = tl.arange(0, DIGITS)
-    edge = tl.full((), -2147483648, tl.int64)
-    shift = tl.full((), 28, tl.int64)
+    edge = tl.full((), 0, tl.uint32)
+    shift = tl.full((), 28, tl.int32)
     above = tl.full((), -1, tl.int32)
     while (shift >= 0) & (above != count):
-        tried = edge + (digit.to(tl.int64) << shift)
-        counts = tl.zeros([DIGITS], tl.int32)
+        tried = edge + (digit.to(tl.uint32) << shift.to(tl.uint32))
+        reached = tl.zeros([BLOCK, DIGITS], tl.int32)
         for begin in range(0, vocab, BLOCK):
             inside = begin + i < vocab
             x = tl.load(scores + begin + i, mask=inside, other=float("-inf")).to(tl.float32)
-            reaches = (_ordered(x).to(tl.int64)[:, None] >= tried[None, :]) & inside[:, None]
-            counts += tl.sum(reaches.to(tl.int32), 0)
+            number = tl.where(inside, _ordered(x), 0)  # below all that is tried but the first
+            reached += (number[:, None] >= tried[None, :]).to(tl.int32)
+        counts = tl.sum(reached, 0)
         best = tl.max(tl.where(counts >= count, digit, 0), 0)
         above = tl.sum(tl.where(digit == best, counts, 0), 0)
-        edge += best.to(tl.int64) << shift
+        edge += best.to(tl.uint32) << shift.to(tl.uint32)
         shift -= 4
-    found = edge.to(tl.int32)
-    return tl.where(found >= 0, found, found ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
+    bits = edge.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ -2147483648, ~bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _mass(scores, vocab, peak, warmth, edge, least, beyond, BLOCK: tl.constexpr):
     """What the tokens weigh that stay and are likelier than `beyond`."""
     i = tl.arange(0, BLOCK)
-    total = tl.full((), 0.0, tl.float64)
+    total = tl.zeros([BLOCK], tl.float64)
     for begin in range(0, vocab, BLOCK):
         x = tl.load(scores + begin + i, mask=begin + i < vocab, other=float("-inf")).to(tl.float32)
         weight = tl.exp((x - peak) / warmth)
         stays = (x >= edge) & (weight >= least) & (x > beyond)
-        total += tl.sum(tl.where(stays, weight, 0.0).to(tl.float64), 0)
-    return total
+        total += tl.where(stays, weight, 0.0).to(tl.float64)
+    return tl.sum(total, 0)
 
 
 @triton.jit
-def _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK: tl.constexpr):
+def _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK: tl.constexpr, SKIPS: tl.constexpr):
     """Who wins among the tokens that stay and are likelier than `beyond`."""
     i = tl.arange(0, BLOCK)
-    best = tl.full((), -1.0, tl.float32)
-    token = tl.full((), 0, tl.int32)
+    best = tl.full([BLOCK], -1.0, tl.float32)
+    place = i
     for begin in range(0, vocab, BLOCK):
         x = tl.load(scores + begin + i, mask=begin + i < vocab, other=float("-inf")).to(tl.float32)
         weight = tl.exp((x - peak) / warmth)
         stays = (x >= edge) & (weight >= least) & (x > beyond)
-        if tl.max(stays.to(tl.int32), 0) > 0:  # most blocks have nobody left after a first race
+        some = True
+        if SKIPS:  # most blocks have nobody left after a first race
+            some = tl.max(stays.to(tl.int32), 0) > 0
+        if some:
             speed = tl.where(stays, tl.div_rn(weight, exponential(key, begin + i)), -1.0)
-            high, place = tl.max(speed, 0, return_indices=True, return_indices_tie_break_left=True)
-            token = tl.where(high > best, begin + place, token)
-            best = tl.maximum(best, high)
+            place = tl.where(speed > best, begin + i, place)
+            best = tl.maximum(best, speed)
+    _, token = first_of_largest(best, place)
     return token
 
 
@@ -140,12 +150,12 @@ def _choose(logits, words, settings, tokens, stride, vocab, BLOCK: tl.constexpr,
         if (count > 0) & (count < vocab):
             edge = _edge(scores, vocab, count, BLOCK // 4, DIGITS)
         beyond = tl.full((), float("-inf"), tl.float32)
-        token = _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK)
+        token = _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK, False)
         if share < 1:
             goal = share.to(tl.float64) * _mass(scores, vocab, peak, warmth, edge, least, beyond, BLOCK)
             beyond = tl.load(scores + token).to(tl.float32)
             while _mass(scores, vocab, peak, warmth, edge, least, beyond, BLOCK) >= goal:
-                token = _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK)
+                token = _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK, True)
                 beyond = tl.load(scores + token).to(tl.float32)
     tl.store(tokens + row, token.to(tl.int64))
 

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .choose import first_of_largest
+
 BLOCK = 4096
 
 
@@ -15,15 +17,15 @@ def _finish(logits, out, tokens, stride, vocab, BLOCK: tl.constexpr):
     """One row."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    best = tl.full((), float("-inf"), tl.float32)
-    token = tl.full((), 0, tl.int32)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    place = i
     for begin in range(0, vocab, BLOCK):
         real = begin + i < vocab
         x = tl.load(logits + row * stride + begin + i, mask=real, other=float("-inf")).to(tl.float32)
         tl.store(out + row * vocab + begin + i, x, mask=real)
-        high, place = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
-        token = tl.where(high > best, begin + place, token)  # of equals the first
-        best = tl.maximum(best, high)
+        place = tl.where(x > best, begin + i, place)
+        best = tl.maximum(best, x)
+    _, token = first_of_largest(best, place)
     tl.store(tokens + row, token)
 
 

@@ -17,6 +17,7 @@ from foretell.kernels.rounded import LARGEST, TYPES, Rounded, Rounding
 
 MOST_ROWS = 256
 BUSY = 192  # programs that keep an H200's memory busy where the inputs can be cut
+ONE_WAVE = 132  # multiprocessors
 UNIT = 256  # inputs a part is made of
 KINDS: dict[Rounding | None, int] = {None: 0, "int8": 1, "fp8": 2}
 EVEN = tl.constexpr(12582912.0)  # 1.5 * 2 ** 23: added and taken away again, it rounds to the nearest even number
@@ -30,18 +31,17 @@ def on_grid(x, LARGEST: tl.constexpr, KIND: tl.constexpr):
     values = x * tl.div_rn(LARGEST, peak)
     scale = tl.div_rn(peak, LARGEST)
     if KIND == 1:
-        return ((values + EVEN) - EVEN).to(tl.int8), scale
-    else:
-        return values.to(tl.float8e4nv), scale
+        rounded = ((values + EVEN) - EVEN).to(tl.int8)
+    if KIND == 2:
+        rounded = values.to(tl.float8e4nv)
+    return rounded, scale
 
 
 @triton.jit
 def _round(x, values, scales, width, BLOCK: tl.constexpr, LARGEST: tl.constexpr, KIND: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    rounded, scale = on_grid(
-        tl.load(x + row * width + i, mask=i < width, other=0.0).to(tl.float32), LARGEST, KIND
-    )
+    rounded, scale = on_grid(tl.load(x + row * width + i, mask=i < width, other=0.0).to(tl.float32), LARGEST, KIND)
     tl.store(values + row * width + i, rounded, mask=i < width)
     tl.store(scales + row, scale)
 
@@ -63,7 +63,11 @@ class Plan:
         programs, cuts = -(-outputs // block), 1
         while parts and programs * cuts < BUSY and inputs >= 4 * cuts * UNIT:
             cuts *= 2
-        return cls(block, 128, cuts, 4, 6 if rows <= 32 else 4)
+        if parts:
+            return cls(block, 256, cuts, 4, 3) if inputs >= 8192 else cls(block, 128, cuts, 4, 4)
+        if programs <= ONE_WAVE:
+            return cls(block, 256, cuts, 4, 4)
+        return cls(block, 256, cuts, 4, 3) if rows <= 32 else cls(block, 128, cuts, 4, 4)
 
 
 @triton.jit
@@ -160,5 +164,6 @@ def _multiply(x: Rounded, weights: Rounded, bias: Tensor | None, out: Tensor, pl
         x.values, x.scales, weights.values, weights.scales, weights.scales if bias is None else bias, out,
         rows, inputs, outputs,
         ROWS=max(16, triton.next_power_of_2(rows)), OUT=plan.outputs, IN=plan.inputs, PARTS=plan.parts, UNIT=UNIT,
-        BIAS=bias is not None, SCALED=scale, KIND=KINDS[x.rounding], num_warps=plan.warps, num_stages=plan.stages,
+        BIAS=bias is not None, SCALED=scale, KIND=KINDS[x.rounding],
+        num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
