@@ -51,11 +51,14 @@ class Figures:
 
     values: dict[str, Any]
     lines: list[str] = field(default_factory=list)
+    last: str = ""  # the figure that indented ones belong to
 
     def note(self, name: str, value: float, unit: str = "", goal: str = "") -> None:
         self.values[name] = value
         met = "" if not goal else "yes" if reaches(value, goal) else "no"
-        self.lines.append(f"| {name.strip()} | {value:.3g} {unit} | {goal} | {met} |")
+        self.last = name if not name.startswith(" ") else self.last
+        whole = name if name is self.last else f"{self.last.split(': ')[0]}: {name.strip()}"
+        self.lines.append(f"| {whole} | {value:.4g} {unit} | {goal} | {met} |")
         print(f"{name:48} {value:10.3f} {unit:10} {goal}", flush=True)
 
     def table(self) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from .models.quantize import Bits, native_for
 from .models.read_config import end_ids, read_config, sampling_defaults
 from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes, round_weights
 from .pairing import Pairing, judge_pair
-from .runner.memory import GIB, MemoryPlan, Needs, device_memory, plan_memory
+from .runner.memory import GIB, MemoryPlan, Needs, device_memory, plan_memory, step_bytes
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
 from .tokenizer import Tokenizer
@@ -93,6 +93,12 @@ class Opened:
         """Bytes of cache one token takes."""
         layer = LayerShape(self.config.kv_heads, self.config.head_dim)
         return self.config.layers * layer.bytes_per_token(self.dtype)
+
+    def step_bytes(self, tokens: int) -> int:
+        """What its steps work with on a GPU."""
+        c = self.config
+        width = 3 * c.width + 3 * c.ffn + (2 * c.heads + 2 * c.kv_heads) * c.head_dim
+        return step_bytes(width, tokens, c.vocab, self.dtype.itemsize)
 
     def load(self) -> Decoder:
         return load_model(self.checkpoint, self.dtype, self.device)
@@ -251,8 +257,10 @@ def _plan_memory(config: EngineConfig, target: Opened, helpers: list[Opened], ex
     loading = max(model.loading for model in (target, *helpers)) + extra
     needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
     free = device_memory(target.device)
-    if target.device.type == "cuda":
+    if target.device.type == "cuda":  # nobody else is to have the rest: the cache takes it, as far as texts can fill it
         free = int(free * config.gpu_memory_utilization)
+        work = sum(model.step_bytes(config.max_num_batched_tokens) for model in (target, *helpers))
+        needs = replace(needs, workspace=work, texts=config.max_num_seqs, cache_share=1.0)
     return plan_memory(needs, free, config.kv_memory)
 
 

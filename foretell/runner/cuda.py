@@ -54,6 +54,7 @@ class CudaExecutor:
         self._host_numbers: Numbers = self._host.numpy()
         self._logits = torch.empty(0, self.vocab, device=layout.device)
         self._tokens = torch.zeros(ROWS[-1], dtype=torch.int32, pin_memory=layout.device.type == "cuda")
+        self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._idle = True  # whether the host has seen the end of the last step
         self._recordings: dict[tuple[Sizes, tuple[int, ...]], Recording | None] = {}  # None: it ran once
         self._pool = torch.cuda.graph_pool_handle()
@@ -96,7 +97,7 @@ class CudaExecutor:
         return tokens
 
     def _wait(self) -> None:
-        """Until the device has done all that it was given: then tables may be written anew, and tokens are there."""
+        """Until the device has done all that it was given."""
         if not self._idle:
             torch.cuda.current_stream(self.layout.device).synchronize()
             self._idle = True
@@ -118,11 +119,17 @@ class CudaExecutor:
 
     def _send(self, packed: Packed, tiles: Numbers | None, sizes: Sizes) -> None:
         """Take the tables to where the kernels read them."""
-        self._wait()  # until then the last step's tables may still be on their way
-        self._idle = False
+        self._wait_for_tables()
         self.pages.update(packed.spans)
         fill(self._host_numbers, packed, tiles, sizes)
         self._numbers[: sizes.numbers].copy_(self._host[: sizes.numbers], non_blocking=True)
+        self._sent.record()
+        self._idle = False
+
+    def _wait_for_tables(self) -> None:
+        """Until those of the last pass have left; of a step that is over they have."""
+        if not self._idle:
+            self._sent.synchronize()
 
     def _run(self, sizes: Sizes, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         rows = RowTables.over(self._numbers, sizes, self.pages.device)
@@ -159,9 +166,10 @@ class CudaExecutor:
         pages = self.pages
         if len(packed.spans) > ROWS[-1]:
             pages = PageTable(len(packed.spans), self.pages.device.shape[1], device)
-        self._wait()
-        self._idle = False
+        self._wait_for_tables()
         rows = RowTables.over(torch.from_numpy(numbers).to(device), sizes, pages.update(packed.spans))
+        self._sent.record()
+        self._idle = False
         logits, features = self.forward(rows, rows.wanted[: len(packed.wanted)], taps)
         return StepOutput(logits.float(), features)
 

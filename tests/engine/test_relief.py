@@ -45,7 +45,7 @@ def test_larger_steps_come_back() -> None:
     for i, prompt in enumerate(PROMPTS):
         add(engine, str(i), prompt)
     run(engine)
-    assert scheduler.max_step_tokens <= 2
+    assert (scheduler.max_num_seqs, scheduler.max_step_tokens) < whole
     memory[0] = 10**6
     for _ in range(PATIENCE * 8):
         engine.relief.went_well()

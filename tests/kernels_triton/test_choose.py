@@ -9,7 +9,6 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from foretell.params import SamplingParams
-from foretell.sampling import noise
 from foretell.sampling.on_device import choose_there
 from foretell.sampling.sampling import Row, choose
 from tests.kernels_triton.test_forward import DEVICE
@@ -60,11 +59,3 @@ def test_rows_of_one_step_are_asked_for_differently() -> None:
     params = [SamplingParams(**each) for each in SETTINGS.values()]  # type: ignore[arg-type]
     mine, defined = both(torch.randn(len(params), 700), params)
     assert mine == defined
-
-
-def test_keys_are_those_the_definition_adds_its_lanes_to() -> None:
-    seeds, positions = [0, 1, -5, 2**63 - 1], [0, 7, 2**40, 3]
-    lanes = torch.zeros(1, dtype=torch.int64)
-    bits = noise._bits(torch.tensor(seeds), torch.tensor(positions), 3, lanes)[:, 0]
-    last = noise._scramble(torch.from_numpy(noise.keys(seeds, positions, 3))) & ((1 << 52) - 1)
-    assert last.tolist() == bits.tolist()
