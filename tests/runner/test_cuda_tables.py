@@ -37,4 +37,6 @@ def test_one_row_each_is_laid_out_alike(lengths: list[int]) -> None:
 def test_which_steps_are_plain() -> None:
     assert single(step([3, 9]))
     assert not single(step([3, 9], Draft.chain([1])))
-    assert passes(step([3, 9]), 16) == passes(step([3, 9]), 2), "one pass"
+    packed = step([3, 9, 4])
+    assert passes(packed, 3) == [packed], "one pass"
+    assert [some.rows for some in passes(packed, 2)] == [2, 1]
