@@ -70,7 +70,7 @@ class AdaptiveController(Controller):
             if self.patience.left_alone(seq.id):
                 self.patience.wake(seq)
                 due.append(seq)
-        self._due, self._hurried = [seq for seq in due if self._cap(seq)], frozenset(seq.id for seq in behind)
+        self._due, self._hurried = [seq for seq in due if self.settings.cap(seq)], frozenset(seq.id for seq in behind)
         if len(self._due) < len(writers):
             self._leave_alone(seqs, writers)
         for seq in self._due:
@@ -79,11 +79,6 @@ class AdaptiveController(Controller):
         return asked, self.settings.most if self.settings.fixed is not None else min(
             self.settings.most, int(self._reach)
         )
-
-    def _cap(self, seq: Sequence) -> int:
-        wanted = seq.request.speculation.max_draft
-        most = self.settings.most if wanted is None else min(self.settings.most, wanted)
-        return max(0, min(most, seq.room - 1))  # the step adds a token of its own
 
     def _leave_alone(self, seqs: list[Sequence], writers: list[Sequence]) -> None:
         """Count whom nobody looks at in this step."""
@@ -113,7 +108,7 @@ class AdaptiveController(Controller):
         for seq in due:
             self.lessons.note_offers(seq, offers.get(seq.id, {}))
             if seq.id not in found and seq.request.params.structured_outputs is not None:
-                found[seq.id] = Budget(self._cap(seq))  # room for what a grammar forces, which always stands
+                found[seq.id] = Budget(self.settings.cap(seq))  # room for what a grammar forces, which always stands
         self.patience.done()
         return [found.get(seq.id, NOTHING) for seq in seqs]
 
@@ -141,9 +136,11 @@ class AdaptiveController(Controller):
         plans = [self._plan(each, seen) for each, seen in zip(markets, candidates, strict=True)]
         found = self._found(market, due, plans, self._shared(market, plans, hurried))
         self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.nodes + 1 for budget in found.values()))
-        compared = set(found) if not self._hurried and self.yardstick.wanted(self.costs.steps) else set()
-        for seq_id in compared:
-            del found[seq_id]
+        gain = max(plan.gain for plan in plans)
+        compared = set()
+        if found and not self._hurried and self.yardstick.wanted(self.costs.steps, gain):
+            compared = set(found)
+            found.clear()
         trials = set() if compared else self._probe(market, due, found)
         for seq, each in zip(due, candidates, strict=True):
             why = TRIAL if seq.id in trials else HURRY if seq.id in self._hurried else PAYS
@@ -192,7 +189,7 @@ class AdaptiveController(Controller):
         return self.decisions.counts
 
     def _candidates(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> list[Candidate]:
-        found, cap, ledger = [], self._cap(seq), self.lessons.ledger(seq)
+        found, cap, ledger = [], self.settings.cap(seq), self.lessons.ledger(seq)
         for arm in seq.request.drafters:
             if arm not in self._free:
                 found.append(self._unseen(market, seq, arm, cap))
@@ -211,13 +208,13 @@ class AdaptiveController(Controller):
         if plan.arm in self._free:
             return 0
         self._drafts[plan.arm] += 1
-        return min(0 if self._drafts[plan.arm] % STRETCH_EVERY else 1, self._cap(seq) - nodes)
+        return min(0 if self._drafts[plan.arm] % STRETCH_EVERY else 1, self.settings.cap(seq) - nodes)
 
     def _fixed(self, due: list[Sequence], offers: Offers, nodes: int) -> dict[int, Budget]:
         """Always so many; of several drafters the one most of whose guesses should stand."""
         found = {}
         for seq in due:
-            offered, count = offers.get(seq.id, {}), min(nodes, self._cap(seq))
+            offered, count = offers.get(seq.id, {}), min(nodes, self.settings.cap(seq))
             arm = self._likeliest(seq, offered, count) if count else ""
             if arm:
                 found[seq.id] = Budget(count, arm)
@@ -253,7 +250,7 @@ class AdaptiveController(Controller):
         for arm in sorted({arm for seq in due for arm in seq.request.drafters if arm not in self._free}):
             able = [seq for seq in due if arm in seq.request.drafters]
             seq = min(able, key=lambda each: self.drafting.behind(each, arm))
-            nodes = min(max(Probes.NODES, self.settings.shortest), self._cap(seq))
+            nodes = min(max(Probes.NODES, self.settings.shortest), self.settings.cap(seq))
             seconds = self.drafting.for_trial(market, seq, arm, nodes)
             if self.probes.is_due(arm, arm in used, self.patience.step, seconds + market.extra(nodes), market.plain):
                 if arm in self.presence.away:

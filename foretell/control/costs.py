@@ -16,6 +16,7 @@ FIRST_NOISE = 0.15  # what is believed of that before steps were seen
 OUTLIER = 3.0  # surprises are cut at so many of the usual ones
 DRIFT = 0.002  # how far the machine's pace wanders from step to step, as a share
 PACE, BEND = 0.5, 0.1  # how far off the first step's pace, and how bent the curve of rows, may be, as shares
+ALIKE = 3.0  # doublings of rows over which it bends alike: a number of rows that is not run is told by its neighbours
 LEAN_RATE, CHANGED = 0.1, 0.5
 USUAL_RATE = 0.05  # how fast the usual surprise is learnt
 FIRST = 3  # steps whose median sets the pace: any single one may have been an odd one
@@ -174,7 +175,7 @@ class StepCosts:
         place = np.log2(np.array(KNOTS, float))
         more = np.append(np.array(KNOTS, float) - 1, [0.0, 0.0])
         bend = np.diag(np.ones(len(shape)))
-        bend[: len(KNOTS), : len(KNOTS)] = BEND**2 * np.exp(-np.abs(place[:, None] - place[None, :]))
+        bend[: len(KNOTS), : len(KNOTS)] = BEND**2 * np.exp(-np.abs(place[:, None] - place[None, :]) / ALIKE)
         slope = 3 * prior.row * shape[0] * more
         fit = Fit(shape, np.outer(shape, shape) * (bend + PACE**2) + np.outer(slope, slope))
         for features, seconds in self._first:

@@ -34,7 +34,7 @@ class NGramDrafter(Drafter):
         length, place = self._match(known)
         if length < self.shortest:
             return NOTHING
-        sure = length / (self.longest + 1)
+        sure = 1 - 1 / (1 + length)
         return chain(copied(seq.tokens, place, nodes), [sure] * nodes, self.name)
 
     def _match(self, known: Occurrences) -> tuple[int, int]:
@@ -43,7 +43,7 @@ class NGramDrafter(Drafter):
         if self.longest > 1:
             for agree, place in known.matches(known.tokens, len(known)):
                 if agree >= self.longest:
-                    return self.longest, place
+                    return agree, place
                 if agree > best:
                     best, behind = agree, place
         if not best and (place := known.latest(known.tokens[-1])):

@@ -49,6 +49,8 @@ class Occurrences:
     def matches(self, tail: list[int], end: int) -> list[Match]:
         """Where at least two tokens were met before that end tail[:end]; the latest places first, and none twice."""
         place = self._latest.get((tail[end - 2] + 1 << 32) + tail[end - 1], 0) if end > 1 else 0
+        if place == end and tail is self.tokens:  # no earlier place, but the one that is asked about
+            place = self._before[1][place]
         if not place:
             return []
         direct = self._latest.get(_key(tail, end), 0) if end >= LONG else 0
@@ -58,7 +60,7 @@ class Occurrences:
             while length < limit and tokens[place - 1 - length] == tail[end - 1 - length]:
                 length += 1
             found.append((length, place))
-            direct = 0 if place == direct else direct
+            direct = 0 if direct in (place, end) else direct
             place = before[place]
             if not place or length == WINDOW:
                 break

@@ -65,7 +65,7 @@ class SuffixDrafter(Drafter):
     def __init__(
         self,
         factor: float = 1.0,
-        offset: float = 0.0,
+        offset: float = 1.0,
         min_token_prob: float = 0.1,
         store_tokens: int = 65_536,
         tenants: int = 16,
@@ -103,14 +103,14 @@ class SuffixDrafter(Drafter):
         best = EMPTY
         for known in (own, *self.store.texts(seq.request.tenant)):  # the text itself wins ties
             best = self._better(known, known.matches(tokens, text), nodes, best, 0)
-        if best.score < 1:
-            for known in (own, *self.store.texts(seq.request.tenant)):
-                ones = [(1, place) for place in known.after(tokens[-1])]
-                best = self._better(known, ones, nodes, best, 0)
         if best is EMPTY:  # nothing like it; perhaps it goes on copying behind one token that differs
             before = own.matches(tokens, text - 1)
             agree = [match for match in before if match[0] >= RETURN and match[1] + 1 < text]
             best = self._better(own, agree, nodes, best, 1)
+        if best.score < 1:
+            for known in (own, *self.store.texts(seq.request.tenant)):
+                ones = [(1, place) for place in known.after(tokens[-1])]
+                best = self._better(known, ones, nodes, best, 0)
         return chain(best.tokens, best.shares, self.name)
 
     def _better(self, known: Occurrences, matches: list[Match], nodes: int, best: _Path, skipped: int) -> _Path:
