@@ -24,7 +24,6 @@ from .engine.requests import AUTO, Limits, RequestMaker, check_rule
 from .engine.scheduler import Scheduler
 from .errors import RequestError
 from .hub import Checkpoint, open_checkpoint, resolve
-from .hub.home import home
 from .kernels.rounded import Rounding
 from .kv.cache import LayerShape
 from .kv.prefix import PrefixIndex
@@ -39,6 +38,7 @@ from .pairing import Pairing, judge_pair
 from .runner.memory import GIB, MemoryPlan, Needs, device_memory, plan_memory, step_bytes
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
+from .system import home
 from .tokenizer import Tokenizer
 from .types import SpeculationChoice
 from .verify.threshold import ThresholdSettings
