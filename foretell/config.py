@@ -77,7 +77,7 @@ class SpeculationConfig:
     drafter: str = option(
         "auto",
         "how to guess ahead: none, ngram, suffix, recycle, lookahead, model:NAME, self:int8, self:int4, exit:N, or "
-        "several to choose from, with commas; auto is ngram,suffix,recycle",
+        "several to choose from, with commas; auto is suffix,recycle, and ngram for requests that name it",
     )
     max_draft: int | None = option(None, f"the most tokens guessed for a text in one step (default: {DEFAULT_DRAFT})")
     num_speculative_tokens: int | None = option(None, "guess just this many each step and do not adapt")

@@ -105,7 +105,9 @@ class Seats:
         if not any(has_weights(name) for name in named):
             return draft.build(parts)
         names = dict.fromkeys((*named, draft.WITH_REQUEST))
-        return MixDrafter([self._loaded[name] if has_weights(name) else make(parts, name) for name in names], named)
+        return MixDrafter(
+            [self._loaded[name] if has_weights(name) else make(parts, name) for name in names], draft.defaults(config)
+        )
 
 
 def has_weights(name: str) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from foretell.types import Draft
 
 LEVELS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)  # a drafter's own confidence, in steps; the lowest is "says nothing"
+MIDDLES = (0.1, 0.3, 0.5, 0.7, 0.87, 0.97)  # of these steps
+TRUST = 0.7  # how far a drafter's own confidence is believed before it was compared with the text
 DEPTHS = 3  # the first guess, the second, and those behind
 UNSEEN = len(LEVELS)  # the row for guesses whose confidence is not known yet
 CELLS = (len(LEVELS) + 1) * DEPTHS
@@ -52,7 +54,7 @@ class Rates:
         return min(1.0, rate + math.sqrt(rate * (1 - rate) / (1 + tried)))
 
     def _alike(self, at: int) -> float:
-        """What a cell is believed to be before it was tried: as one guess earlier, or as whatever the confidence."""
+        """What a cell is believed to be before it was tried: as one guess earlier; mostly as sure as its drafter is."""
         row, depth = divmod(at, DEPTHS)
         like = UNSEEN * DEPTHS + depth if row != UNSEEN else at - 1 if depth else -1
         if like < 0:
@@ -60,7 +62,7 @@ class Rates:
         found = self._believed.get(like)
         if found is None:
             found = self._believed[like] = self.rate(like)
-        return found
+        return found if row == UNSEEN else TRUST * MIDDLES[row] + (1 - TRUST) * found
 
     def count(self, at: int, stood: bool) -> None:
         rates: Rates | None = self

@@ -165,8 +165,8 @@ class AdaptiveController(Controller):
 
     def _plan(self, market: Market, candidates: list[Candidate]) -> Plan:
         """The best there is; a better drafter that is away is called."""
-        found, away = best_plan(market, candidates, self.settings.margin), self.presence.away
-        if found.arm not in away:
+        found = best_plan(market, candidates, self.settings.margin)
+        if found.arm in self._free or not found.arm or found.arm not in (away := self.presence.away):
             return found
         self._call(found.arm)
         return best_plan(market, [each for each in candidates if each.arm not in away], self.settings.margin)
@@ -245,7 +245,9 @@ class AdaptiveController(Controller):
 
     def _probe(self, market: Market, due: list[Sequence], found: dict[int, Budget]) -> set[int]:
         """Try a drafter that is not used, rarely and for one sequence, so that its day is noticed when it comes."""
-        tried = set()
+        tried: set[int] = set()
+        if len(self._free) == len(self.arms):
+            return tried
         used = {budget.drafter for budget in found.values()}
         for arm in sorted({arm for seq in due for arm in seq.request.drafters if arm not in self._free}):
             able = [seq for seq in due if arm in seq.request.drafters]

@@ -15,9 +15,22 @@ from .mix import MixDrafter
 from .registry import Helper, Kind, Parts, find_kind, make
 from .resident import Resident
 
-__all__ = ["Drafter", "Helper", "Kind", "Loader", "Parts", "arms", "build", "copies_wanted", "fitted", "models_wanted"]
+__all__ = [
+    "Drafter",
+    "Helper",
+    "Kind",
+    "Loader",
+    "Parts",
+    "arms",
+    "build",
+    "copies_wanted",
+    "defaults",
+    "fitted",
+    "models_wanted",
+]
 
 AUTO = ("ngram", "suffix", "recycle")  # what needs no model, costs no memory to speak of, and is asked for nothing
+ON_REQUEST = ("ngram",)  # of those who guesses only where it is named: suffix finds the same, and knows how sure it is
 WITH_REQUEST = "prediction"  # of use to requests that bring one, so that it is always there
 
 
@@ -34,6 +47,12 @@ def arms(config: SpeculationConfig) -> tuple[str, ...]:
         kind, _, argument = name.partition(":")
         find_kind(kind).check(argument)
     return tuple(dict.fromkeys(found)) if config.budget else ()
+
+
+def defaults(config: SpeculationConfig) -> tuple[str, ...]:
+    """Of these the ones a request gets that names none."""
+    named = [part.strip() for part in config.drafter.split(",")]
+    return tuple(arm for arm in arms(config) if arm in named or arm not in ON_REQUEST)
 
 
 def models_wanted(config: SpeculationConfig) -> tuple[str, ...]:
@@ -61,7 +80,7 @@ def build(parts: Parts, again: Callable[[str], Parts] | None = None) -> Drafter:
     idle = parts.config.draft_idle_unload
     if idle is not None and again is not None:
         made = [_resident(drafter, again, idle) if _is_heavy(drafter.name) else drafter for drafter in made]
-    return MixDrafter(made, named)
+    return MixDrafter(made, defaults(parts.config))
 
 
 def _resident(drafter: Drafter, again: Callable[[str], Parts], idle: float) -> Resident:

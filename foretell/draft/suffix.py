@@ -11,7 +11,7 @@ from .base import Drafter
 from .occurrences import END, Match, Occurrences, chain, copied
 
 TRIES = 4  # lengths of match followed for a guess, longest first
-RETURN = 4  # tokens that must agree before one that differs, for the copy to be gone on with behind it
+RETURN = 6  # tokens that must agree before one that differs, for the copy to be gone on with behind it
 DOUBT = 0.5  # how sure it is then, of how sure it would be
 
 

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from foretell.draft.occurrences import END, LONG, SEEN, WINDOW, Occurrences
-from foretell.draft.suffix import DOUBT, SuffixDrafter
+from foretell.draft.suffix import DOUBT, RETURN, SuffixDrafter
 from foretell.params import SamplingParams
 from foretell.types import Budget, Draft, FinishReason, Outcome, Request, Sequence, Share
 
@@ -80,10 +80,10 @@ def test_the_most_frequent_continuation_wins_then_the_most_recent() -> None:
 
 def test_a_guess_is_as_long_as_the_match() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert guess(SuffixDrafter(), [*text, 3]).tokens == (4,)
-    assert guess(SuffixDrafter(), [*text, 2, 3]).tokens == (4, 5)
-    assert guess(SuffixDrafter(factor=2.0), [*text, 2, 3]).tokens == (4, 5, 6, 7)
-    assert guess(SuffixDrafter(offset=1.0), [*text, 2, 3]).tokens == (4, 5, 6)
+    assert guess(SuffixDrafter(offset=0), [*text, 3]).tokens == (4,)
+    assert guess(SuffixDrafter(offset=0), [*text, 2, 3]).tokens == (4, 5)
+    assert guess(SuffixDrafter(factor=2.0, offset=0), [*text, 2, 3]).tokens == (4, 5, 6, 7)
+    assert guess(SuffixDrafter(), [*text, 2, 3]).tokens == (4, 5, 6), "and one more"
     assert guess(SuffixDrafter(), [*text, 1, 2, 3, 4], 3).tokens == (5, 6, 7), "and never longer than the budget"
     assert guess(SuffixDrafter(), text).tokens == ()
     assert guess(SuffixDrafter(), [*text, 3], 0).tokens == ()
@@ -102,18 +102,20 @@ def test_a_repetition_goes_on_with_itself() -> None:
 
 def test_a_copy_goes_on_behind_a_token_that_differs() -> None:
     source = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    draft = guess(SuffixDrafter(), [*source, 1, 2, 3, 4, 99])
-    assert draft.tokens == (6, 7, 8, 9)
-    assert draft.confidence == pytest.approx((DOUBT * 4 / 5,) * 4)
-    assert guess(SuffixDrafter(), [*source, 2, 3, 4, 99]).tokens == (), "too short a copy to be believed"
-    assert guess(SuffixDrafter(), [*source, *source, 99]).tokens == (1, 2, 3, 4, 5, 6, 7, 8)[1:] + (9,)
-    assert guess(SuffixDrafter(), [*source, 1, 2, 3, 4, 9]).tokens == (1,), "what is like it comes first"
+    copied = source[:RETURN]
+    draft = guess(SuffixDrafter(), [*source, *copied, 99], 2)
+    assert draft.tokens == tuple(source[RETURN + 1 : RETURN + 3])
+    assert draft.confidence == pytest.approx((DOUBT * RETURN / (RETURN + 1),) * 2)
+    assert guess(SuffixDrafter(), [*source, *copied[1:], 99]).tokens == (), "too short a copy to be believed"
+    assert guess(SuffixDrafter(), [*range(50), *range(45), 99], 3).tokens == (46, 47, 48)
+    assert guess(SuffixDrafter(), [*source, *source, 99]).tokens == (2, 3, 4, 5, 6, 7, 8, 9)
+    assert guess(SuffixDrafter(), [9, 9, 50, *source, *copied, 9, 9], 1).tokens == (50,), "what is like it comes first"
 
 
 def test_finished_texts_of_the_same_tenant_are_known() -> None:
     drafter = SuffixDrafter()
     finish(drafter, [90, 91, *range(20)], "a", prompt=2)
-    assert guess(drafter, [50, 3, 4, 5], tenant="a").tokens == (6, 7, 8)
+    assert guess(drafter, [50, 3, 4, 5], tenant="a").tokens == (6, 7, 8, 9)
     assert guess(drafter, [50, 3, 4, 5], tenant="b").tokens == ()
     assert guess(drafter, [50, 17, 18, 19], tenant="a").tokens == (), "nothing follows the end of a text"
     assert guess(drafter, [89, 90], tenant="a").tokens == (), "its prompt is not in the store"
@@ -130,11 +132,11 @@ def test_a_text_that_was_broken_off_is_not_learnt(how: FinishReason | None) -> N
 def test_the_better_score_wins_and_the_text_itself_among_equals() -> None:
     drafter = SuffixDrafter()
     finish(drafter, [1, 2, 30, 31])
-    assert guess(drafter, [1, 2, 40, 41, 9, 1, 2]).tokens == (40, 41)
+    assert guess(drafter, [1, 2, 40, 41, 9, 1, 2], 2).tokens == (40, 41)
     assert guess(drafter, [2, 40, 9, 1, 2]).tokens == (30, 31), "a longer match in the store"
     drafter = SuffixDrafter()
     finish(drafter, [1, 30, 8, 1, 31])
-    assert guess(drafter, [1, 40, 7, 1, 41, 9, 1]).tokens == (41,), "as likely here as there"
+    assert guess(drafter, [1, 40, 7, 1, 41, 9, 1], 1).tokens == (41,), "as likely here as there"
 
 
 @pytest.mark.parametrize("tokens", [64, 300])
@@ -171,7 +173,7 @@ def test_the_oldest_texts_and_the_idlest_tenants_go_first() -> None:
 def test_a_text_longer_than_the_store_leaves_its_end() -> None:
     drafter = SuffixDrafter(store_tokens=40)
     finish(drafter, list(range(500)))
-    assert guess(drafter, [490, 491]).tokens == (492, 493)
+    assert guess(drafter, [490, 491]).tokens == (492, 493, 494)
     assert guess(drafter, [90, 91]).tokens == ()
     for nothing in (SuffixDrafter(store_tokens=0), SuffixDrafter(tenants=0)):
         finish(nothing, list(range(500)))
