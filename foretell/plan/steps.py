@@ -1,0 +1,94 @@
+"""How long one step of a model takes on a device, by what it must read, compute and exchange."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from .devices import Device
+from .efficiency import Efficiency
+from .precision import Precision
+from .shapes import Shape
+
+ACTIVATION = 2  # bytes of a value that devices exchange
+LOGIT = 4
+EXCHANGES = 2  # sums over devices in a layer: after attention and after the feed-forward
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step on the device, by what they are spent on."""
+
+    weights: float
+    cache: float
+    products: float
+    attention: float
+    layers: float
+    exchange: float
+
+    @property
+    def total(self) -> float:
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A model on so many devices that each have a part of every layer."""
+
+    shape: Shape
+    precision: Precision
+    cache_bytes: float  # of one cached value
+    device: Device
+    efficiency: Efficiency
+    split: int = 1
+
+    def but(self, efficiency: Efficiency) -> Placed:
+        return replace(self, efficiency=efficiency)
+
+    @property
+    def cache_split(self) -> int:
+        """Over how many devices the cache is shared out: a key head lies on one of them at least."""
+        return 1 if self.shape.latent is not None else min(self.split, self.shape.kv_heads)
+
+    @property
+    def weight_bytes(self) -> float:
+        """On one device."""
+        return self.shape.weights * self.precision.weight_bytes / self.split
+
+    @property
+    def token_bytes(self) -> float:
+        """Of cache, on one device."""
+        return self.shape.cached_values * self.cache_bytes / self.cache_split
+
+    def step(self, texts: float, rows: float, context: float) -> StepTime:
+        """So many texts of `context` cached tokens, each with so many rows to run."""
+        reach, device, all_rows = self.efficiency, self.device, texts * rows
+        read = self.shape.read_weights(all_rows) * self.precision.weight_bytes
+        cached = texts * self.shape.seen_values(context) * self.cache_bytes
+        products = 2 * all_rows * self.shape.row_weights
+        attention = all_rows * self.shape.attention_operations(context)
+        return StepTime(
+            weights=read / self.split / (device.bandwidth * reach.weights),
+            cache=cached / self.cache_split / (device.bandwidth * reach.cache),
+            products=products / self.split / (self.precision.rate(device) * reach.products),
+            attention=attention / self.split / (device.rate("bfloat16") * reach.attention),
+            layers=self.shape.layers * reach.layer,
+            exchange=self._exchange(all_rows),
+        )
+
+    def prompt(self, tokens: float, cached: float = 0.0, chunk: float = 2048) -> float:
+        """Seconds to read a prompt of so many tokens behind what is cached, in chunks."""
+        seconds, done = 0.0, 0.0
+        while done < tokens:
+            part = min(chunk, tokens - done)
+            seconds += self.step(1, part, cached + done + part / 2).total
+            done += part
+        return seconds
+
+    def _exchange(self, rows: float) -> float:
+        if self.split == 1:
+            return 0.0
+        link, share = self.device.link, (self.split - 1) / self.split
+        rate = link.bandwidth * self.efficiency.link
+        one_sum = link.latency + 2 * share * rows * self.shape.width * ACTIVATION / rate
+        logits = link.latency + share * rows * self.shape.vocab * LOGIT / rate
+        return EXCHANGES * self.shape.layers * one_sum + logits
