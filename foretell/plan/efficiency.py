@@ -23,6 +23,7 @@ class Efficiency:
     host_text: float  # the same for each further text, as a share of `host`
     guess: float  # seconds more where a text is guessed for: to ask, to judge
     guess_text: float  # the same for each further text, as a share of `guess`
+    pass_rows: int  # rows that are run at once; a step of more reads the weights several times
     link: float = 0.7  # of the bandwidth between devices
 
     def host_seconds(self, texts: float, guessed: bool) -> float:
@@ -31,18 +32,19 @@ class Efficiency:
         return plain + self.guess * (1 + (texts - 1) * self.guess_text) if guessed else plain
 
 
-# From one run on an H200 (a step of 5.9 billion weights 3.43 ms, of 0.135 billion 0.85 ms; 64 rows 1.26 and at 8192
-# tokens 1.86 of one; 0.48 ms on the host). How the host's share grows with texts: our engine on a CPU.
+# From an H200: a step of 5.9 billion weights 3.43 ms, of 0.135 billion 0.85 ms; 64 rows 1.26 and at 8192 tokens 1.86 of
+# one; 45 GB of cached values in 11.4 ms. How the host's share grows with texts: our engine on a CPU.
 GPU = Efficiency(
     weights=0.9,
-    cache=0.6,
+    cache=0.75,
     products=0.8,
     attention=0.1,
     layer=25e-6,
     host=0.5e-3,
     host_text=1 / 8,
     guess=0.15e-3,
-    guess_text=1 / 2,
+    guess_text=0.6,
+    pass_rows=256,
 )
 # From two cores of an AMD EPYC: int8 steps 5.2 ms, 16 rows 1.93 of one, 4.3 us a cached token and 0.4 a further row.
 CPU = Efficiency(
@@ -54,7 +56,8 @@ CPU = Efficiency(
     host=0.59e-3,
     host_text=1 / 8,
     guess=0.3e-3,
-    guess_text=1 / 2,
+    guess_text=0.6,
+    pass_rows=2048,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 
 from .devices import Device
@@ -61,8 +62,11 @@ class Placed:
 
     def step(self, texts: float, rows: float, context: float) -> StepTime:
         """So many texts of `context` cached tokens, each with so many rows to run."""
+        return self._step(texts, rows, context, max(1, math.ceil(texts * rows / self.efficiency.pass_rows)))
+
+    def _step(self, texts: float, rows: float, context: float, passes: int) -> StepTime:
         reach, device, all_rows = self.efficiency, self.device, texts * rows
-        read = self.shape.read_weights(all_rows) * self.precision.weight_bytes
+        read = passes * self.shape.read_weights(all_rows / passes) * self.precision.weight_bytes
         cached = texts * self.shape.seen_values(context) * self.cache_bytes
         products = 2 * all_rows * self.shape.row_weights
         attention = all_rows * self.shape.attention_operations(context)
@@ -71,8 +75,8 @@ class Placed:
             cache=cached / self.cache_split / (device.bandwidth * reach.cache),
             products=products / self.split / (self.precision.rate(device) * reach.products),
             attention=attention / self.split / (device.rate("bfloat16") * reach.attention),
-            layers=self.shape.layers * reach.layer,
-            exchange=self._exchange(all_rows),
+            layers=passes * self.shape.layers * reach.layer,
+            exchange=passes * self._exchange(all_rows / passes),
         )
 
     def prompt(self, tokens: float, cached: float = 0.0, chunk: float = 2048) -> float:
@@ -80,7 +84,7 @@ class Placed:
         seconds, done = 0.0, 0.0
         while done < tokens:
             part = min(chunk, tokens - done)
-            seconds += self.step(1, part, cached + done + part / 2).total
+            seconds += self._step(1, part, cached + done + part / 2, passes=1).total
             done += part
         return seconds
 
