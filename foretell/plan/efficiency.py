@@ -11,7 +11,7 @@ from .devices import Family
 class Efficiency:
     """Shares of a device's bandwidth and operations, and seconds that no data sheet knows.
 
-    Reading and computing are added up, not overlapped: so it was measured on our kernels.
+    Reading weights and multiplying with them are added up, not overlapped: so it was measured on our kernels.
     """
 
     weights: float  # of the bandwidth, where weights are read
@@ -24,6 +24,7 @@ class Efficiency:
     guess: float  # seconds more where a text is guessed for: to ask, to judge
     guess_text: float  # the same for each further text, as a share of `guess`
     pass_rows: int  # rows that are run at once; a step of more reads the weights several times
+    tile_rows: int  # rows that attention fills up to
     link: float = 0.7  # of the bandwidth between devices
 
     def host_seconds(self, texts: float, guessed: bool) -> float:
@@ -42,9 +43,10 @@ GPU = Efficiency(
     layer=25e-6,
     host=0.5e-3,
     host_text=1 / 8,
-    guess=0.15e-3,
+    guess=0.04e-3,
     guess_text=0.6,
     pass_rows=256,
+    tile_rows=16,
 )
 # From two cores of an AMD EPYC: int8 steps 5.2 ms, 16 rows 1.93 of one, 4.3 us a cached token and 0.4 a further row.
 CPU = Efficiency(
@@ -55,9 +57,10 @@ CPU = Efficiency(
     layer=30e-6,
     host=0.59e-3,
     host_text=1 / 8,
-    guess=0.3e-3,
+    guess=0.2e-3,
     guess_text=0.6,
     pass_rows=2048,
+    tile_rows=1,
 )
 
 

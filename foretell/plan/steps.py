@@ -20,9 +20,8 @@ class StepTime:
     """Seconds of a step on the device, by what they are spent on."""
 
     weights: float
-    cache: float
     products: float
-    attention: float
+    attention: float  # to read what is cached or to compute with it, whichever takes longer
     layers: float
     exchange: float
 
@@ -67,17 +66,24 @@ class Placed:
     def _step(self, texts: float, rows: float, context: float, passes: int) -> StepTime:
         reach, device, all_rows = self.efficiency, self.device, texts * rows
         read = passes * self.shape.read_weights(all_rows / passes) * self.precision.weight_bytes
-        cached = texts * self.shape.seen_values(context) * self.cache_bytes
         products = 2 * all_rows * self.shape.row_weights
-        attention = all_rows * self.shape.attention_operations(context)
         return StepTime(
             weights=read / self.split / (device.bandwidth * reach.weights),
-            cache=cached / self.cache_split / (device.bandwidth * reach.cache),
             products=products / self.split / (self.precision.rate(device) * reach.products),
-            attention=attention / self.split / (device.rate("bfloat16") * reach.attention),
+            attention=self._attention(texts, rows, context),
             layers=passes * self.shape.layers * reach.layer,
             exchange=passes * self._exchange(all_rows / passes),
         )
+
+    def _attention(self, texts: float, rows: float, context: float) -> float:
+        """Query heads that share keys are rows of one tile, which costs the same however full it is."""
+        reach, device, shape = self.efficiency, self.device, self.shape
+        cached = texts * shape.seen_values(context) * self.cache_bytes
+        reading = cached / self.cache_split / (device.bandwidth * reach.cache)
+        share = shape.heads if shape.latent is not None else shape.heads / shape.kv_heads
+        filled = math.ceil(rows * share / reach.tile_rows) * reach.tile_rows / share
+        operations = texts * filled * shape.attention_operations(context)
+        return max(reading, operations / self.split / (device.rate("bfloat16") * reach.attention))
 
     def prompt(self, tokens: float, cached: float = 0.0, chunk: float = 2048) -> float:
         """Seconds to read a prompt of so many tokens behind what is cached, in chunks."""
