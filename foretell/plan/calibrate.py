@@ -22,9 +22,9 @@ DOUBT = {
     "attention": 0.4,
     "layer": 0.3,
     "host": 0.7,
-    "host_text": 0.5,
-    "guess": 0.7,
-    "guess_text": 0.5,
+    "host_text": 0.3,
+    "guess": 0.3,
+    "guess_text": 0.3,
 }
 NOISE = 0.02  # of a measured step, likewise
 TURNS = 25

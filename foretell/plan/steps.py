@@ -61,18 +61,18 @@ class Placed:
 
     def step(self, texts: float, rows: float, context: float) -> StepTime:
         """So many texts of `context` cached tokens, each with so many rows to run."""
-        return self._step(texts, rows, context, max(1, math.ceil(texts * rows / self.efficiency.pass_rows)))
+        return self._step(texts, rows, context, self.efficiency.passes(texts * rows))
 
-    def _step(self, texts: float, rows: float, context: float, passes: int) -> StepTime:
-        reach, device, all_rows = self.efficiency, self.device, texts * rows
-        read = passes * self.shape.read_weights(all_rows / passes) * self.precision.weight_bytes
-        products = 2 * all_rows * self.shape.row_weights
+    def _step(self, texts: float, rows: float, context: float, passes: list[float]) -> StepTime:
+        reach, device = self.efficiency, self.device
+        read = sum(map(self.shape.read_weights, passes)) * self.precision.weight_bytes
+        products = 2 * sum(passes) * self.shape.row_weights
         return StepTime(
             weights=read / self.split / (device.bandwidth * reach.weights),
             products=products / self.split / (self.precision.rate(device) * reach.products),
             attention=self._attention(texts, rows, context),
-            layers=passes * self.shape.layers * reach.layer,
-            exchange=passes * self._exchange(all_rows / passes),
+            layers=len(passes) * self.shape.layers * reach.layer,
+            exchange=sum(map(self._exchange, passes)),
         )
 
     def _attention(self, texts: float, rows: float, context: float) -> float:
@@ -90,7 +90,7 @@ class Placed:
         seconds, done = 0.0, 0.0
         while done < tokens:
             part = min(chunk, tokens - done)
-            seconds += self._step(1, part, cached + done + part / 2, passes=1).total
+            seconds += self._step(1, part, cached + done + part / 2, [part]).total
             done += part
         return seconds
 
