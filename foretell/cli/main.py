@@ -21,6 +21,7 @@ from .explain import EXPLAIN
 from .generate import GENERATE
 from .models import LIST, PULL
 from .pairs import PAIRS
+from .plan import PLAN
 from .serve import SERVE
 
 COMMANDS = {
@@ -29,6 +30,7 @@ COMMANDS = {
     "chat": CHAT,
     "serve": SERVE,
     "bench": BENCH,
+    "plan": PLAN,
     "certify": CERTIFY,
     "explain": EXPLAIN,
     "pairs": PAIRS,

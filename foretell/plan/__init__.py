@@ -1,1 +1,1 @@
-"""What to expect before hardware is bought: times, memory, lengths and prices from sizes alone, and fleets in numbers."""
+"""What to expect before hardware is bought: times, memory and prices from sizes alone, and fleets in numbers."""

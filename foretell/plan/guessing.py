@@ -117,9 +117,7 @@ def round_of(
     )
 
 
-def best_round(
-    target: Placed, guesser: Guesser, texts: float, context: float, most: int, acceptance: float
-) -> Round:
+def best_round(target: Placed, guesser: Guesser, texts: float, context: float, most: int, acceptance: float) -> Round:
     """The length that writes fastest; 0 where guessing does not pay."""
     rounds = (round_of(target, guesser, texts, context, length, acceptance) for length in range(most + 1))
     return max(rounds, key=lambda each: each.rate)

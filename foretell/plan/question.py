@@ -32,9 +32,8 @@ class Question:
         if not self.contexts or min(self.contexts) < 1:
             raise RequestError("context", "must be 1 or more, such as 512, 8k or 1k,8k")
         if max(self.contexts) > self.target.shape.context:
-            raise RequestError(
-                "context", f"{max(self.contexts)} is more than the {self.target.shape.context} of {self.target.shape.name}"
-            )
+            most, name = self.target.shape.context, self.target.shape.name
+            raise RequestError("context", f"{max(self.contexts)} is more than the {most} of {name}")
         if self.devices % self.target.split:
             raise RequestError("tensor_parallel", f"{self.target.split} must divide the count, {self.devices}")
 

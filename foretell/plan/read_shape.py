@@ -164,4 +164,3 @@ def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple
         experts=experts,
         bits=8 * size / values,
     )
-

@@ -125,8 +125,5 @@ class Shape:
 
     def attention_operations(self, context: float) -> float:
         """Of one row over so many tokens, in all layers."""
-        if self.latent is not None:
-            each = 2 * self.latent.rank + self.latent.rope
-        else:
-            each = 2 * self.head_dim
+        each = 2 * self.head_dim if self.latent is None else 2 * self.latent.rank + self.latent.rope
         return 2 * self.heads * each * self.seen_tokens(context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .memory import GIB
 from .planner import Forecast, remarks
@@ -30,13 +31,18 @@ BEST = "best length"
 
 def markdown(found: Forecast) -> str:
     """What was asked, a row for each batch and context, and how splitting changes the last of them."""
-    blocks = [title(found), _table(HEAD, [_columns(row) for row in found.rows])]
+    blocks = [title(found), _table(HEAD, cells(found))]
     if found.splits:
         rows = [[str(n), *_split_columns(found, n, row)] for n, row in found.splits]
         head = ("devices a copy", "copies", "sums over devices, ms", *SPLIT_HEAD)
         row = found.splits[0][1]
         blocks += [f"Split in other ways, batch {row.texts}, {row.context} tokens:", _table(head, rows)]
     return "\n\n".join([*blocks, *remarks(found)])
+
+
+def cells(found: Forecast) -> list[list[str]]:
+    """The rows of the table, below `HEAD`."""
+    return [_columns(row) for row in found.rows]
 
 
 def title(found: Forecast) -> str:
@@ -98,8 +104,6 @@ SPLIT_HEAD = ("plain step, ms", "length", "ratio to plain", "tokens/s", "$/M tok
 
 
 def _split_columns(found: Forecast, split: int, row: Row) -> list[str]:
-    from dataclasses import replace
-
     target = replace(found.question.target, split=split)
     exchange = target.step(max(1.0, row.texts / row.copies), 1, row.context).exchange
     return [
