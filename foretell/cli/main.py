@@ -23,6 +23,7 @@ from .models import LIST, PULL
 from .pairs import PAIRS
 from .plan import PLAN
 from .serve import SERVE
+from .tune import TUNE
 
 COMMANDS = {
     "demo": DEMO,
@@ -31,6 +32,7 @@ COMMANDS = {
     "serve": SERVE,
     "bench": BENCH,
     "plan": PLAN,
+    "tune": TUNE,
     "certify": CERTIFY,
     "explain": EXPLAIN,
     "pairs": PAIRS,

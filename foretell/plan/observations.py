@@ -86,7 +86,8 @@ def _bench(run: Mapping[str, Any]) -> Iterator[Observation]:
     Drafting is left out of an arm's step; what a drafter of one's own machine takes is not what is asked for here.
     """
     lengths = run.get("drafters", {})
-    for place, cell in enumerate(run["overall"]):
+    alone = [cell for cell in run["overall"] if cell.get("batch", 1) == 1]
+    for place, cell in enumerate(alone):
         plain, mine = cell["plain_tokens_per_second"], cell["tokens_per_second"]
         if place == 0 and plain:
             yield Observation(1, SHORT_CONTEXT, 0, 1 / plain, wall=True)

@@ -45,7 +45,7 @@ def from_hf(name: str, values: Mapping[str, Any]) -> Shape:
         width=width,
         layers=layers,
         heads=heads,
-        kv_heads=_count(config, KEY_HEADS, 1 if config.get("multi_query") is True else heads),
+        kv_heads=1 if _one_key_head(config) else _count(config, KEY_HEADS, heads),
         head_dim=config.count("head_dim", max(1, width // heads)),
         ffn=_count(config, FFN, 4 * width),
         context=_count(config, CONTEXT, DEFAULT_CONTEXT),
@@ -75,6 +75,11 @@ def _count(config: Fields, names: tuple[str, ...], default: int | None = None, m
     """A whole number by the first of its names that is there."""
     found = next((name for name in names if config.get(name) is not None), names[0])
     return config.count(found, default, most=most)
+
+
+def _one_key_head(config: Fields) -> bool:
+    """Whether all heads share one, which older configs say with a word of their own."""
+    return config.get("multi_query") is True and config.get("new_decoder_architecture") is not True
 
 
 def _experts(config: Fields) -> Experts | None:

@@ -26,6 +26,17 @@ HEAD = (
     "$/M tokens",
     "memory, GiB",
 )
+SPLIT_HEAD = (
+    "devices a copy",
+    "copies",
+    "sums over devices, ms",
+    "plain step, ms",
+    "length",
+    "ratio to plain",
+    "tokens/s",
+    "$/M tokens",
+    "memory, GiB",
+)
 BEST = "best length"
 
 
@@ -33,10 +44,7 @@ def markdown(found: Forecast) -> str:
     """What was asked, a row for each batch and context, and how splitting changes the last of them."""
     blocks = [title(found), _table(HEAD, cells(found))]
     if found.splits:
-        rows = [[str(n), *_split_columns(found, n, row)] for n, row in found.splits]
-        head = ("devices a copy", "copies", "sums over devices, ms", *SPLIT_HEAD)
-        row = found.splits[0][1]
-        blocks += [f"Split in other ways, batch {row.texts}, {row.context} tokens:", _table(head, rows)]
+        blocks += [f"{split_title(found)}:", _table(SPLIT_HEAD, split_cells(found))]
     return "\n\n".join([*blocks, *remarks(found)])
 
 
@@ -100,7 +108,14 @@ def _columns(row: Row) -> list[str]:
     ]
 
 
-SPLIT_HEAD = ("plain step, ms", "length", "ratio to plain", "tokens/s", "$/M tokens", "memory, GiB")
+def split_title(found: Forecast) -> str:
+    row = found.splits[0][1]
+    return f"Split in other ways, batch {row.texts}, {row.context} tokens"
+
+
+def split_cells(found: Forecast) -> list[list[str]]:
+    """The rows of the table of splits, below `SPLIT_HEAD`."""
+    return [[str(split), *_split_columns(found, split, row)] for split, row in found.splits]
 
 
 def _split_columns(found: Forecast, split: int, row: Row) -> list[str]:
