@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
-from foretell.options import add_options, given_options
+from foretell.errors import RequestError
+from foretell.options import add_options, given_options, nearest
 from foretell.plan.config import PlanConfig, parts_of
+from foretell.plan.fleet.config import FleetConfig, trial_of
+from foretell.plan.fleet.table import words
 from foretell.plan.page import html, svg
 from foretell.plan.planner import Forecast, forecast
 from foretell.plan.question import Question
@@ -16,43 +20,52 @@ from foretell.plan.table import markdown, plots
 
 from .command import Command
 from .common import add_output_arguments, check_out, give, write_whole
-from .plan_fleet import FLEET
 
+FLEET = "fleet"
 MOST_TEXTS = 1 << 16
 DEFAULT_BATCHES, DEFAULT_CONTEXT = "1..64", "2k"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="plan", metavar="[fleet]")
-    fleet = kinds.add_parser("fleet", help=FLEET.help, description=FLEET.help, allow_abbrev=False)
-    FLEET.add_arguments(fleet)
-    fleet.set_defaults(parser=fleet)
-    add_options(parser.add_argument_group("models and devices"), PlanConfig)
-    group = parser.add_argument_group("load")
+    # A word and no parser of its own: else the value of a mistyped flag would be taken for a command.
+    parser.add_argument(
+        "kind", nargs="?", metavar=FLEET, help="how many copies a demand needs, in simulation (default: steps of one)"
+    )
+    add_options(parser.add_argument_group("models and devices; for a fleet those of one copy"), PlanConfig)
+    add_load_arguments(parser.add_argument_group("load"))
+    add_options(parser.add_argument_group("demand and fleet, with the word fleet"), FleetConfig)
+    add_output_arguments(parser)
+
+
+def add_load_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--batch",
         type=batches,
-        default=batches(DEFAULT_BATCHES),
         metavar="N,N",
         help=f"texts at once: 8, 1,8,32, or 1..64 for powers of two (default: {DEFAULT_BATCHES})",
     )
     group.add_argument(
         "--context",
         type=contexts,
-        default=contexts(DEFAULT_CONTEXT),
         metavar="N,N",
         help=f"tokens of a text: 512, 8k or 1k,8k (default: {DEFAULT_CONTEXT})",
     )
-    add_output_arguments(parser)
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the plots as a drawing")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and plots")
-    parser.add_argument("--no-plot", action="store_true", help="leave the plots out of the terminal")
+    group.add_argument("--svg", type=Path, metavar="FILE", help="write the plots as a drawing")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and plots")
+    group.add_argument("--no-plot", action="store_true", help="leave the plots out of the terminal")
 
 
 def run(args: argparse.Namespace) -> int:
-    check_files(args)
-    if args.plan == "fleet":
-        return FLEET.run(args)
+    if args.kind not in (None, FLEET):
+        raise RequestError("plan", f"has no {args.kind!r}; {nearest(args.kind, [FLEET])}")
+    for name in ("out", "svg", "html"):
+        check_out(argparse.Namespace(out=getattr(args, name)))
+    return run_fleet(args) if args.kind == FLEET else run_steps(args)
+
+
+def run_steps(args: argparse.Namespace) -> int:
+    for name in given_options(args, FleetConfig):
+        raise RequestError(name, "is for a fleet; say foretell plan fleet")
     config = PlanConfig(**given_options(args, PlanConfig))
     parts = parts_of(config)
     question = Question(
@@ -60,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
         parts.guesser,
         config.count,
         config.acceptance,
-        args.batch,
-        args.context,
+        batches(DEFAULT_BATCHES) if args.batch is None else args.batch,
+        contexts(DEFAULT_CONTEXT) if args.context is None else args.context,
         config.max_draft,
         config.length,
     )
@@ -69,10 +82,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_files(args: argparse.Namespace) -> None:
-    """Refuse places that cannot be written to before any work is done."""
-    for name in ("out", "svg", "html"):
-        check_out(argparse.Namespace(out=getattr(args, name, None)))
+def run_fleet(args: argparse.Namespace) -> int:
+    for name in ("batch", "context", "svg", "html"):
+        if getattr(args, name) is not None:
+            raise RequestError(name, "is not for a fleet, whose load comes of --rate, --prompt and --output")
+    config = PlanConfig(**given_options(args, PlanConfig))
+    fleet = FleetConfig(**given_options(args, FleetConfig))
+    trial = trial_of(config, fleet, parts_of(config))
+    found = trial.fewest() if fleet.replicas is None else trial.of(fleet.replicas)
+    print(words(trial, found, fleet.replicas is not None), file=sys.stderr if args.json else sys.stdout)
+    give({"plan": FLEET, "models": asdict(config), "fleet": asdict(fleet), **found.as_json()}, args)
+    return 0
 
 
 def tell(args: argparse.Namespace, found: Forecast) -> None:
