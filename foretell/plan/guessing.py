@@ -48,6 +48,8 @@ class Guesser:
 
 def find_guesser(spec: str, target: Placed, dtype: str = AUTO, split: int = 1) -> Guesser:
     """Who a user means: a drafter without weights, a head on the target, the target in fewer bits, or a model."""
+    if spec == "none":
+        raise RequestError("draft", "none is plain decoding, which every plan has beside it; leave it out")
     if spec in FREE:
         return Guesser(spec)
     if spec == HEAD:

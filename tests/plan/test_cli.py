@@ -118,6 +118,7 @@ WRONG = [
     ("--target phi-4 --gpu h1000", "gpu: 'h1000' is not known; did you mean 'h100'?"),
     ("--target phi-4 --gpu abacus", "known: a10"),
     ("--target phi-4 --draft lama-3.2-1b", "draft: 'lama-3.2-1b' is not known; did you mean 'llama-3.2-1b'?"),
+    ("--target phi-4 --draft none", "draft: none is plain decoding"),
     ("--target phi-4 --acceptance 1.5", "acceptance: must be between 0 and 1"),
     ("--target phi-4 --batch none", "is no number of texts such as 8, 1,8,32 or 1..64"),
     ("--target phi-4 --batch 8..2", "is no number of texts"),
