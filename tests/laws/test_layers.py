@@ -39,8 +39,11 @@ ALLOWED: dict[str, set[str]] = {
     "pairing": BASE | {"hub", "models", "draft"},
     "server": BASE | {"build", "engine", "version", "hub"},
     "bench": BASE | {"llm", "build", "engine", "draft"},
+    "plan": BASE | {"models", "hub"},  # sizes in configs; without torch
+    "tune": BASE | {"bench", "llm", "build", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
     "cli": BASE
+    | {"plan", "tune"}
     | {"control", "llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"},
 }
 
