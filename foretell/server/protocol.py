@@ -162,6 +162,9 @@ class Generation(Harmless):
     speculative_p_min: float | None = Field(default=None, alias="speculative.p_min")
     cache_salt: str | None = Field(default=None, description="Texts with another salt share no cache with this one.")
     return_token_origin: bool | None = Field(default=None, description="Tell of each token who proposed it.")
+    return_token_details: bool | None = Field(
+        default=None, description="Tell how likely each token was found, which guesses fell there, and of each round."
+    )
     return_tokens_as_token_ids: bool | None = None
     timings_per_token: bool | None = None
 
