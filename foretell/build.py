@@ -24,7 +24,6 @@ from .engine.requests import AUTO, Limits, RequestMaker, check_rule
 from .engine.scheduler import Scheduler
 from .errors import RequestError
 from .hub import Checkpoint, open_checkpoint, resolve
-from .hub.home import home
 from .kv.cache import LayerShape
 from .kv.prefix import PrefixIndex
 from .models.config import ModelConfig
@@ -37,6 +36,7 @@ from .pairing import Pairing, judge_pair
 from .runner.memory import MemoryPlan, Needs, device_memory, plan_memory
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
+from .system import home
 from .tokenizer import Tokenizer
 from .types import SpeculationChoice
 from .verify.threshold import ThresholdSettings

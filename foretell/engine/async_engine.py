@@ -249,7 +249,7 @@ class AsyncEngine:
         """Only the texts that fail alone are lost. If all do, and a made-up one too, it is the engine that fails."""
         LOG.error("a step failed; its texts are run one by one", exc_info=error)
         self._step_began = began = time.monotonic()
-        found = rescue(self.engine, self._tracks.values())
+        found = rescue(self.engine, self._tracks.values(), error)
         if not (found.deltas or found.lost or found.went_on):
             raise error
         self._report(found.deltas, began)

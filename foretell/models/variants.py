@@ -9,7 +9,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from foretell.kernels.native.room import Room, give_back
+from foretell.kernels.native.room import Room
+from foretell.system import give_back
 
 from .config import ModelConfig
 from .decoder import Decoder

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance import KIND, REQUEST, Acceptance, Honesty, Rates, cell, level
+from foretell.control.acceptance import DEPTHS, KIND, REQUEST, Acceptance, Honesty, Rates, cell
 from foretell.types import Draft
 
 
 def test_confidence_falls_into_levels() -> None:
-    assert [level(value) for value in (0.0, 0.19, 0.2, 0.5, 0.94, 0.95, 1.0)] == [0, 0, 1, 2, 4, 5, 5]
+    assert [cell(value, 1) // DEPTHS for value in (0.0, 0.19, 0.2, 0.5, 0.94, 0.95, 1.0)] == [0, 0, 1, 2, 4, 5, 5]
     assert cell(None, 1) != cell(0.0, 1)
     assert cell(0.5, 3) == cell(0.5, 9) != cell(0.5, 2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
@@ -122,6 +122,17 @@ def test_guesses_that_stand_are_followed_and_guesses_that_fall_are_dropped() -> 
 def test_the_first_step_is_plain_because_its_price_is_not_known() -> None:
     clock = Clock(FREE)
     assert clock.step([clock.sequence()], GUESS, 0.0, stands=4)[0].nodes == 0
+
+
+def test_a_plain_step_now_and_then_tells_what_guesses_are_weighed_against() -> None:
+    clock = Clock(FREE)
+    seq = clock.sequence(100_000)
+    nodes = [clock.step([seq], GUESS, 0.001, stands=4)[0].nodes for _ in range(3000)]
+    plain = [i for i, count in enumerate(nodes) if not count]
+    assert plain[1] < 64
+    assert len(plain) > 4, "and not never"
+    assert all(b - a > 64 for a, b in pairwise(plain[3:])), "but seldom when much is known"
+    assert (("free", "skipped", "compared") in clock.controller.decided) and clock.controller.decisions.on
 
 
 @pytest.mark.parametrize(

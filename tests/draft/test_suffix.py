@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import time
 import tracemalloc
-from collections import Counter
 
 import pytest
 
-from foretell.draft.suffix import END, ROOT, Automaton, SuffixDrafter
+from foretell.draft.occurrences import END, LONG, SEEN, WINDOW, Occurrences
+from foretell.draft.suffix import DOUBT, SuffixDrafter
 from foretell.params import SamplingParams
 from foretell.types import Budget, Draft, FinishReason, Outcome, Request, Sequence, Share
 
@@ -36,34 +36,44 @@ def finish(
     drafter.forget(seq)
 
 
-def occurrences(text: list[int], run: tuple[int, ...]) -> list[int]:
-    """Places behind each occurrence that something follows."""
-    return [i + len(run) for i in range(len(text) - len(run)) if tuple(text[i : i + len(run)]) == run]
+def agreeing(text: list[int], place: int, end: int) -> int:
+    """The definition: how many tokens before a place are those that end text[:end]."""
+    most = min(WINDOW, place, end)
+    return next((n for n in range(most) if text[place - 1 - n] != text[end - 1 - n]), most)
 
 
-def test_an_automaton_counts_what_followed_each_run() -> None:
-    rng = random.Random(0)
-    for letters in (1, 2, 3, 6):
-        text = [rng.randrange(letters) for _ in range(30)]
-        automaton = Automaton()
-        automaton.extend(text)
-        for start in range(len(text)):
-            for end in range(start + 1, len(text)):
-                run, state = tuple(text[start:end]), ROOT
-                for token in run:
-                    state = automaton.child(state, token)
-                places = occurrences(text, run)
-                followers = Counter(text[place] for place in places)
-                latest = {text[place]: place for place in places}
-                assert automaton.counts[state] == len(places)
-                assert automaton.tokens[state] == max(followers, key=lambda t: (followers[t], latest[t]))
+@pytest.mark.parametrize("letters", [1, 2, 3, 6, 20])
+def test_every_earlier_place_is_found_with_all_that_agrees(letters: int) -> None:
+    rng = random.Random(letters)
+    text: list[int] = []
+    known = Occurrences(text)
+    for _ in range(SEEN):
+        text += [rng.randrange(letters) for _ in range(rng.choice((1, 1, 3)))]
+        known.catch_up()
+        end = len(text)
+        places = [place for place in range(end - 1, 0, -1) if agreeing(text, place, end)]
+        assert known.after(text[-1]) == places[:SEEN]
+        wanted = [(agreeing(text, place, end), place) for place in places if agreeing(text, place, end) > 1][:SEEN]
+        full = next((n for n, (length, _) in enumerate(wanted, 1) if length == WINDOW), len(wanted))
+        assert known.matches(text, end) == wanted[:full]
+
+
+def test_a_long_match_is_found_however_often_its_end_occurred_since() -> None:
+    source = list(range(100, 120))
+    text = [*source, 7, *[118, 119, 8] * (2 * SEEN), *source]
+    known = Occurrences(text)
+    known.catch_up()
+    assert known.matches(text, len(text))[-1] == (len(source), len(source))
+    assert len(known.matches(text, len(text))) == SEEN + 1
+    assert guess(SuffixDrafter(), text, 1).tokens == (7,)
+    assert len(source) > LONG
 
 
 def test_the_most_frequent_continuation_wins_then_the_most_recent() -> None:
     often = [1, 2, 3, 7, 1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3]
     draft = guess(SuffixDrafter(), often, 1)
     assert draft.tokens == (7,)
-    assert draft.confidence == pytest.approx((2 / 3,))
+    assert draft.confidence == pytest.approx((2 / 3 * 3 / 4,)), "the more, the longer the match"
     assert draft.source == "suffix"
     assert guess(SuffixDrafter(), [1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3], 1).tokens == (8,)
 
@@ -88,6 +98,16 @@ def test_an_unlikely_token_ends_a_guess() -> None:
 def test_a_repetition_goes_on_with_itself() -> None:
     assert guess(SuffixDrafter(), [4, 5, 6] * 4).tokens == (4, 5, 6, 4, 5, 6, 4, 5)
     assert guess(SuffixDrafter(), [7] * 50).tokens == (7,) * 8
+
+
+def test_a_copy_goes_on_behind_a_token_that_differs() -> None:
+    source = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    draft = guess(SuffixDrafter(), [*source, 1, 2, 3, 4, 99])
+    assert draft.tokens == (6, 7, 8, 9)
+    assert draft.confidence == pytest.approx((DOUBT * 4 / 5,) * 4)
+    assert guess(SuffixDrafter(), [*source, 2, 3, 4, 99]).tokens == (), "too short a copy to be believed"
+    assert guess(SuffixDrafter(), [*source, *source, 99]).tokens == (1, 2, 3, 4, 5, 6, 7, 8)[1:] + (9,)
+    assert guess(SuffixDrafter(), [*source, 1, 2, 3, 4, 9]).tokens == (1,), "what is like it comes first"
 
 
 def test_finished_texts_of_the_same_tenant_are_known() -> None:
@@ -124,7 +144,7 @@ def test_the_store_stays_within_its_bounds(tokens: int) -> None:
     for i in range(2000):
         tenant = f"t{rng.randrange(6)}"
         finish(drafter, [rng.randrange(50) for _ in range(rng.randrange(1, 60))], tenant)
-        kept = [sum(a.read for a in drafter.store.automata(f"t{n}")) for n in range(6)]
+        kept = [sum(map(len, drafter.store.texts(f"t{n}"))) for n in range(6)]
         assert max(kept) <= tokens
         assert sum(map(bool, kept)) <= 3
         most = max(most, drafter.memory)
@@ -162,11 +182,11 @@ def test_memory_is_told_honestly() -> None:
     rng = random.Random(0)
     text = [int(rng.paretovariate(0.7)) % 5000 for _ in range(20_000)]
     tracemalloc.start()
-    automaton = Automaton()
-    automaton.extend(text)
+    known = Occurrences([*text])
+    known.catch_up()
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert used / 1.5 < automaton.memory < used * 1.5
+    assert used / 1.5 < known.memory < used * 1.5
 
 
 class History:
@@ -231,7 +251,7 @@ def test_a_match_longer_than_the_window_is_the_same_kept_and_fresh() -> None:
         (draft,) = kept.propose([seq], [BUDGET])
         assert draft == guess(fresh, seq.tokens)
     assert draft.tokens == (201, 202), "what the first token would tell lies too far back"
-    assert draft.confidence == pytest.approx((2 / 3, 1.0))
+    assert draft.confidence == pytest.approx((WINDOW / (WINDOW + 1),) * 2)
 
 
 def test_a_token_costs_microseconds() -> None:

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "foretell"
-BASE = {"types", "params", "grammar", "config", "errors", "options", "outputs", "tokenizer"}
+BASE = {"types", "params", "grammar", "config", "errors", "options", "outputs", "tokenizer", "system"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "threads": set(),
+    "system": set(),
     "__init__": {"llm", "outputs", "params", "threads", "types", "version"},
     "__main__": {"cli"},
     "errors": set(),
