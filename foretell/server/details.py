@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +14,30 @@ from .speedup import PlainSeconds, plain_step
 if TYPE_CHECKING:
     from foretell.engine.streams import Piece, StepClock
     from foretell.tokenizer import StreamDecoder, Tokenizer
-    from foretell.types import FallenGuess, TokenDetail
+    from foretell.types import Delta, FallenGuess, TokenDetail
+
+    from .protocol import Generation
 
 DIGITS = 6
 
-Told = dict[str, list[dict[str, Any]]]
+Told = dict[str, list[Any]]
 
 
 class Teller:
-    """Tells of one text, piece by piece. `spelt` gives out its characters token by token, as the text itself does."""
+    """Tells of one text, piece by piece, what its request wants to know."""
 
     def __init__(
-        self, tokenizer: Tokenizer, spelt: StreamDecoder, sure: Collection[str], plain_seconds: PlainSeconds
+        self,
+        body: Generation,
+        tokenizer: Tokenizer,
+        spelt: StreamDecoder,
+        sure: Collection[str],
+        plain_seconds: PlainSeconds,
     ) -> None:
-        """`sure` are the drafters whose confidence is a probability."""
-        self.tokenizer, self.spelt, self.sure, self.plain_seconds = tokenizer, spelt, sure, plain_seconds
-        self.kept: Told = {"token_details": [], "rounds": []}
+        """`spelt` gives out the text token by token; `sure` are the drafters whose confidence is a probability."""
+        self.body, self.tokenizer, self.spelt = body, tokenizer, spelt
+        self.sure, self.plain_seconds = sure, plain_seconds
+        self.kept: Told = defaultdict(list)
 
     def keep(self, piece: Piece) -> None:
         """For an answer that is sent whole."""
@@ -36,19 +45,30 @@ class Teller:
             self.kept[name] += rows
 
     def tell(self, piece: Piece) -> Told:
-        """What goes with a choice: a list of tokens and a list of rounds, of which a piece is one."""
-        delta = piece.delta
-        sure = delta.drafter in self.sure
-        rows = zip(delta.tokens, delta.origins, delta.details or (), strict=True)
-        tokens = [self._token(*row, sure) for row in rows]
-        if delta.finish is not None and tokens:
-            tokens[-1]["text"] += self.spelt.flush()
-        return {"token_details": tokens, "rounds": [self._round(piece)] if tokens else []}
+        """What goes with a choice. A piece is one round."""
+        delta, body, found = piece.delta, self.body, dict[str, list[Any]]()
+        texts = self._texts(delta)
+        if body.return_token_origin:
+            found |= {"token_ids": list(delta.tokens), "token_origins": list(delta.origins), "token_texts": texts}
+        if body.return_token_details:
+            sure = delta.drafter in self.sure
+            rows = zip(delta.tokens, texts, delta.origins, delta.details or (), strict=True)
+            found["token_details"] = [self._token(*row, sure) for row in rows]
+        if body.return_rounds or body.return_token_details:
+            found["rounds"] = [self._round(piece)] if delta.tokens else []
+        return found
 
-    def _token(self, token: int, origin: str, detail: TokenDetail, sure: bool) -> dict[str, Any]:
+    def _texts(self, delta: Delta) -> list[str]:
+        """The characters each token brought; what its end leaves of one goes with the last token."""
+        texts = [self.spelt.push([token]) for token in delta.tokens]
+        if delta.finish is not None and texts:
+            texts[-1] += self.spelt.flush()
+        return texts
+
+    def _token(self, token: int, text: str, origin: str, detail: TokenDetail, sure: bool) -> dict[str, Any]:
         return {
             "id": token,
-            "text": self.spelt.push([token]),
+            "text": text,
             "origin": origin,
             **_chances(detail.probability, detail.confidence, sure),
             "rejected": [self._fallen(each, sure) for each in detail.fallen],
@@ -60,11 +80,10 @@ class Teller:
 
     def _round(self, piece: Piece) -> dict[str, Any]:
         delta = piece.delta
-        accepted = sum(origin != TARGET for origin in delta.origins)
         return {
             "tokens": len(delta.tokens),
             "drafted": delta.drafted,
-            "accepted": accepted,
+            "accepted": sum(origin != TARGET for origin in delta.origins),
             "drafter": delta.drafter or None,
             "skipped": None if delta.drafted else skip_reason(piece),
             **({} if piece.clock is None else self._times(piece, piece.clock)),

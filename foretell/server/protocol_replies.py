@@ -114,6 +114,7 @@ class Choice(BaseModel):
 
     token_ids: list[int] | None = None
     token_origins: list[str] | None = None
+    token_texts: list[str] | None = None
     token_details: list[TokenDetails] | None = None
     rounds: list[Round] | None = None
 

@@ -39,11 +39,11 @@ class House:
     def tokenizer(self) -> Tokenizer:
         return self.desk.tokenizer
 
-    def teller(self, request: Request) -> Teller:
+    def teller(self, request: Request, body: Generation) -> Teller:
         """For a request that wants to know of its tokens."""
         arms = self.desk.assembly.engine.drafter.arms
         sure = frozenset(name for name, arm in arms.items() if arm.gives_probability)
-        return Teller(self.tokenizer, decoder_for(request, self.tokenizer), sure, self.plain_seconds)
+        return Teller(body, self.tokenizer, decoder_for(request, self.tokenizer), sure, self.plain_seconds)
 
 
 class Reply(ABC):
@@ -57,7 +57,7 @@ class Reply(ABC):
         self.answers = job.answers()
         self.logprobs = LogprobWriter(house.tokenizer, bool(body.return_tokens_as_token_ids))
         self._places = {(answer.request.id, answer.request.choice): answer for answer in self.answers}
-        self._tellers = [house.teller(answer.request) for answer in self.answers] if body.return_token_details else []
+        self._tellers = [house.teller(answer.request, body) for answer in self.answers] if self.tells_tokens else []
         self.name, self.model = name, model
         self._head = {"id": name, "created": int(time.time()), "model": model, "system_fingerprint": house.fingerprint}
 
@@ -69,8 +69,8 @@ class Reply(ABC):
         """Take in a piece of a reply that is sent whole."""
         answer = self.answer(piece)
         answer.add(piece)
-        for teller in self._tellers[answer.index : answer.index + 1]:
-            teller.keep(piece)
+        if self.tells_tokens:
+            self._tellers[answer.index].keep(piece)
 
     @property
     def finished(self) -> bool:
@@ -125,15 +125,13 @@ class Reply(ABC):
 
     @property
     def tells_tokens(self) -> bool:
-        """Whether each token is told of, beside the text."""
-        return bool(self.body.return_token_origin or self.body.return_token_details)
+        """Whether tokens or rounds are told of, beside the text."""
+        body = self.body
+        return bool(body.return_token_origin or body.return_token_details or body.return_rounds)
 
     def told(self, answer: Answer, piece: Piece | None = None) -> dict[str, Any]:
-        """Who proposed the tokens of a piece, or of a whole answer, and what is known of them, where that was asked."""
-        found: dict[str, Any] = {}
-        if self.body.return_token_origin:
-            source = answer if piece is None else piece.delta
-            found = {"token_ids": list(source.tokens), "token_origins": list(source.origins)}
-        for teller in self._tellers[answer.index : answer.index + 1]:
-            found |= teller.kept if piece is None else teller.tell(piece)
-        return found
+        """What is told of the tokens of a piece, or of a whole answer."""
+        if not self.tells_tokens:
+            return {}
+        teller = self._tellers[answer.index]
+        return teller.kept if piece is None else teller.tell(piece)

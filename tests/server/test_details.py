@@ -43,6 +43,17 @@ def test_a_stream_tells_what_the_whole_answer_tells(server: ServerProcess, path:
     assert [each["at_ms"] for each in rounds] == sorted(each["at_ms"] for each in rounds)
 
 
+def test_rounds_are_told_without_the_rest(server: ServerProcess) -> None:
+    whole = server.post("/v1/completions", **ASKED, return_rounds=True, return_token_origin=True)["choices"][0]
+    assert "token_details" not in whole and sum(each["tokens"] for each in whole["rounds"]) == 40
+    assert "".join(whole["token_texts"]) == whole["text"] and len(whole["token_texts"]) == len(whole["token_ids"]) == 40
+    some = [
+        each for chunk in chunks(server, "/v1/completions", **ASKED, return_rounds=True) for each in chunk["choices"]
+    ]
+    assert sum(each["tokens"] for choice in some for each in choice.get("rounds", ())) == 40
+    assert not any("token_texts" in choice or "token_details" in choice for choice in some)
+
+
 def told(token: dict[str, Any]) -> tuple[Any, ...]:
     """What does not depend on who happened to guess."""
     return token["id"], token["text"], round(token["probability"], 3)
@@ -53,7 +64,8 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 def test_guesses_are_told_with_who_made_them(strict_server: ServerProcess) -> None:
-    body = {**ASKED, "temperature": 0, "max_tokens": 120, "return_token_details": True}
+    few = {"allowed_token_ids": [60, 61, 62]}  # of which any text repeats itself
+    body = {**ASKED, **few, "temperature": 0, "max_tokens": 120, "return_token_details": True}
     key = {"Authorization": f"Bearer {KEYS[0]}"}
     reply = strict_server.http.post("/v1/completions", json=body, headers=key).json()
     choice, record = reply["choices"][0], reply["speculation"]["drafters"]["ngram"]

@@ -71,6 +71,7 @@ export class Card {
       make("p", { class: "card-token" }, visible(token.text)),
       make("p", { class: "card-who" }, make("span", { class: `dot ${kind}` }), guessed ? `guessed by ${token.origin}, and stood` : ownWords(round)),
     ];
+    if (token.probability === undefined) return parts; // a race does not pay for it
     if (guessed) parts.push(row(drafterWords(token), token.draft_confidence, kind));
     parts.push(row("model’s probability", token.probability, "by-target"));
     return [...parts, ...this.fallenParts(token, round)];

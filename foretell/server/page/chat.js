@@ -34,7 +34,7 @@ export class Chat {
       event.preventDefault();
       this.send(field.value);
     });
-    document.addEventListener("keydown", (event) => event.key === "Escape" && this.stop());
+    document.addEventListener("keydown", (event) => event.key === "Escape" && part("card").hidden && this.stop());
     part("stop").addEventListener("click", () => this.stop());
     part("clear").addEventListener("click", () => this.clear());
   }

@@ -83,7 +83,8 @@ class Page {
   setTheme(theme) {
     this.theme = THEMES.includes(theme) ? theme : "system";
     document.documentElement.dataset.theme = this.theme;
-    part("theme").textContent = `Theme: ${this.theme}`;
+    part("theme").textContent = `◐ ${this.theme}`;
+    part("theme").setAttribute("aria-label", `Theme: ${this.theme}`);
     localStorage.setItem(THEME, this.theme);
   }
 

@@ -87,15 +87,15 @@ export class Race {
   /** One run of one arm. Nothing is drawn meanwhile but a count: the page runs on the same machine, perhaps. */
   async write({ path, body }, arm, say, limit) {
     const speculative = arm === "off" ? false : body.speculative;
-    const asked = { ...body, speculative, cache_salt: salt(), ...(limit ? { max_tokens: limit } : {}) };
+    // Who wrote what and when costs nothing to tell; how likely each token was found would be paid for in the time.
+    const telling = { return_token_details: false, return_token_origin: true, return_rounds: true };
+    const asked = { ...body, ...telling, speculative, cache_salt: salt(), ...(limit ? { max_tokens: limit } : {}) };
     const found = { tokens: [], tally: new Tally(), account: null };
     let told = 0;
     say(0);
     for await (const chunk of this.api.stream(path, asked, this.stopper.signal)) {
       for (const choice of chunk.choices) {
-        const round = found.tally.rounds.length;
-        const at = choice.rounds?.[0]?.at_ms;
-        for (const detail of choice.token_details ?? []) found.tokens.push({ ...detail, place: found.tokens.length, round, at });
+        found.tokens.push(...tokensOf(choice, found.tokens.length, found.tally.rounds.length));
         found.tally.add(choice.rounds);
       }
       if (chunk.speculation) found.account = chunk;
@@ -146,6 +146,11 @@ export class Race {
     this.say("");
     announce(`${part("race-ratio").textContent}. ${part("race-same").textContent}`);
   }
+}
+
+/** The tokens of a chunk, which are those of one round. */
+function tokensOf({ token_ids: ids = [], token_texts: texts, token_origins: origins, rounds }, before, round) {
+  return ids.map((id, i) => ({ id, text: texts[i], origin: origins[i], place: before + i, round, at: rounds[0].at_ms }));
 }
 
 /** Whether all laps of both arms wrote the same tokens, and what it means where they did not. */
