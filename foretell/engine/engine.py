@@ -238,7 +238,8 @@ class Engine:
         seq.tokens += kept
         seq.cached = min(share.length + len(verdict.path), len(seq.tokens) - 1)
         logprobs = outcome.logprobs and outcome.logprobs[: len(kept)]
-        outcome = replace(outcome, kept=kept, logprobs=logprobs)
+        details = outcome.details and outcome.details[: len(kept)]
+        outcome = replace(outcome, kept=kept, logprobs=logprobs, details=details)
         track.logprobs += logprobs or ()
         track.speculation.observe(outcome)
         self._note_tokens(track)
@@ -273,6 +274,8 @@ class Engine:
             outcome.logprobs,
             seq.finish,
             "" if len(outcome.draft) else self.controller.why(seq),
+            outcome.draft.source,
+            outcome.details,
         )
 
     def settle(self, seq: Sequence) -> None:

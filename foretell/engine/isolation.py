@@ -43,6 +43,10 @@ class Plainly(Controller):
     def decided(self) -> dict[Decision, int]:
         return self.inner.decided
 
+    @property
+    def standing(self) -> tuple[bool, str]:
+        return self.inner.standing
+
     def plain_seconds(self, batch: int, context: int) -> float | None:
         return self.inner.plain_seconds(batch, context)
 

@@ -13,12 +13,14 @@ from foretell.sampling import noise
 from foretell.sampling.history import History, looks_back
 from foretell.sampling.logprobs import token_logprobs
 from foretell.sampling.sampling import Row, adjusted, choose, likeliest, probabilities
-from foretell.types import Draft, Request, Share, TokenLogprob, Verdict
+from foretell.types import Draft, Request, Share, TokenDetail, TokenLogprob, Verdict
 from foretell.verify import batched
 from foretell.verify.chance import Coins
 from foretell.verify.match import walk
 from foretell.verify.rules import LOSSY, Rule, find_rule
 from foretell.verify.threshold import DEFAULTS, ThresholdSettings
+
+from .details import details_of
 
 BATCHED = {"rejection": batched.rejection, "block": batched.block}
 
@@ -73,11 +75,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, the target's own tokens where the rule drew them, and log-probabilities where they are wanted."""
+    """A verdict, the target's own tokens where the rule drew them, and what the request wants to know of its tokens."""
 
     verdict: Verdict
     chosen: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
+    details: tuple[TokenDetail, ...] | None = None
 
 
 def rule_of(request: Request) -> Rule:
@@ -111,7 +114,10 @@ class Judge:
             else:
                 judged = self._by_distribution(rule, some, rows)
             verdicts.update(zip(members, judged, strict=True))
-        return [Judgement(*verdicts[i], _logprobs(case, verdicts[i][0])) for i, case in enumerate(cases)]
+        return [
+            Judgement(*verdicts[i], _logprobs(case, verdicts[i][0]), details_of(case, verdicts[i][0]))
+            for i, case in enumerate(cases)
+        ]
 
     def _match(
         self, cases: list[Case], logits: Tensor, known: Callable[[], list[int]] | None
