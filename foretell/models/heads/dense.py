@@ -38,8 +38,9 @@ class Blocks:
         count, rows = len(self.anchors), self.config.block
         place = torch.arange(len(read_k), device=q.device)
         before = (place < self.anchors[:, None]) & _near(self.anchors[:, None] - 1, place, self.config.layer)
-        own = torch.ones(rows, rows, dtype=torch.bool, device=q.device)
-        own = torch.block_diag(*[own.tril() if self.config.causal_in_block else own] * count)
+        row = torch.arange(count * rows, device=q.device)
+        own = row[:, None] // rows == row // rows
+        own = own.tril() if self.config.causal_in_block else own
         seen = torch.cat([before.repeat_interleave(rows, 0), own], 1)
         flat = [t.reshape(count * rows, *t.shape[-2:]) for t in (q, k, v)]
         out = attend(flat[0], torch.cat([read_k, flat[1]]), torch.cat([read_v, flat[2]]), seen, self.config.layer)
@@ -53,6 +54,6 @@ def _near(row: Tensor, column: Tensor, config: LayerConfig) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, config: LayerConfig) -> Tensor:
     """q [rows, heads, dim], k and v [columns, kv_heads, dim], seen [rows, columns] -> [rows, heads, dim]."""
-    parts = (t.transpose(0, 1)[None] for t in (q, k, v))
-    out = F.scaled_dot_product_attention(*parts, seen, scale=config.scale, enable_gqa=True)
+    q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, seen, scale=config.scale, enable_gqa=True)
     return out[0].transpose(0, 1)

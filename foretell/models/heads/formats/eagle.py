@@ -111,7 +111,8 @@ def eagle1(file: HeadFile) -> Layout:
         generation=1,
         fc_bias="fc.bias" in file.tensors,
     )
-    parts: Parts = {"fc.weight": ("fc.weight",)} | ({"fc.bias": ("fc.bias",)} if head.fc_bias else {})
+    parts: Parts = {"fc.weight": ("fc.weight",)}
+    parts |= {"fc.bias": ("fc.bias",)} if head.fc_bias else {}
     parts |= layer_parts(layer, 0, "layers.0", None)
     for i in range(1, layers):
         parts |= layer_parts(layer, i, f"layers.{i}")
