@@ -82,6 +82,8 @@ class Engine:
 
     @drafter.setter
     def drafter(self, drafter: Drafter) -> None:
+        if drafter.taps:  # what it keeps beside the target's it has not kept yet: all texts are read anew
+            self.scheduler.start_over()
         self._guard = Guard(drafter, self.runner.model.config.vocab)
 
     @property
@@ -168,6 +170,7 @@ class Engine:
 
     def _learn(self, outcomes: list[Outcome], times: StepTimes) -> None:
         """The same outcomes for controller and statistics, and for the drafter where it may learn from them."""
+        self._guard.follow(outcomes)
         self._guard.observe([outcome for outcome in outcomes if self.controller.watches(outcome.share.seq)])
         self.stats.drafter_failures = self._guard.failures
         self.controller.observe(outcomes, times)

@@ -91,7 +91,7 @@ class Swap:
 
     @property
     def _tensors(self) -> tuple[Tensor, ...]:
-        return (*self.cache.keys, *self.cache.values)
+        return self.cache.tensors
 
     @property
     def _page_bytes(self) -> int:

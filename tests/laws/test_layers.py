@@ -33,8 +33,10 @@ ALLOWED: dict[str, set[str]] = {
     "control": BASE,
     "draft": BASE | {"runner", "models", "sampling", "kv"},
     "engine": BASE | {"kv", "sampling", "runner", "draft", "verify", "control"},
+    "heads": BASE | {"hub", "kv", "models", "runner", "draft"},
     "build": BASE
-    | {"pairing", "hub", "kernels", "kv", "sampling", "verify", "models", "runner", "draft", "control", "engine"},
+    | {"heads", "pairing", "hub", "kernels", "kv", "sampling", "verify", "models", "runner", "draft", "control"}
+    | {"engine"},
     "llm": BASE | {"build", "engine", "draft"},
     "pairing": BASE | {"hub", "models", "draft"},
     "server": BASE | {"build", "engine", "version", "hub"},
