@@ -112,6 +112,8 @@ def randomised(model: Any) -> Any:
 def write(name: str, model: Any, seen: dict[str, torch.Tensor]) -> None:
     folder = DATA / name
     model.save_pretrained(str(folder))
+    for code in folder.glob("*.py"):  # of the package that wrote it, not needed to read the weights
+        code.unlink()
     seen["embed"] = model.embed_tokens.weight.clone()
     if not model.use_draft_vocab:
         seen["output"] = model.lm_head.weight.clone()

@@ -11,7 +11,8 @@ import torch
 from foretell.errors import ModelError, RequestError
 from foretell.hub.checkpoint import Checkpoint
 from foretell.hub.folder import CONFIG, folder_tensors, read_json
-from foretell.kernels.native.room import Room, give_back
+from foretell.kernels.native.room import Room
+from foretell.system import give_back
 
 from ..config import ModelConfig
 from ..decoder import Decoder
