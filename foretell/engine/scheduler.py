@@ -110,7 +110,7 @@ class Scheduler:
         return any(self._reads_for(leader, seq) for leader in self.running)
 
     def _reads_for(self, leader: Sequence, seq: Sequence) -> bool:
-        """Whether the next page that `leader` fills is one of the beginning of `seq`; its last token is never shared."""
+        """Whether the next page `leader` fills is one of the beginning of `seq`, whose last token is never shared."""
         size = self.runner.pool.page_size
         end = (leader.cached // size + 1) * size
         return (

@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "build": BASE | {"pairing", "hub", "kv", "sampling", "verify", "models", "runner", "draft", "control", "engine"},
     "llm": BASE | {"build", "engine", "draft"},
     "pairing": BASE | {"hub", "models", "draft"},
+    "program": BASE | {"llm", "engine", "sampling"},
     "server": BASE | {"build", "engine", "version", "hub"},
     "bench": BASE | {"llm", "build", "engine", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
@@ -87,6 +88,10 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_the_command_line_starts_without_torch() -> None:
     assert not loaded_by("import foretell.cli.main") & {"torch", "numpy", "transformers", "tokenizers"}
+
+
+def test_programs_for_a_server_need_no_torch() -> None:
+    assert not loaded_by("from foretell import program") & {"torch", "numpy", "httpx", "tqdm", "fastapi"}
 
 
 def test_the_values_need_no_torch() -> None:
