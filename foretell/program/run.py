@@ -20,7 +20,7 @@ class Run:
     """Holds all texts of a run together: they end with it."""
 
     def __init__(self, manner: Manner, seed: int | None = None, most: int = MOST_GENERATIONS) -> None:
-        """`most`: generations and choices of all its texts; a program that wants more is taken for one without end."""
+        """`most`: generations, choices and branches in all; a program that wants more is taken for one without end."""
         self.manner, self.most = manner, most
         self.over = threading.Event()
         self.thread: int | None = None  # in which the program runs
@@ -33,11 +33,11 @@ class Run:
         """Let a text of this run be written."""
         self._branches.append((branch, self.manner.backend.thread.start(branch.work())))
 
-    def count(self, place: Place) -> None:
-        """One more generation."""
-        self._asked += 1
+    def count(self, place: Place, more: int = 1) -> None:
+        """So many generations or branches more."""
+        self._asked += more
         if self._asked > self.most:
-            words = f"the program asks for more than {self.most} generations; raise max_generations if it should"
+            words = f"more than {self.most} generations and branches; raise max_generations if that is meant"
             raise ProgramError(place, ForetellError(words))
 
     def execute(self, program: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -65,8 +65,8 @@ class ProgramState:
         return _metas(self._value(name))
 
     def _value(self, name: str) -> Value:
-        if name not in self._values and threading.get_ident() != self._run.thread:
-            self._run.over.wait()  # the program, in its own thread, has not come this far
+        if name not in self._values:
+            self._wait_outside()
         if name not in self._values:
             if self._branch.failure is not None:
                 raise self._branch.failure
@@ -75,8 +75,9 @@ class ProgramState:
 
     def fork(self, size: int = 1) -> Forks:
         """So many states that begin with this text, and go on side by side."""
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= self._run.most:
-            raise RequestError("fork", f"must be between 1 and {self._run.most} branches, not {size!r}")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise RequestError("fork", f"must be 1 branch or more, not {size!r}")
+        self._run.count(asking_place(), size)
         branches = [Branch(self._branch.manner, self._next_seed(), begins=False) for _ in range(size)]
         self._branch.ask(Split(branches))
         for branch in branches:
@@ -120,6 +121,7 @@ class ProgramState:
         self._script()
 
     def _script(self) -> Script:
+        self._wait_outside()
         if self._run.over.is_set():
             if self._branch.failure is not None:
                 raise self._branch.failure
@@ -128,10 +130,13 @@ class ProgramState:
         self._branch.ask(look)
         return look.value.result()
 
-    def error(self) -> Exception | None:
-        """Why this text could not go on, if it could not, once all is done that was asked so far."""
+    def _wait_outside(self) -> None:
+        """Who is not the program itself cannot know how far it will come, and waits for its end."""
         if threading.get_ident() != self._run.thread:
             self._run.over.wait()
+
+    def error(self) -> Exception | None:
+        """Why this text could not go on, if it could not, once all is done that was asked so far."""
         with suppress(Exception):  # that is the failure
             self.sync()
         return self._branch.failure
