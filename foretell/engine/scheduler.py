@@ -107,7 +107,7 @@ class Scheduler:
             if left <= 0 or len(self.running) >= self.max_num_seqs:
                 break
             if self._leader_reads(seq):
-                continue  # it comes a step later, to its leader's pages
+                continue  # it comes a step later, to those pages
             if not self._enter(seq, force=alone and not shares):
                 break
             take = self._chunk(seq, left)
@@ -117,12 +117,20 @@ class Scheduler:
         return shares
 
     def _leader_reads(self, seq: Sequence) -> bool:
-        """Whether the first choice of the same request still runs the prompt that this one could share."""
+        """Whether a running text is about to fill a page that this one could share."""
+        if self.prefix is None or seq.request.params.prompt_logprobs is not None:
+            return False
+        return any(self._reads_for(leader, seq) for leader in self.running)
+
+    def _reads_for(self, leader: Sequence, seq: Sequence) -> bool:
+        """Whether the next page `leader` fills is one of the beginning of `seq`, whose last token is never shared."""
+        size = self.runner.pool.page_size
+        end = (leader.cached // size + 1) * size
         return (
-            self.prefix is not None
-            and seq.request.choice > 0
-            and seq.written == 0
-            and any(s.request.id == seq.request.id and s.request.choice == 0 and not s.written for s in self.running)
+            end <= len(leader.tokens)
+            and end < len(seq.tokens)
+            and leader.request.tenant == seq.request.tenant
+            and leader.tokens[:end] == seq.tokens[:end]
         )
 
     def _enter(self, seq: Sequence, force: bool) -> bool:

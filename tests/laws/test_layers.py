@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"engine"},
     "llm": BASE | {"build", "engine", "draft"},
     "pairing": BASE | {"hub", "models", "draft"},
+    "program": BASE | {"llm", "engine", "sampling"},
     "server": BASE | {"build", "engine", "version", "hub"},
     "bench": BASE | {"llm", "build", "engine", "draft"},
     "plan": BASE | {"models", "hub"},  # sizes in configs; without torch
@@ -94,6 +95,10 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_the_command_line_starts_without_torch() -> None:
     assert not loaded_by("import foretell.cli.main") & {"torch", "numpy", "transformers", "tokenizers"}
+
+
+def test_programs_for_a_server_need_no_torch() -> None:
+    assert not loaded_by("from foretell import program") & {"torch", "numpy", "httpx", "tqdm", "fastapi"}
 
 
 def test_the_values_need_no_torch() -> None:
