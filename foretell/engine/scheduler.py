@@ -127,9 +127,11 @@ class Scheduler:
         size = self.runner.pool.page_size
         end = (leader.cached // size + 1) * size
         return (
-            end <= len(leader.tokens)
+            leader.pending > 1
+            and end <= len(leader.tokens)
             and end < len(seq.tokens)
             and leader.request.tenant == seq.request.tenant
+            and leader.tokens[end - 1] == seq.tokens[end - 1]  # most differ here, and long texts are not copied
             and leader.tokens[:end] == seq.tokens[:end]
         )
 
