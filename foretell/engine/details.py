@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from foretell.sampling.history import History, looks_back
+from foretell.sampling.history import History
 from foretell.sampling.sampling import adjusted, probabilities
 from foretell.types import Draft, FallenGuess, TokenDetail, Verdict
 
@@ -47,14 +47,19 @@ def _confidence(draft: Draft, node: int) -> float | None:
 
 
 def _distributions(case: Case, rows: list[int]) -> Tensor:
-    """[rows, vocab] as the settings make them; greedy, what lies behind the choice. Callers' functions are not called
-    again: they may count their calls, and the text must not change because somebody asked."""
+    """[rows, vocab] as the settings make them; greedy, what lies behind the choice."""
+    params, logits = case.request.params, case.logits[rows]
+    if case.history is not None:
+        history, found = _quiet_history(case), case.rows()
+        logits = adjusted(logits, [replace(found[row], history=history) for row in rows])
+    return logits.softmax(-1) if params.temperature == 0 else probabilities(logits, [params] * len(rows))
+
+
+def _quiet_history(case: Case) -> History | None:
+    """What comes before, without the caller's own functions: they may count their calls, and a text must not change
+    because somebody asked."""
     request = case.request
+    if not request.params.logits_processors:
+        return case.history
     quiet = replace(request, params=replace(request.params, logits_processors=()))
-    history = None
-    if looks_back(quiet):
-        history = History(quiet, case.share.seq.tokens, case.logits.shape[-1], case.logits.device)
-    found = case.rows()
-    scores = adjusted(case.logits[rows], [replace(found[row], history=history) for row in rows])
-    greedy = request.params.temperature == 0
-    return scores.softmax(-1) if greedy else probabilities(scores, [request.params] * len(rows))
+    return History(quiet, case.share.seq.tokens, case.logits.shape[-1], case.logits.device)

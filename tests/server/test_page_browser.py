@@ -120,7 +120,7 @@ def test_tokens_are_walked_through_by_keys(browser: Browser, keyed: ServerProces
         assert "round" in page.locator("#card").inner_text()
         page.keyboard.press("End")
         last = int(page.evaluate("document.activeElement.dataset.token"))
-        assert last > 10
+        assert last > 10 and page.locator("#card").is_visible(), "also where the page had to scroll to it"
         page.locator("#tab-chat").focus()
         page.keyboard.press("ArrowRight")
         assert page.locator("#view-race").is_visible() and not page.locator("#view-chat").is_visible()

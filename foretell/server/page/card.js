@@ -18,7 +18,7 @@ export class Card {
     document.addEventListener("focusin", (event) => this.point(event.target));
     document.addEventListener("click", (event) => this.point(event.target));
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.hide());
-    addEventListener("scroll", () => this.hide(), { capture: true, passive: true });
+    addEventListener("scroll", () => this.scrolled(), { capture: true, passive: true });
   }
 
   point(target) {
@@ -47,6 +47,12 @@ export class Card {
     this.lit();
     this.owner = null;
     this.element.hidden = true;
+  }
+
+  /** Go along with a token that has the focus; leave one that was only pointed at. */
+  scrolled() {
+    if (this.owner && this.owner === document.activeElement) this.settle(this.owner.getBoundingClientRect());
+    else this.hide();
   }
 
   /** Mark the tokens and the column of one round. */

@@ -75,7 +75,7 @@ export class Chat {
     part("message").value = "";
     this.shown.set(answer.element, answer);
     part("conversation").append(question, answer.element);
-    this.follow(true);
+    this.follow();
     this.stopper = new AbortController();
     this.drawState();
     announce("The model is answering");
@@ -118,18 +118,13 @@ export class Chat {
     part("conversation").setAttribute("aria-busy", String(this.busy));
   }
 
+  /** Whether the last words are in sight, just above the composer. */
   isAtEnd() {
-    const { scrollTop, scrollHeight, clientHeight } = scroller();
-    return scrollHeight - scrollTop - clientHeight < NEAR;
+    const end = part("conversation").lastElementChild.getBoundingClientRect().bottom;
+    return end - part("composer").getBoundingClientRect().top < NEAR;
   }
 
   follow() {
-    scroller().scrollTop = scroller().scrollHeight;
+    part("conversation").lastElementChild.scrollIntoView({ block: "end" });
   }
-}
-
-/** What scrolls: the conversation, or the whole page where there is no room for both. */
-function scroller() {
-  const own = part("conversation");
-  return getComputedStyle(own).overflowY === "auto" ? own : document.scrollingElement;
 }

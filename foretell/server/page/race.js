@@ -143,6 +143,7 @@ export class Race {
     await replay(Object.values(this.lanes), asked);
     part("verdict").hidden = false;
     part("race-replay").disabled = false;
+    part("verdict").scrollIntoView({ block: "nearest" });
     this.say("");
     announce(`${part("race-ratio").textContent}. ${part("race-same").textContent}`);
   }

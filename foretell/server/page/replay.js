@@ -43,7 +43,7 @@ export class Lane {
   finish() {
     const { tokens, perStep, speed } = this.run.tally;
     const first = this.run.tally.rounds[0]?.at_ms ?? 0;
-    this.parts.figures.textContent = `${tokens} tokens, ${fixed(speed)} a second, ${fixed(perStep, 2)} a step; the first after ${fixed(first, 0)} ms`;
+    this.parts.figures.textContent = `${tokens} tokens · ${fixed(speed)}/s · ${fixed(perStep, 2)} a step · first after ${fixed(first, 0)} ms`;
   }
 
   find(element) {
