@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from functools import cached_property
 from typing import Any
 
 from foretell.bench.item import Item
@@ -24,16 +25,26 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Rung:
-    """The arms that took part, how many texts each was to write, and for how long."""
+    """The arms that took part, what each wrote, and for how long."""
 
     arms: tuple[Arm, ...]
-    texts: int
+    samples: tuple[Sample, ...]
     seconds: float
+
+    @property
+    def texts(self) -> int:
+        """Texts that plain decoding wrote, which it does for all."""
+        return sum(sample.arm == PLAIN.name for sample in self.samples)
+
+    @cached_property
+    def cells(self) -> dict[str, Cell]:
+        """What is seen of each arm here alone; those that went on were chosen by what was seen before."""
+        return {cell.arm: cell for cell in summarise(self.samples, [arm.name for arm in self.arms])[1]}
 
 
 @dataclass
 class Search:
-    """Arms that are tried within a time. `rungs` and `samples` grow, so that one that is stopped leaves what it has."""
+    """Arms that are tried within a time. `rungs` grows, so that one that is stopped leaves what it has."""
 
     stage: Stage
     arms: Sequence[Arm]
@@ -44,8 +55,8 @@ class Search:
     watch: Watch
     after: Callable[[], None] = lambda: None  # called when a rung is done
     rungs: list[Rung] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)  # of all rungs: what was seen of an arm stays seen
     _passes: int = 0
+    _begun: int = 0  # texts that were taken up, so that the next are others
 
     def run(self) -> None:
         """To the end of the time."""
@@ -55,53 +66,63 @@ class Search:
             self._climb(arms, self.clock() + (end - self.clock()) / left)
             self.after()
             left -= 1
-            better = [arm for arm, _ in self.standing() if arm in arms]
-            arms = better[: max(FINALISTS, math.ceil(len(arms) / KEPT))]
+            arms = self._better()[: max(FINALISTS, math.ceil(len(arms) / KEPT))]
 
     def _climb(self, arms: Sequence[Arm], until: float) -> None:
-        """One rung: passes over more and more texts until its time is over, of which the first is always made."""
-        began, before, number = self.clock(), self._written, 0
-        texts = cycle(self.items)
+        """One rung: passes over more and more texts until its time is over; one text is always written."""
+        began, number, samples = self.clock(), 0, list[Sample]()
         try:
             while number == 0 or self.clock() < until:
-                some = list(islice(texts, min(len(self.items), FIRST_TEXTS << number)))
-                self._pass(arms, some, until if number else math.inf)
+                self._pass(arms, min(len(self.items), FIRST_TEXTS << number), until, samples)
                 number += 1
         except OutOfTime:
             pass
         finally:
-            if self._written > before:
-                self.rungs.append(Rung(tuple(arms), self._written - before, self.clock() - began))
+            if samples:
+                self.rungs.append(Rung(tuple(arms), tuple(samples), self.clock() - began))
 
-    def _pass(self, arms: Sequence[Arm], items: Sequence[Item], until: float) -> None:
-        """Every arm writes these texts, plain decoding among them."""
+    def _pass(self, arms: Sequence[Arm], texts: int, until: float, samples: list[Sample]) -> None:
+        """Every arm writes the next texts, plain decoding among them, each time in another order."""
         new: list[Sample] = []
+        everybody = [PLAIN, *arms]
+        random.Random(self._passes).shuffle(everybody)
+        items = [self.items[i % len(self.items)] for i in range(self._begun, self._begun + texts)]
 
         def look(done: int, total: int, what: str) -> None:
             if done and self.clock() >= until:
                 raise OutOfTime
+            self._begun += done < total
             self.watch(done, total, f"{len(arms)} arms, {what.partition(',')[0]}")
 
         try:
-            measure(self.stage, [PLAIN, *arms], items, replace(self.plan, rounds=1), new, look)
+            measure(self.stage, everybody, items, replace(self.plan, rounds=1), new, look)
         finally:
-            self.samples += [replace(sample, round=self._passes) for sample in new]
+            samples += [replace(sample, round=self._passes) for sample in new]
             self._passes += 1
 
-    @property
-    def _written(self) -> int:
-        """Texts that plain decoding has written, which it does for all."""
-        return sum(sample.arm == PLAIN.name for sample in self.samples)
+    def _better(self) -> list[Arm]:
+        """The arms of the last rung, the faster ones first by all that was seen of them in any."""
+        seen = {name: cell.speedup for name, cell in self._all_cells().items()}
+        last = self.rungs[-1].arms if self.rungs else ()
+        timed = [(speedup, arm) for arm in last if (speedup := seen.get(arm.name)) is not None]
+        return [arm for _, arm in sorted(timed, key=lambda pair: -pair[0])]
+
+    def _all_cells(self) -> dict[str, Cell]:
+        samples = [sample for rung in self.rungs for sample in rung.samples]
+        return {cell.arm: cell for cell in summarise(samples, [arm.name for arm in self.arms])[1]}
 
     def standing(self) -> list[tuple[Arm, Cell]]:
-        """Every arm that was timed, with all that was seen of it: who came farther first, then who is faster."""
-        _, cells = summarise(self.samples, [arm.name for arm in self.arms])
-        seen = {cell.arm: (cell, cell.speedup) for cell in cells if cell.speedup is not None}
+        """Every arm that was timed, as its last rung saw it: who came farther first, then who is faster.
+
+        A rung of one text tells no interval; then what was seen before counts as well.
+        """
         found: dict[str, tuple[Arm, Cell]] = {}
+        whole = self._all_cells()
         for rung in reversed(self.rungs):
-            timed = [(seen[arm.name], arm) for arm in rung.arms if arm.name in seen]
-            for (cell, _), arm in sorted(timed, key=lambda pair: -pair[0][1]):
-                found.setdefault(arm.name, (arm, cell))
+            timed = [(cell.speedup, arm) for arm in rung.arms if (cell := rung.cells.get(arm.name)) and cell.speedup]
+            for _, arm in sorted(timed, key=lambda pair: -pair[0]):
+                cell = rung.cells[arm.name]
+                found.setdefault(arm.name, (arm, cell if cell.speedup_interval else whole[arm.name]))
         return list(found.values())
 
 
