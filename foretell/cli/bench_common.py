@@ -29,6 +29,11 @@ def look_at(args: argparse.Namespace) -> Opened:
     return open_model(config.model, config, say_on_stderr)
 
 
+def weights(target: Opened) -> str:
+    """What its weights are made of."""
+    return str(target.dtype).removeprefix("torch.") if target.bits is None else f"int{target.bits}"
+
+
 def add_result_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags for results: for programs, and for people with a browser."""
     add_output_arguments(parser)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +159,7 @@ def conditions(args: argparse.Namespace, plan: ComparePlan, peers: list[Peer]) -
 
     return {
         "version": __version__,
+        "date": str(date.today()),
         "peers": {peer.name: peer.describe() for peer in peers},
         "workload": args.asked,
         "max_tokens": plan.max_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from foretell.bench.workloads import OWN, WORKLOADS, load
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, budgets, look_at, numbers, tell, wholes, words
+from .bench_common import add_result_arguments, budgets, look_at, numbers, tell, weights, wholes, words
 from .command import Command
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def measure(args: argparse.Namespace, target: Opened, arms: list[Arm], plan: Pla
     llm = open_with(arms, **given_options(args, EngineConfig))
     if not llm.assembly.profiler.controller.costs.known:
         llm.measure()
-    order = Order(args.bench, arms, items, plan, conditions(args, llm, arms, plan))
+    order = Order(args.bench, arms, items, plan, conditions(args, llm, target, arms, plan))
     done = run(order, EngineStage(llm, Seats(llm, target)), Progress())
     report(args, done)
     if done.stopped is not None:
@@ -161,13 +162,15 @@ def report(args: argparse.Namespace, done: Finished) -> None:
     tell(args, markdown(result), remarks(result), result.as_json(), lambda: page(result))
 
 
-def conditions(args: argparse.Namespace, llm: LLM, arms: list[Arm], plan: Plan) -> dict[str, Any]:
+def conditions(args: argparse.Namespace, llm: LLM, target: Opened, arms: list[Arm], plan: Plan) -> dict[str, Any]:
     """What a reader needs to measure it again."""
     from foretell.bench.machine import describe
 
     return {
         "version": __version__,
+        "date": str(date.today()),
         "model": llm.config.model,
+        "weights": weights(target),
         "workload": args.asked,
         "drafters": {arm.name: arm.speculation.num_speculative_tokens for arm in arms},
         "temperatures": list(plan.temperatures),

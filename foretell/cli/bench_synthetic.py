@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
@@ -12,11 +13,12 @@ from foretell.bench.workloads import load
 from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, look_at, numbers, tell, wholes
+from .bench_common import add_result_arguments, look_at, numbers, tell, weights, wholes
 from .command import Command
 
 if TYPE_CHECKING:
     from foretell.bench.synthetic import SyntheticFindings
+    from foretell.build import Opened
     from foretell.llm import LLM
 
 OFF = 1  # the exit code where the law does not hold, or a text differs
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     llm = LLM(drafter="ngram", **given_options(args, EngineConfig))
     settings = {setting.arm.name: setting for setting in plan.settings}
     stage = SyntheticBatches(llm, Seats(llm, target), Plan(max_tokens=plan.max_tokens), settings)
-    found = run_synthetic(stage, load("own"), plan, Progress(), conditions(llm, plan))
+    found = run_synthetic(stage, load("own"), plan, Progress(), conditions(llm, target, plan))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
@@ -81,13 +83,15 @@ def report(args: argparse.Namespace, found: SyntheticFindings) -> None:
     tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
-def conditions(llm: LLM, plan: SyntheticPlan) -> dict[str, Any]:
+def conditions(llm: LLM, target: Opened, plan: SyntheticPlan) -> dict[str, Any]:
     """What a reader needs to measure it again."""
     from foretell.bench.machine import describe
 
     return {
         "version": __version__,
+        "date": str(date.today()),
         "model": llm.config.model,
+        "weights": weights(target),
         "max_tokens": plan.max_tokens,
         "rounds": plan.rounds,
         "machine": describe(llm),

@@ -8,6 +8,7 @@ from typing import Literal
 
 from .scales import Tick
 
+LONG = 18  # characters of a name
 COLOURS = 8  # that the page has for series; then they come again
 
 
@@ -47,7 +48,7 @@ class Key:
 
 @dataclass(frozen=True)
 class RowChart:
-    """Rows over one scale; `guide` is a place on it that matters, with its word."""
+    """Rows over one scale; `guide` is a place on it that matters, with its word; `folded` are behind a click."""
 
     title: str
     about: str
@@ -55,6 +56,12 @@ class RowChart:
     ticks: Sequence[Tick] = ()
     legend: Sequence[Key] = ()
     guide: Tick | None = None
+    folded: Sequence[Row] = ()
+
+    @property
+    def long_names(self) -> bool:
+        """Whether names need more room than a word."""
+        return any(len(row.name) > LONG for row in (*self.rows, *self.folded) if not row.heading)
 
 
 @dataclass(frozen=True)

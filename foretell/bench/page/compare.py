@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ..compare import CompareCell, CompareFindings, CompareSample
 from ..compare_report import markdown, remarks
-from .charts import Key, Row, RowChart, Shape, Tile, colour, interval_shapes
+from .charts import Row, RowChart, Shape, Tile, colour, interval_shapes
 from .render import render
 from .scales import Tick, ratio_scale, value_scale
 from .tables import table_of
@@ -60,7 +60,7 @@ def speeds(found: CompareFindings, colours: dict[str, str]) -> RowChart:
         return Row(cell.arm, shapes, f"{cell.tokens_per_second:.1f}", "tokens/s", f"{cell.tokens} tokens")
 
     rows = _by_task(found, row)
-    return RowChart("Tokens a second", "Behind the first words, medians.", rows, ticks, _legend(colours))
+    return RowChart("Tokens a second", "Behind the first words, medians.", rows, ticks)
 
 
 def ratios(found: CompareFindings, colours: dict[str, str]) -> RowChart:
@@ -78,7 +78,7 @@ def ratios(found: CompareFindings, colours: dict[str, str]) -> RowChart:
 
     about = f"{found.baseline}'s time a token over the peer's, by pairs of the same prompt and round."
     guide = Tick(scale.at(1.0), found.baseline)
-    return RowChart("How many times as fast", about, _by_task(found, row), ticks, _legend(colours), guide)
+    return RowChart("How many times as fast", about, _by_task(found, row), ticks, guide=guide)
 
 
 def accepted(found: CompareFindings, colours: dict[str, str]) -> RowChart:
@@ -101,10 +101,6 @@ def _by_task(found: CompareFindings, row: _RowOf) -> list[Row]:
     for task in dict.fromkeys(cell.task for cell in found.cells):
         rows += [Row(task, heading=True), *(row(cell) for cell in found.cells if cell.task == task)]
     return rows
-
-
-def _legend(colours: dict[str, str]) -> list[Key]:
-    return [Key(name, css) for name, css in colours.items()]
 
 
 def texts(samples: Sequence[CompareSample], baseline: str) -> list[ShownText]:

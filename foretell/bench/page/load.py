@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..load import OFF, LoadCell, LoadFindings
 from ..load_report import markdown, remarks
-from .charts import Key, Row, RowChart, Shape, Tile, colour, interval_shapes
+from .charts import Row, RowChart, Shape, Tile, colour, interval_shapes
 from .render import render
 from .scales import Tick, duration, ratio_scale, time_scale, value_scale
 from .tables import table_of
@@ -51,7 +51,7 @@ def ratios(found: LoadFindings, colours: dict[str, str]) -> RowChart:
 
     about = "Tokens a second over those with speculation off, by pairs of slices."
     guide = Tick(scale.at(1.0), "off")
-    return RowChart("How many times as fast", about, _by_load(found, row), ticks, _legend(colours), guide)
+    return RowChart("How many times as fast", about, _by_load(found, row), ticks, guide=guide)
 
 
 def speeds(found: LoadFindings, colours: dict[str, str]) -> RowChart:
@@ -61,7 +61,7 @@ def speeds(found: LoadFindings, colours: dict[str, str]) -> RowChart:
         shapes = [Shape("box", 0.0, scale.at(cell.tokens_per_second), colours[cell.arm])]
         return Row(cell.arm, shapes, f"{cell.tokens_per_second:.1f}", "tokens/s", f"{cell.requests} requests")
 
-    return RowChart("Tokens a second", "Of all callers together.", _by_load(found, row), ticks, _legend(colours))
+    return RowChart("Tokens a second", "Of all callers together.", _by_load(found, row), ticks)
 
 
 def first_words(found: LoadFindings, colours: dict[str, str]) -> RowChart:
@@ -91,7 +91,7 @@ def _waits(
         places = (scale.at(middle), scale.at(middle), scale.at(high))
         return Row(cell.arm, interval_shapes(places, colours[cell.arm]), duration(middle), f"p99 {duration(high)}")
 
-    return RowChart(title, about, _by_load(found, row), ticks, _legend(colours))
+    return RowChart(title, about, _by_load(found, row), ticks)
 
 
 def _by_load(found: LoadFindings, row: Callable[[LoadCell], Row]) -> list[Row]:
@@ -99,7 +99,3 @@ def _by_load(found: LoadFindings, row: Callable[[LoadCell], Row]) -> list[Row]:
     for load in dict.fromkeys(cell.load for cell in found.cells):
         rows += [Row(load, heading=True), *(row(cell) for cell in found.cells if cell.load == load)]
     return rows
-
-
-def _legend(colours: dict[str, str]) -> list[Key]:
-    return [Key(name, css) for name, css in colours.items()]

@@ -98,14 +98,15 @@ def ratios(series: Sequence[Series]) -> RowChart:
         note = f"{cell.texts} texts, {cell.tokens} tokens"
         return Row(name, interval_shapes(places, colour), f"{cell.speedup:.2f}×", between, note)
 
+    rows, folded = by_task(series, row)
     return RowChart(
         "How many times as fast",
         "Plain decoding's time a token over that with guesses. The line through a dot is what other texts of the task "
         "and other rounds would give, with 95% confidence.",
-        by_task(series, row),
+        rows,
         ticks,
-        _legend(series),
-        Tick(scale.at(1.0), "plain"),
+        guide=Tick(scale.at(1.0), "plain"),
+        folded=folded,
     )
 
 
@@ -117,13 +118,14 @@ def accepted(series: Sequence[Series]) -> RowChart:
         note = f"{cell.tokens} tokens in {cell.steps} steps"
         return Row(name, [Shape("box", 0.0, max(end, 0.4), colour)], f"{cell.accepted_per_step:.2f}", note=note)
 
+    rows, folded = by_task(series, row)
     return RowChart(
         "Tokens a step yields",
         "Guesses that stood and the model's own token; 1 is plain decoding. A step with guesses takes somewhat longer, "
         "so the ratio above is smaller.",
-        by_task(series, row),
+        rows,
         ticks,
-        _legend(series),
+        folded=folded,
     )
 
 
@@ -131,7 +133,7 @@ def positions(series: Sequence[Series]) -> ColumnChart:
     panels = [Panel(each.name, each.colour, _columns(each.overall.places)) for each in series]
     return ColumnChart(
         "How far guesses stand",
-        "Of the drafts that reach a place, the share that stands up to it: 1 is the first guess. "
+        "Of the drafts that reach a place, how many in a hundred stand up to it; 1 is the first guess. "
         f"Places that fewer than {FEWEST} drafts reached are left out.",
         panels,
     )
@@ -160,14 +162,16 @@ def time_split(series: Sequence[Series]) -> RowChart:
         shares = [f"{100 * cell.time[part]:.0f}" for part, _, _ in PARTS]
         return Row(name, shapes, " / ".join(shares), "%", "; ".join(told))
 
-    scale, ticks = value_scale([100.0], unit="%")
+    _, ticks = value_scale([100.0], unit="%")
+    rows, folded = by_task(series, row)
     return RowChart(
         "Where the time goes",
         "From asking to the end of a text, prompts being cached: guessing, checking in the target's forwards, and the "
         "rest, which is the host's.",
-        by_task(series, row),
+        rows,
         ticks,
         [Key(words, css) for _, words, css in PARTS],
+        folded=folded,
     )
 
 
@@ -181,10 +185,6 @@ def token_waits(series: Sequence[Series]) -> RowChart:
         "Behind a text's first token; a step that brings several shares its time among them.",
         found,
     )
-
-
-def _legend(series: Sequence[Series]) -> list[Key]:
-    return [each.key for each in series] if len(series) > 1 else []
 
 
 def table(result: Result) -> Table:

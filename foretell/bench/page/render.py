@@ -58,6 +58,11 @@ def flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
         words = f"{before}{name.replace('_', ' ')}"
         if isinstance(value, Mapping):
             found += flat(value, f"{words}: ")
-        elif value is not None:
-            found.append((words, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)))
+        else:
+            found.append((words, ", ".join(map(_word, value)) if isinstance(value, list | tuple) else _word(value)))
     return found
+
+
+def _word(value: Any) -> str:
+    """What was left open is so for a reason: each request or the engine decides."""
+    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

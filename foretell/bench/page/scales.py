@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)
-MOST_TICKS = 6
+MOST_TICKS = 7
 
 
 @dataclass(frozen=True)

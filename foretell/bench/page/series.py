@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..report import degree
 from ..results import Cell, Result
-from .charts import Key, Row, colour
+from .charts import Row, colour
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,8 @@ class Series:
     overall: Cell
     cells: Sequence[Cell]
 
-    @property
-    def key(self) -> Key:
-        return Key(self.name, self.colour)
 
+MANY = 3  # series, above which tasks are behind a click
 
 RowOf = Callable[[str, Cell, str], Row]  # of a name, a cell and a colour
 
@@ -43,15 +41,19 @@ def _setting(cell: Cell) -> tuple[str, float | None, int]:
     return cell.arm, cell.temperature, cell.batch
 
 
-def by_task(series: Sequence[Series], row: RowOf) -> list[Row]:
-    """A row for each task; where there are several series, a heading for each task and a row for each of them."""
-    tasks = list(dict.fromkeys(cell.task for each in series for cell in each.cells))
+def by_task(series: Sequence[Series], row: RowOf) -> tuple[list[Row], list[Row]]:
+    """Rows of a chart, and those behind a click.
+
+    One series has a row for each task; several have a row each over all tasks, and then a heading for each task; where
+    there are many, the tasks are behind a click.
+    """
     if len(series) == 1:
         (only,) = series
         rows = [row(cell.task, cell, only.colour) for cell in only.cells]
-        return [*rows, row("all tasks", only.overall, only.colour)]
+        return [*rows, row("all tasks", only.overall, only.colour)], []
     found: list[Row] = []
-    for task in tasks:
+    for task in dict.fromkeys(cell.task for each in series for cell in each.cells):
         mine = [row(each.name, cell, each.colour) for each in series for cell in each.cells if cell.task == task]
         found += [Row(task, heading=True), *mine]
-    return [*found, Row("all tasks", heading=True), *(row(each.name, each.overall, each.colour) for each in series)]
+    overall = [Row("all tasks", heading=True), *(row(each.name, each.overall, each.colour) for each in series)]
+    return (overall, found) if len(series) > MANY else ([*overall, *found], [])
