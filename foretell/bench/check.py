@@ -18,7 +18,7 @@ from .item import Item
 from .measure import Watch
 from .peers import SAMPLE, Asked, Endpoint, Reply
 
-TASKS = ("chat", "code", "summary", "extraction", "edit", "story")
+TASKS = ("chat", "code", "extraction", "edit", "translation", "story")
 MAX_TOKENS = 48
 REQUESTS = 12
 ON, OFF = "with guesses", "without"

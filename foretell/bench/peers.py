@@ -28,6 +28,7 @@ SALTED: Mapping[str, Callable[[str], Mapping[str, Any]]] = {
     "llamacpp": lambda salt: {"cache_prompt": False},
 }
 
+SHORTEST = 8  # tokens
 TELLS = ("foretell", "llamacpp")  # their answers tell of guesses
 
 
@@ -44,8 +45,8 @@ class Reply:
 
     @property
     def a_token(self) -> float | None:
-        """Seconds for a token behind the first words."""
-        if self.error is not None or self.first is None or self.tokens < 2 or self.last <= self.first:
+        """Seconds for a token behind the first words; a text of a few tokens tells nothing of speed."""
+        if self.error is not None or self.first is None or self.tokens < SHORTEST or self.last <= self.first:
             return None
         return (self.last - self.first) / (self.tokens - 1)
 

@@ -51,7 +51,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class SyntheticPlan:
-    """What is measured, and how much of it; `drafts` are as many as a cell should have at least."""
+    """What is measured, and how much of it."""
 
     rates: tuple[float, ...] = (0.5, 0.8, 0.95)
     lengths: tuple[int, ...] = (4, 8)
@@ -78,14 +78,14 @@ class SyntheticPlan:
         return [Setting(*each) for each in itertools.product(self.rates, self.lengths, MODES)]
 
 
-QUICK = SyntheticPlan(rates=(0.8,), lengths=(4,), max_tokens=48, texts=4, rounds=2)
+QUICK = SyntheticPlan(rates=(0.8,), lengths=(4,), max_tokens=64, rounds=2)
 
 
 class SyntheticStage(BatchStage, Protocol):
-    """A stage that tells how far drafts went."""
+    """A stage that tells how far drafts stood."""
 
-    def take_drafts(self, arm: Arm) -> Counter[tuple[int, int]]:
-        """Since it was last asked, by how far they went and how far they stood."""
+    def take_drafts(self, arm: Arm) -> Counter[int]:
+        """Whole ones since it was last asked, by how many of their guesses stood."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _Record:
     """What one arm wrote at one batch size: for each batch its rounds."""
 
     written: list[list[Together]]
-    drafts: Counter[tuple[int, int]] = field(default_factory=Counter)
+    drafts: Counter[int] = field(default_factory=Counter)
 
 
 def run_synthetic(
@@ -197,9 +197,8 @@ def measure_batch(
 
 def cell_of(setting: Setting, batch: int, ours: _Record, plain: _Record) -> SyntheticCell:
     """What one setting's texts say beside plain ones."""
-    whole = {stood: count for (went, stood), count in ours.drafts.items() if went == setting.length}
-    drafts = sum(whole.values())
-    found = sum((stood + 1) * count for stood, count in whole.items()) / drafts if drafts else 0.0
+    drafts = ours.drafts.total()
+    found = sum((stood + 1) * count for stood, count in ours.drafts.items()) / drafts if drafts else 0.0
     expected = setting.expected(batch)
     pairs = [list(zip(*each, strict=True)) for each in zip(plain.written, ours.written, strict=True)]
     ratios = [[one.a_token / other.a_token for one, other in rounds] for rounds in pairs]

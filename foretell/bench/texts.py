@@ -48,12 +48,13 @@ def records(samples: Sequence[Sample], spell: Spell) -> tuple[TextRecord, ...]:
         if each.round == 0 and each.job.batch == smallest:
             found.setdefault((each.job.item, each.job.turn, each.temperature), []).append(each)
     whole = [group for group in found.values() if any(each.arm == PLAIN.name for each in group)]
-    return tuple(record for group in whole for record in _records(group, spell))
+    arms = list(dict.fromkeys((PLAIN.name, *(each.arm for each in samples))))
+    return tuple(record for group in whole for record in _records(group, arms, spell))
 
 
-def _records(group: Sequence[Sample], spell: Spell) -> list[TextRecord]:
+def _records(group: Sequence[Sample], arms: Sequence[str], spell: Spell) -> list[TextRecord]:
     """One for each of the texts that were written side by side."""
-    ranked = sorted(group, key=lambda each: each.arm != PLAIN.name)
+    ranked = sorted(group, key=lambda each: arms.index(each.arm))
     plain = ranked[0].written
     found: list[TextRecord] = []
     for place, job in enumerate(ranked[0].job.all):

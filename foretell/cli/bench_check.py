@@ -15,6 +15,7 @@ from .command import Command
 
 if TYPE_CHECKING:
     from foretell.bench.check import CheckFindings
+    from foretell.bench.item import Item
 
 FAILED = 1  # the exit code where a request failed or a text differs
 
@@ -31,12 +32,18 @@ def run(args: argparse.Namespace) -> int:
 
     endpoint = Endpoint.named(args.url, args.api_key)
     endpoint.meet()
-    items, _ = take(load("own", tasks=TASKS), 2, lambda item: True)
-    found = run_check(endpoint, [*items[::2], *items[1::2]], Progress(), conditions(endpoint))
+    found = run_check(endpoint, short_prompts(), Progress(), conditions(endpoint))
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
     return FAILED if found.reasons or found.facts.same_text is False else 0
+
+
+def short_prompts() -> list[Item]:
+    """The two shortest of each task, first one of each."""
+    ranked = sorted(load("own", tasks=TASKS), key=lambda item: len(str(item.messages)))
+    items, _ = take(sorted(ranked, key=lambda item: TASKS.index(item.task)), 2, lambda item: True)
+    return [*items[::2], *items[1::2]]
 
 
 def report(args: argparse.Namespace, found: CheckFindings) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.bench.check import OFF, ON, Facts, arms_of, facts_of, run_check, running
+from foretell.bench.check import OFF, ON, TASKS, Facts, arms_of, facts_of, run_check, running
 from foretell.bench.check_report import markdown, remarks
 from foretell.bench.compare import CompareSample
 from foretell.bench.item import Item
@@ -128,7 +128,7 @@ def test_our_own_server(capsys: pytest.CaptureFixture[str], server: ServerProces
     told = json.loads(out.splitlines()[-1])
     assert told["verdict"] in ("pays", "makes no difference", "costs time", "is off")
     assert told["requests_per_second"] > 0 and told["same_text"] is True and told["errors"] == 0
-    assert {row["task"] for row in told["cells"]} == {"chat", "code", "summary", "extraction", "edit", "story"}
+    assert {row["task"] for row in told["cells"]} == set(TASKS)
     assert "Speculation " in out and "12 requests one after the other" in out
     assert "Foretell bench: check" in page.read_text()
 

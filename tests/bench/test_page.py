@@ -43,7 +43,7 @@ class Writing(FakeStage):
         if arm.name == "plain":
             return replace(written, pace=pace)
         origins = tuple("target" if i % 3 else "ngram" for i in range(len(written.tokens)))
-        return replace(written, pace=pace, origins=origins, places=Places((40, 30, 20, 6, 2), (30, 15, 6)))
+        return replace(written, pace=pace, origins=origins, places=Places((40, 30, 20, 6, 1), (30, 15, 6)))
 
     def spell(self, tokens: Any) -> list[str]:
         return [f"{NASTY} word{token} " for token in tokens]
