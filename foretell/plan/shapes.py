@@ -19,7 +19,7 @@ class Experts:
 
     def touched(self, rows: float) -> float:
         """How many of them so many rows need, where each row's choice is as good as drawn at random."""
-        return self.count * (1 - (1 - self.used / self.count) ** rows)
+        return float(self.count * (1 - (1 - self.used / self.count) ** rows))
 
 
 @dataclass(frozen=True)
