@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,8 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
-from .bench_common import numbers, wholes, words
+from .bench_common import add_result_arguments, numbers, tell, wholes, words
 from .command import Command
-from .common import add_output_arguments, give
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=int, default=plan.max_tokens, metavar="N", help=f"the most a text ({plan.max_tokens})"
     )
     group.add_argument("--temperature", type=float, metavar="T", help="default: as the model recommends")
-    add_output_arguments(parser)
+    add_result_arguments(parser)
     add_options(parser.add_argument_group("model, of a server that is started"), EngineConfig)
     without = frozenset({"num_speculative_tokens", "num_speculative_tokens_per_batch_size"})
     add_options(parser.add_argument_group("speculation, of a server that is started"), SpeculationConfig, skip=without)
@@ -78,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         arms = arms_of(*servers(args, settings, stack))
         check(arms, items, plan)
         found = run_load(arms, items, plan, Progress(), conditions(args, plan, arms, settings))
-    tell(args, found)
+    report(args, found)
     if found.stopped is not None:
         raise found.stopped
     return FAILED if found.errors else 0
@@ -117,13 +115,11 @@ def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack
     return adaptive, Address.parse(other.url)
 
 
-def tell(args: argparse.Namespace, found: LoadFindings) -> None:
-    """Standard output is for the table, or with --json for the JSON alone."""
+def report(args: argparse.Namespace, found: LoadFindings) -> None:
     from foretell.bench.load_report import markdown, remarks
+    from foretell.bench.page.load import page
 
-    stream = sys.stderr if args.json else sys.stdout
-    print(markdown(found), "", *remarks(found), sep="\n", file=stream, flush=True)
-    give(found.as_json(), args)
+    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(

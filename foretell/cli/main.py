@@ -21,7 +21,9 @@ from .explain import EXPLAIN
 from .generate import GENERATE
 from .models import LIST, PULL
 from .pairs import PAIRS
+from .plan import PLAN
 from .serve import SERVE
+from .tune import TUNE
 
 COMMANDS = {
     "demo": DEMO,
@@ -29,6 +31,8 @@ COMMANDS = {
     "chat": CHAT,
     "serve": SERVE,
     "bench": BENCH,
+    "plan": PLAN,
+    "tune": TUNE,
     "certify": CERTIFY,
     "explain": EXPLAIN,
     "pairs": PAIRS,

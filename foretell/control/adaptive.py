@@ -194,6 +194,10 @@ class AdaptiveController(Controller):
     def decided(self) -> dict[Decision, int]:
         return self.decisions.counts
 
+    @property
+    def standing(self) -> tuple[bool, str]:
+        return self.decisions.on, self.decisions.reason
+
     def _candidates(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> list[Candidate]:
         found, cap, ledger = [], self.settings.cap(seq), self.lessons.ledger(seq)
         for arm in seq.request.drafters:

@@ -21,6 +21,7 @@ from foretell.version import VERSION
 
 from .failures import Failure, failure_of, invalid_body
 from .guards import BodyGuard, KeyGuard
+from .pages import page_routes
 from .protocol import CompletionBody
 from .protocol_chat import ChatBody, DetokenizeBody, TokenizeBody
 from .reporter import Reporter
@@ -57,6 +58,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(writing_routes(service))
     app.include_router(telling_routes(service))
     app.include_router(spelling_routes(service))
+    app.include_router(page_routes())
     _add_handlers(app, service)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     config = service.config

@@ -29,7 +29,7 @@ class Library:
         self._linear.restype = None
         self._step = loaded.foretell_step
         self._step.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-        self._step.restype = None
+        self._step.restype = ctypes.c_bool
         self._top = loaded.foretell_top
         self._top.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p)
         self._top.restype = None
@@ -43,7 +43,8 @@ class Library:
 
     def step(self, model: ModelRecord, step: StepRecord) -> None:
         """All layers and the head over a step's rows; results go where `step` says."""
-        self._step(ctypes.addressof(model), ctypes.addressof(step), torch.get_num_threads())
+        if not self._step(ctypes.addressof(model), ctypes.addressof(step), torch.get_num_threads()):
+            raise MemoryError(f"a step of {step.rows} rows does not fit in memory; lower max_num_batched_tokens")
 
     def top(self, x: Tensor, count: int) -> list[list[int]]:
         """Where the `count` largest of each row of x [rows, width] are, float32 on a CPU, best first; at most 64."""
