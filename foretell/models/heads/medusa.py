@@ -1,0 +1,50 @@
+"""Medusa heads: each guesses one place further, all from the target's last state."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..layers import Linear
+from .base import Head
+from .config import MedusaConfig
+
+
+class MedusaHead(Head[MedusaConfig]):
+    """Blocks that start as nothing, so that an untrained head says what the target's own output says."""
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__(config)
+        width = config.layer.width
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(Linear(width, width, config.bias) for _ in range(config.layers)) for _ in range(config.heads)
+        )
+        if config.own_output:  # an output matrix for each head, one under another
+            self.output = Linear(width, config.heads * config.outputs)
+
+    def start(self, generator: torch.Generator) -> None:
+        super().start(generator)
+        with torch.no_grad():
+            for parameter in self.blocks.parameters():
+                parameter.zero_()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The target's last states [..., width] -> those of each head, [..., heads, width]."""
+        x = self.tapped(features)
+        return torch.stack([_through(x, blocks) for blocks in self.blocks], -2)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., heads, width] -> [..., heads, outputs], over `draft_ids`."""
+        if not self.config.own_output:
+            return self.scores(states)
+        assert self.output.weight is not None, "each head reads its own rows of it"
+        parts = zip(states.unbind(-2), self.output.weight.chunk(self.config.heads), strict=True)
+        return torch.stack([F.linear(state, rows).float() for state, rows in parts], -2)
+
+
+def _through(x: Tensor, blocks: nn.Module) -> Tensor:
+    assert isinstance(blocks, nn.ModuleList), "a head is made of blocks"
+    for block in blocks:
+        x = x + F.silu(block(x))
+    return x
