@@ -25,6 +25,7 @@ class Document:
     tokens: Tokens
     begin: int
     temperature: float = 0.0  # the answer was drawn with
+    index: int = 0  # of the ask it came from, in order
     asides: tuple[tuple[int, int], ...] = ()  # stretches behind `begin` that are not learnt
 
     @property
@@ -55,7 +56,8 @@ def save_documents(documents: list[Document], path: Path) -> None:
         tokens=flat.astype(kind),
         lengths=np.array([len(each.tokens) for each in documents], np.int64),
         begins=np.array([each.begin for each in documents], np.int64),
-        temperatures=np.array([each.temperature for each in documents], np.float64),
+        temperatures=np.array([each.temperature for each in documents], np.float32),
+        indices=np.array([each.index for each in documents], np.int64),
     )
     os.replace(part, path)
 
@@ -65,12 +67,12 @@ def load_documents(path: Path) -> list[Document]:
     try:
         with np.load(path) as file:
             tokens, lengths = file["tokens"].astype(np.int64), file["lengths"]
-            begins, temperatures = file["begins"], file["temperatures"]
+            begins, temperatures, indices = file["begins"], file["temperatures"], file["indices"]
     except (OSError, ValueError, KeyError) as error:
         raise RequestError("answers", f"{path} cannot be read: {error}") from None
     pieces = np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else []
-    rows = zip(pieces, begins, temperatures, strict=True)
-    return [Document(piece, int(begin), float(temperature)) for piece, begin, temperature in rows]
+    rows = zip(pieces, begins, temperatures, indices, strict=True)
+    return [Document(tokens, int(begin), float(warmth), int(index)) for tokens, begin, warmth, index in rows]
 
 
 def data_hash(documents: list[Document]) -> str:
@@ -117,4 +119,4 @@ def joined(documents: list[Document], share: float, most: int, seed: int) -> lis
 def _string(parts: list[Document]) -> Document:
     starts = np.cumsum([0, *(len(each.tokens) for each in parts)]).tolist()
     asides = tuple((start, start + each.begin) for start, each in zip(starts[1:], parts[1:], strict=False))
-    return Document(np.concatenate([each.tokens for each in parts]), parts[0].begin, parts[0].temperature, asides)
+    return Document(np.concatenate([each.tokens for each in parts]), parts[0].begin, asides=asides)

@@ -1,0 +1,97 @@
+"""What trains one kind of drafter: what it makes of a batch of the target's states."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretell.models.heads import Head
+
+from .capture import Capture, Goal, States
+from .losses import Rows, Scored
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One batch's result: the loss to descend, and how far a chain of guesses would have come."""
+
+    loss: Tensor
+    hits: Tensor  # [places, steps]: whether each guess is the target's likeliest token
+    counted: Tensor  # [places, steps]: whether that place is one to guess
+
+    def sums(self) -> Tensor:
+        """[2, steps]: guesses that stand together with all before them, and places where there could be one."""
+        alive = (self.hits & self.counted).cumprod(-1)
+        return torch.stack([alive.sum(0), self.counted.cumprod(-1).sum(0)]).double()
+
+
+class Method(ABC):
+    """A drafter in training. `module` is what is served later, `trained` what is changed."""
+
+    module: nn.Module
+    taps: tuple[int, ...] = ()
+
+    @abstractmethod
+    def __call__(self, states: States, generator: torch.Generator) -> Progress: ...
+
+    @abstractmethod
+    def trained(self) -> list[nn.Parameter]: ...
+
+    @abstractmethod
+    def write(self, folder: Path, accuracy: tuple[float, ...]) -> None:
+        """The drafter as it is served."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What training has made of it, to go on from."""
+        head = self.module
+        return head.own_state() if isinstance(head, Head) else dict(head.state_dict())
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """What `state` gave."""
+        mine = self.state()
+        with torch.no_grad():
+            for name, tensor in state.items():
+                mine[name].copy_(tensor)
+
+
+@dataclass(frozen=True)
+class Goals:
+    """What the target says after every place behind which there is a token to guess, found by place."""
+
+    goal: Goal
+    row: Tensor  # [rows, length]: the goal's row for a place, -1 where there is none
+    tokens: Tensor  # [rows, length]
+    draft: Tensor  # [vocab]: the head's id of each token, -1 where it has none
+
+    def at(self, row: Tensor, place: Tensor, weight: float | Tensor) -> Rows:
+        """The target's word on the token behind these places."""
+        which = self.row[row, place]
+        label = self.draft[self.tokens[row, place + 1]]
+        given = torch.full(which.shape, weight, device=which.device) if isinstance(weight, float) else weight
+        return Rows(self.goal.probs[which], label, given)
+
+    def hits(self, row: Tensor, place: Tensor, scored: Scored) -> Tensor:
+        """Whether guesses of the token behind these places are the target's likeliest."""
+        return scored.guess == self.goal.best_draft[self.row[row, place]]
+
+
+def goals_of(capture: Capture, states: States, head: Head[Any]) -> Goals:
+    """Worked out once a batch: every step of every method reads the same rows."""
+    learnt = states.batch.learnt
+    wanted = torch.zeros_like(learnt)
+    wanted[:, :-1] = learnt[:, 1:]
+    row = torch.full(learnt.shape, -1, device=learnt.device)
+    row[wanted] = torch.arange(int(wanted.sum()), device=learnt.device)
+    draft = torch.full((head.config.vocab,), -1, device=learnt.device)
+    draft[head.draft_ids] = torch.arange(len(head.draft_ids), device=learnt.device)
+    return Goals(capture.goal(states.last[wanted], head.draft_ids), row, states.batch.tokens, draft)
+
+
+def mean_weight(goals: Goals) -> float:
+    """What one place weighs, so that a loss is a mean over places."""
+    return 1.0 / max(1, len(goals.goal.best))
