@@ -31,7 +31,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The objects of a file: one a line, or a list of them."""
     with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
         text = file.read()
-    return json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.split("\n") if line]
+    return (
+        json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.split("\n") if line]
+    )
 
 
 def joined(*parts: str) -> str:
@@ -109,7 +111,7 @@ def main() -> None:
     rng.shuffle(lines)
     with OPENERS.get(args.out.suffix, open)(args.out, "wt", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
-    print(f"{len(lines)} prompts {dict(Counter(kept.values()))}; {shared} left out: they share words with what is measured")
+    print(f"{len(lines)} prompts {dict(Counter(kept.values()))}; {shared} left out: they stand in what is measured")
 
 
 if __name__ == "__main__":

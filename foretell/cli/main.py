@@ -22,6 +22,7 @@ from .generate import GENERATE
 from .models import LIST, PULL
 from .pairs import PAIRS
 from .serve import SERVE
+from .train import TRAIN
 
 COMMANDS = {
     "demo": DEMO,
@@ -30,6 +31,7 @@ COMMANDS = {
     "serve": SERVE,
     "bench": BENCH,
     "certify": CERTIFY,
+    "train": TRAIN,
     "explain": EXPLAIN,
     "pairs": PAIRS,
     "check-pair": CHECK_PAIR,

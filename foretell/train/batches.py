@@ -27,7 +27,7 @@ class Batch:
 
 
 class Batches:
-    """The batch of any step, from (seed, step) alone: to go on after a kill, the step's number is all there is to know."""
+    """The batch of any step, from (seed, step) alone: a run that was killed needs no more than its step's number."""
 
     def __init__(self, documents: list[Document], tokens: int, seed: int, device: torch.device) -> None:
         self.documents, self.tokens, self.seed, self.device = documents, tokens, seed, device

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from foretell.models.heads import BlockHead, write_head
+from foretell.models.heads import BlockHead
 
 from .capture import Capture, States
 from .dense import spread
 from .losses import LK, Mix, Rows, rows_loss, surety_loss
-from .method import Method, Progress, goals_of
+from .method import HeadMethod, Progress, goals_of
 
 FADE = 4.0  # places over which a guess's weight falls to a third
 SPACING = 6  # tokens of a row for each anchor
 
 
-class BlockMethod(Method):
+class BlockMethod(HeadMethod[BlockHead]):
     """Anchors are drawn anew for every batch."""
 
     def __init__(self, head: BlockHead, capture: Capture, mix: Mix = LK) -> None:
-        self.module = self.head = head
-        self.capture, self.mix = capture, mix
-        self.taps = head.config.taps
-
-    def trained(self) -> list[nn.Parameter]:
-        return self.head.trained()
+        super().__init__(head, capture)
+        self.mix = mix
 
     def __call__(self, states: States, generator: torch.Generator) -> Progress:
         tokens, learnt, head = states.batch.tokens, states.batch.learnt, self.head
@@ -39,8 +33,7 @@ class BlockMethod(Method):
         read = head.remember(head.fuse(states.features), head.turn(everywhere))
         places = anchors[..., None] + torch.arange(head.config.block, device=tokens.device)
         attend = BlockAttend(head.config.layer.scale, head.config.causal_in_block, read, anchors)
-        turn = head.turn(places.clamp_max(tokens.shape[1] - 1))
-        said = head.guessing(head(tokens.gather(1, anchors), turn, attend))
+        said = head.guessing(head(tokens.gather(1, anchors), head.turn(places), attend))
         wanted = _wanted(learnt, anchors, real, head.config.drafts)
         row, anchor, step = wanted.nonzero(as_tuple=True)
         place = anchors[row, anchor] + step
@@ -53,21 +46,14 @@ class BlockMethod(Method):
 
     def _score(self, states: Tensor, before: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         head = self.head
-        assert head.output.weight is not None, "a head in training has its weights"
         hints = nudge = None
         if head.markov_in is not None and head.markov_out is not None:
             hints, nudge = nn.functional.embedding(before, head.markov_in), head.markov_out.weight
-        scored = rows_loss(states, head.output.weight, rows, self.mix, hints, nudge)
+        scored = rows_loss(states, self.output, rows, self.mix, hints, nudge)
         loss = scored.loss
         if head.surety is not None:
             loss = loss + surety_loss(head.sure(states.detach(), before), scored.alpha, rows.weight)
         return loss, scored.alpha, scored.guess
-
-    def write(self, folder: Path, accuracy: tuple[float, ...]) -> None:
-        config = self.head.config
-        self.head.config = replace(config, accuracy=accuracy)
-        write_head(self.head, folder)
-        self.head.config = config
 
 
 def draw_anchors(learnt: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

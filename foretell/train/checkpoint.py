@@ -46,6 +46,7 @@ def load_checkpoint(folder: Path) -> tuple[Standing, dict[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             standing = Standing(**json.loads(file.metadata()["standing"]))
-            return standing, {name: file.get_tensor(name) for name in file.keys()}
+            names: list[str] = list(file.keys())
+            return standing, {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RequestError("resume", f"{path} cannot be read: {error}") from None

@@ -32,7 +32,7 @@ def make_tables(model: Decoder, context: int) -> Tables:
 def run_dense(
     model: Decoder, tables: Tables, tokens: Tensor, positions: Tensor, attend: Attend, taps: Sequence[int] = ()
 ) -> tuple[Tensor, list[Tensor]]:
-    """As `Decoder.forward`, for tokens [..., n] at positions that fit them: states [..., n, width], and those tapped."""
+    """As `Decoder.forward`, for tokens [..., n] at their positions: states [..., n, width], and those tapped."""
     x = F.embedding(tokens, model.embed)
     if model.config.embed_scale != 1.0:
         x = x * torch.tensor(model.config.embed_scale, dtype=x.dtype)
@@ -96,7 +96,7 @@ class CausalAttend:
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
-    """q [rows, n, heads, dim] over k, v [rows, n, kv_heads, dim]; what pads a row stands behind it and is never seen."""
+    """q [rows, n, heads, dim] over k, v [rows, n, kv_heads, dim]; padding stands behind a row and is never seen."""
     share, length = q.shape[-2] // k.shape[-2], q.shape[1]
     q, k, v = q.transpose(1, 2), spread(k, share).transpose(1, 2), spread(v, share).transpose(1, 2)
     if window is None or window >= length:

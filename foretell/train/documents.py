@@ -1,4 +1,4 @@
-"""Token ids of asks and answers, and the file they are kept in: a few bytes a token, where states would take thousands."""
+"""Token ids of asks and answers, and their file: a few bytes a token, where states would take thousands."""
 
 from __future__ import annotations
 

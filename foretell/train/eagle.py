@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from foretell.kernels.norm import rms_norm
-from foretell.models.heads import EagleHead, write_head
+from foretell.models.heads import EagleHead
 
 from .capture import Capture, States
 from .dense import causal, near, spread
 from .losses import LK, Mix, rows_loss
-from .method import Goals, Method, Progress, goals_of, mean_weight
+from .method import Goals, HeadMethod, Progress, goals_of, mean_weight
 
 DECAY = 0.8  # of a step's weight: a later guess counts only where all before it stand
 
 
-class EagleMethod(Method):
+class EagleMethod(HeadMethod[EagleHead]):
     """Step s reads the text's tokens s further on, and where the target's features were, what step s-1 gave."""
 
     def __init__(self, head: EagleHead, capture: Capture, steps: int, mix: Mix = LK) -> None:
-        self.module = self.head = head
-        self.capture, self.steps, self.mix = capture, steps, mix
-        self.taps = head.config.taps
-
-    def trained(self) -> list[nn.Parameter]:
-        return self.head.trained()
+        super().__init__(head, capture)
+        self.steps, self.mix = steps, mix
 
     def __call__(self, states: States, generator: torch.Generator) -> Progress:
         tokens, learnt, head = states.batch.tokens, states.batch.learnt, self.head
@@ -54,19 +47,12 @@ class EagleMethod(Method):
         """The loss of one step's guesses, and which are right, [rows, places]."""
         head = self.head
         row, column = wanted.nonzero(as_tuple=True)
-        assert head.output.weight is not None, "a head in training has its weights"
         normed = said if head.norm is None else rms_norm(said, head.norm.weight, head.config.layer.norm_eps)
         place = column + 1 + step
-        scored = rows_loss(normed[row, column], head.output.weight, goals.at(row, place, weight), self.mix)
+        scored = rows_loss(normed[row, column], self.output, goals.at(row, place, weight), self.mix)
         hit = torch.zeros_like(wanted)
         hit[row, column] = goals.hits(row, place, scored)
         return scored.loss, hit
-
-    def write(self, folder: Path, accuracy: tuple[float, ...]) -> None:
-        config = self.head.config
-        self.head.config = replace(config, accuracy=accuracy)
-        write_head(self.head, folder)
-        self.head.config = config
 
 
 class TestAttend:

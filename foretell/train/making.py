@@ -15,6 +15,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.decoder import Block, Decoder
 from foretell.models.heads import (
     BlockConfig,
+    DistilledConfig,
     EagleConfig,
     Head,
     HeadConfig,
@@ -62,16 +63,16 @@ def head_config(kind: str, target: ModelConfig, config: TrainConfig, outputs: in
     layers, drafted = config.layers or LAYERS[kind], config.draft_tokens or DRAFTED[kind]
     taps = config.tap_list or default_taps(kind, target.layers)
     if kind == "eagle":
-        # The norms of 3.1, and the residual normed too: long chains and long texts stay in range.
-        return EagleConfig(
-            **shared, taps=taps, layers=layers, fc_norm=True, norm_before_residual=True, norm_output=True
-        )
+        # The norms of 3.1; the residual stays as it is, which every server of EAGLE-3 heads knows.
+        return EagleConfig(**shared, taps=taps, layers=layers, fc_norm=True, norm_output=True)
     if kind == "block":
         rank = config.markov_rank
         return BlockConfig(
             **shared, taps=taps, layers=layers, block=drafted, markov_rank=rank, confidence=True,
             confidence_with_markov=rank > 0,
         )  # fmt: skip
+    if kind == "distill":
+        return DistilledConfig(**shared, taps=(0,), layers=layers)
     assert kind == "medusa", "the other kinds are no heads"
     return MedusaConfig(**shared, taps=(target.layers,), target_norm=True, heads=drafted, layers=layers)
 
@@ -101,8 +102,13 @@ def new_head(said: HeadConfig, ids: list[int], target: Decoder, seed: int, conte
     ready_head(head, target, context)
     head.start(torch.Generator(target.embed.device).manual_seed(seed))
     with torch.no_grad():
-        inherit(head, target)
+        inherit(head, target, spaced(said.layers, len(target.blocks)) if isinstance(said, DistilledConfig) else None)
     return head
+
+
+def spaced(count: int, total: int) -> list[int]:
+    """So many of a target's layers, the first and the last among them."""
+    return [round(i * (total - 1) / max(1, count - 1)) for i in range(count)]
 
 
 def opened_head(folder: str, said: HeadConfig, target: Decoder, context: int) -> Head[Any]:

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import torch
-from torch import nn
 
-from foretell.models.heads import MedusaHead, write_head
+from foretell.models.heads import MedusaHead
 
 from .capture import Capture, States
 from .losses import LK, Mix, rows_loss
-from .method import Method, Progress, goals_of, mean_weight
+from .method import HeadMethod, Progress, goals_of, mean_weight
 
 DECAY = 0.8  # of a head's weight
 
 
-class MedusaMethod(Method):
+class MedusaMethod(HeadMethod[MedusaHead]):
     def __init__(self, head: MedusaHead, capture: Capture, mix: Mix = LK) -> None:
         assert not head.config.own_output, "the output rows are the target's"
-        self.module = self.head = head
-        self.capture, self.mix = capture, mix
-        self.taps = head.config.taps
-
-    def trained(self) -> list[nn.Parameter]:
-        return self.head.trained()
+        super().__init__(head, capture)
+        self.mix = mix
 
     def __call__(self, states: States, generator: torch.Generator) -> Progress:
         head, learnt = self.head, states.batch.learnt
         goals = goals_of(self.capture, states, head)
-        assert head.output.weight is not None, "a head in training has its weights"
         said, weight = head(states.features), mean_weight(goals)
         hits, counted = [], []
         total = said.new_zeros((), dtype=torch.float32)
@@ -39,16 +30,10 @@ class MedusaMethod(Method):
             wanted[:, : -2 - i] = learnt[:, 2 + i :]  # the state of place t tells of t+2+i
             row, place = wanted.nonzero(as_tuple=True)
             rows = goals.at(row, place + 1 + i, weight * DECAY**i)
-            scored = rows_loss(said[row, place, i], head.output.weight, rows, self.mix)
+            scored = rows_loss(said[row, place, i], self.output, rows, self.mix)
             total = total + scored.loss
             hit = torch.zeros_like(wanted)
             hit[row, place] = goals.hits(row, place + 1 + i, scored)
             hits.append(hit)
             counted.append(wanted)
         return Progress(total, torch.stack(hits, -1).flatten(0, 1), torch.stack(counted, -1).flatten(0, 1))
-
-    def write(self, folder: Path, accuracy: tuple[float, ...]) -> None:
-        config = self.head.config
-        self.head.config = replace(config, accuracy=accuracy)
-        write_head(self.head, folder)
-        self.head.config = config

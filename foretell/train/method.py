@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from foretell.models.heads import Head
+from foretell.models.heads import Head, write_head
 
 from .capture import Capture, Goal, States
 from .losses import Rows, Scored
@@ -31,25 +31,24 @@ class Progress:
 
 
 class Method(ABC):
-    """A drafter in training. `module` is what is served later, `trained` what is changed."""
+    """A drafter in training."""
 
-    module: nn.Module
     taps: tuple[int, ...] = ()
 
     @abstractmethod
     def __call__(self, states: States, generator: torch.Generator) -> Progress: ...
 
     @abstractmethod
-    def trained(self) -> list[nn.Parameter]: ...
+    def trained(self) -> list[nn.Parameter]:
+        """What is changed."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """What training has made of it, to go on from."""
 
     @abstractmethod
     def write(self, folder: Path, accuracy: tuple[float, ...]) -> None:
         """The drafter as it is served."""
-
-    def state(self) -> dict[str, Tensor]:
-        """What training has made of it, to go on from."""
-        head = self.module
-        return head.own_state() if isinstance(head, Head) else dict(head.state_dict())
 
     def load(self, state: dict[str, Tensor]) -> None:
         """What `state` gave."""
@@ -57,6 +56,34 @@ class Method(ABC):
         with torch.no_grad():
             for name, tensor in state.items():
                 mine[name].copy_(tensor)
+
+
+AnyHead = TypeVar("AnyHead", bound=Head[Any])
+
+
+class HeadMethod(Method, Generic[AnyHead]):
+    """The head that is trained is the one that is served."""
+
+    def __init__(self, head: AnyHead, capture: Capture) -> None:
+        self.head, self.capture, self.taps = head, capture, head.config.taps
+
+    def trained(self) -> list[nn.Parameter]:
+        return self.head.trained()
+
+    def state(self) -> dict[str, Tensor]:
+        return self.head.own_state()
+
+    def write(self, folder: Path, accuracy: tuple[float, ...]) -> None:
+        config = self.head.config
+        self.head.config = replace(config, accuracy=accuracy)
+        write_head(self.head, folder)
+        self.head.config = config
+
+    @property
+    def output(self) -> Tensor:
+        """The rows that make scores of its states."""
+        assert self.head.output.weight is not None, "a head in training has its weights"
+        return self.head.output.weight
 
 
 @dataclass(frozen=True)

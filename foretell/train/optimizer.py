@@ -45,10 +45,11 @@ class Optimizer:
         return up * (LEAST + (1 - LEAST) * 0.5 * (1 + math.cos(math.pi * min(1.0, share))))
 
     def state(self) -> dict[str, Tensor]:
-        """Masters and moments, by the parameter's number."""
+        """Moments, and masters where they are not the parameters themselves, by the parameter's number."""
         found: dict[str, Tensor] = {}
         for i, master in enumerate(self.masters):
-            found[f"{i}.master"] = master.detach()
+            if self.twins:
+                found[f"{i}.master"] = master.detach()
             for name, value in self.inner.state.get(master, {}).items():
                 found[f"{i}.{name}"] = value
         return found
@@ -57,8 +58,9 @@ class Optimizer:
         """What `state` gave."""
         with torch.no_grad():
             for i, (master, each) in enumerate(zip(self.masters, self.parameters, strict=True)):
-                master.copy_(state[f"{i}.master"])
-                each.copy_(master)
+                if self.twins:
+                    master.copy_(state[f"{i}.master"])
+                    each.copy_(master)
                 names = [name for name in state if name.startswith(f"{i}.") and name != f"{i}.master"]
                 if names:
                     self.inner.state[master] = {

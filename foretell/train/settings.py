@@ -45,6 +45,7 @@ class TrainConfig:
     save_every: str = option("60s", "how often to keep a checkpoint")
     device: str = option("auto", "where to train: auto, cpu or cuda")
     answers: str | None = option(None, "a file of answers that an earlier run wrote (answers.npz)")
+    measure: bool = option(True, "choose between checkpoints by tokens a step through the engine, not by an estimate")
     certify: bool = option(True, "certify the result at the end")
 
     def __post_init__(self) -> None:

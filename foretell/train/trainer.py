@@ -1,4 +1,4 @@
-"""The loop: a batch, the target's states, a step. Everything random comes from (seed, step), so a killed run goes on."""
+"""The loop: a batch, the target's states, a step. What is random comes from (seed, step), so a killed run goes on."""
 
 from __future__ import annotations
 

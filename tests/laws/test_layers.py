@@ -38,8 +38,11 @@ ALLOWED: dict[str, set[str]] = {
     "server": BASE | {"build", "engine", "version", "hub"},
     "bench": BASE | {"llm", "build", "engine", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
+    "train": BASE
+    | {"llm", "build", "engine", "models", "runner", "kv", "kernels", "draft", "certify", "sampling", "hub", "version"},
     "cli": BASE
-    | {"control", "llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"},
+    | {"control", "llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"}
+    | {"train"},
 }
 
 

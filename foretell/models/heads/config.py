@@ -145,7 +145,18 @@ class MedusaConfig(HeadConfig):
     bias: bool = True
 
 
-KINDS: dict[str, type[HeadConfig]] = {c.kind: c for c in (EagleConfig, MtpConfig, BlockConfig, MedusaConfig)}
+@dataclass(frozen=True)
+class DistilledConfig(HeadConfig):
+    """A small model over tokens alone. It taps the target's embedding only because whoever serves heads hands on states."""
+
+    kind: ClassVar[str] = "distilled"
+
+    layers: int = 4
+
+
+KINDS: dict[str, type[HeadConfig]] = {
+    c.kind: c for c in (EagleConfig, MtpConfig, BlockConfig, MedusaConfig, DistilledConfig)
+}
 
 
 def read_head_config(said: dict[str, Any]) -> HeadConfig:

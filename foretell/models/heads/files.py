@@ -14,7 +14,17 @@ from foretell.errors import ModelError
 
 from .base import Head
 from .block import BlockHead
-from .config import FILE, BlockConfig, EagleConfig, HeadConfig, MedusaConfig, MtpConfig, read_head_config
+from .config import (
+    FILE,
+    BlockConfig,
+    DistilledConfig,
+    EagleConfig,
+    HeadConfig,
+    MedusaConfig,
+    MtpConfig,
+    read_head_config,
+)
+from .distilled import DistilledHead
 from .eagle import EagleHead
 from .medusa import MedusaHead
 from .mtp import MtpHead
@@ -32,6 +42,8 @@ def make_head(config: HeadConfig) -> Head[Any]:
         return BlockHead(config)
     if isinstance(config, MedusaConfig):
         return MedusaHead(config)
+    if isinstance(config, DistilledConfig):
+        return DistilledHead(config)
     raise ModelError(f"no head is made of a {type(config).__name__}")
 
 

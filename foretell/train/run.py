@@ -1,0 +1,265 @@
+"""One training run from a command: data, answers, states, steps, a measurement, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretell.build import Opened, open_model
+from foretell.config import EngineConfig
+from foretell.errors import RequestError
+from foretell.llm import LLM
+from foretell.models.decoder import Decoder
+from foretell.version import VERSION
+
+from .answers import SHORTEST, Writing, documents_of
+from .batches import Batches
+from .block import BlockMethod
+from .capture import Capture
+from .checkpoint import Standing, load_checkpoint
+from .data import read_data
+from .distill import DistillMethod
+from .documents import Document, coverage, data_hash, draft_vocabulary, joined, load_documents
+from .eagle import EagleMethod
+from .forecast import Forecast, forecast
+from .losses import DSPARK, LK, Mix
+from .making import DRAFT_VOCAB, DRAFTED, RATES, head_config, new_head, opened_head
+from .measure import Bench, drafter_name
+from .medusa import MedusaMethod
+from .method import Method
+from .optimizer import Optimizer
+from .settings import TrainConfig, seconds
+from .trainer import Limits, Shown, Trainer, estimate
+
+MIXES = {"lk": LK, "kl": Mix(kl=1.0), "tv": Mix(tv=1.0), "ce": Mix(ce=1.0), "dspark": DSPARK}
+BATCH = {"cuda": 16_384, "cpu": 2048}
+BUDGET = 600.0
+MARGIN = 16  # positions beyond a text that guesses reach
+RECORD, CANDIDATE = "run.json", "candidate"
+MEASURED = 32  # prompts of those kept apart that go through the engine
+ESTIMATED = 256  # texts of those kept apart that are looked at in a moment
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be trained, for which target, from what, into which folder."""
+
+    kind: str
+    target: str
+    data: str | None
+    out: Path
+    resume: bool = False
+    config: TrainConfig = TrainConfig()
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """Who is told what, while it goes on."""
+
+    say: Callable[[str], None]
+    answered: Callable[[int, int], None]
+    shown: Callable[[Shown], None]
+
+
+class Run:
+    """Everything a run is made of, made when it is needed."""
+
+    def __init__(self, order: Order, reporter: Reporter) -> None:
+        self.order, self.config, self.reporter = order, order.config, reporter
+        floats = EngineConfig(model=order.target, device=order.config.device, quantization="none")
+        self.opened: Opened = open_model(order.target, floats, reporter.say)
+
+    @cached_property
+    def target(self) -> Decoder:
+        """In floats, and not packed away: heads borrow from it, and it is run over whole texts."""
+        return self.opened.load()
+
+    @cached_property
+    def documents(self) -> list[Document]:
+        """All there is, in an order of its own; from a file where an earlier run has written it."""
+        if self.config.answers is not None:
+            found = [each for each in load_documents(Path(self.config.answers)) if each.learnt >= SHORTEST]
+        else:
+            found = self._answered()
+        random.Random(self.config.seed).shuffle(found)
+        return found[: self.config.prompts]
+
+    def _answered(self) -> list[Document]:
+        config = self.config
+        assert self.order.data is not None, "there is data where there are no answers"
+        asks = read_data(self.order.data)
+        random.Random(config.seed).shuffle(asks)
+        writing = Writing(config.max_tokens, config.context, config.greedy, config.temperature, config.seed)
+        return documents_of(
+            asks[: config.prompts],
+            self.opened,
+            lambda: self.target,
+            lambda: LLM(self.order.target, device=config.device, quiet=True),
+            writing,
+            self.order.out,
+            self.reporter.answered,
+        )
+
+    @property
+    def _apart(self) -> int:
+        """How many documents are kept to measure with: few of few."""
+        return min(self.config.held_out, max(1, len(self.documents) // 10))
+
+    @cached_property
+    def held_out(self) -> list[Document]:
+        return self.documents[: self._apart]
+
+    @cached_property
+    def training(self) -> list[Document]:
+        """Documents to learn from, a share of them strung together to long ones."""
+        config, alone = self.config, self.documents[self._apart :]
+        if not alone:
+            raise RequestError("data", "gives a single text, and one must be kept to measure with; give more")
+        return joined(alone, config.long_share, self._longest, config.seed)
+
+    @property
+    def _longest(self) -> int:
+        return min(max(self.config.long_context, self.config.context), self.opened.config.context)
+
+    @property
+    def device(self) -> torch.device:
+        return self.opened.device
+
+    @property
+    def drafted(self) -> int:
+        return self.config.draft_tokens or DRAFTED[self.order.kind]
+
+    @cached_property
+    def method(self) -> Method:
+        """The drafter in training."""
+        kind, config, vocab = self.order.kind, self.config, self.opened.config.vocab
+        size = min(config.draft_vocab or DRAFT_VOCAB, vocab)
+        ids = draft_vocabulary(self.training, size, vocab)
+        said = head_config(kind, self.opened.config, config, size, self.order.target)
+        context = self._longest + MARGIN
+        if config.init is None:
+            head: Any = new_head(said, ids, self.target, config.seed, context)
+        else:
+            head = opened_head(config.init, said, self.target, context)
+        share = coverage(self.held_out, head.draft_ids.tolist())
+        self.reporter.say(f"{size} tokens can be guessed: {share:.1%} of what the target says")
+        mix, capture = MIXES[config.loss], Capture(self.target, said.taps, context)
+        if kind == "eagle":
+            return EagleMethod(head, capture, self.drafted, mix)
+        if kind == "block":
+            return BlockMethod(head, capture, mix)
+        if kind == "medusa":
+            return MedusaMethod(head, capture, mix)
+        return DistillMethod(head, capture, self.drafted, mix)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """The loop, where it stands."""
+        config, order = self.config, self.order
+        tokens = config.batch_tokens or BATCH[self.device.type]
+        batches = Batches(self.training, tokens, config.seed, self.device)
+        rate = config.learning_rate or RATES[order.kind]
+        optimizer = Optimizer(self.method.trained(), rate, config.warmup, config.clip)
+        standing = Standing(settings=self.settings, data=data_hash(self.training))
+        capture = Capture(self.target, self.method.taps, self._longest + MARGIN)
+        trainer = Trainer(self.method, capture, batches, optimizer, self._limits, order.out, standing)
+        if order.resume:
+            found, tensors = load_checkpoint(order.out)
+            check_same(found, standing)
+            trainer.standing = found
+            trainer.load(tensors)
+        return trainer
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What makes a run this one; how long it takes and where it is watched does not."""
+        given = asdict(self.config)
+        for name in ("piece", "check_every", "save_every", "certify", "answers", "device"):
+            given.pop(name)
+        return {"kind": self.order.kind, "target": self.order.target, **given}
+
+    @property
+    def _limits(self) -> Limits:
+        config = self.config
+        budget = None if config.steps is not None else seconds(config.budget, "budget") if config.budget else BUDGET
+        piece = None if config.piece is None else seconds(config.piece, "piece")
+        check = None if config.check_every is None else seconds(config.check_every, "check_every")
+        return Limits(config.steps, budget, piece, seconds(config.save_every, "save_every"), check)
+
+    def forecast(self) -> Forecast:
+        """What it will take, from one step that is not kept."""
+        return forecast(self.trainer, self.order.out)
+
+    def train(self) -> bool:
+        """Go on to the end of this piece; True where the run is done and its drafter written."""
+        self.order.out.mkdir(parents=True, exist_ok=True)
+        done = self.trainer.run(self.keep, self.reporter.shown)
+        self.keep()
+        self._record(done)
+        return done
+
+    def keep(self) -> None:
+        """Measure what is there now, and write it where it is the best yet."""
+        trainer, order = self.trainer, self.order
+        quick = Batches(self.held_out[:ESTIMATED], trainer.batches.tokens, 0, self.device)
+        accepted, accuracy = estimate(self.method, trainer.capture, quick, self.config.seed)
+        said = {"held_out": round(accepted, 4)}
+        self.method.write(order.out / CANDIDATE, accuracy)
+        if self.config.measure:
+            accepted = self.bench().worth(drafter_name(order.kind, order.out / CANDIDATE)).accepted
+            said["engine"] = round(accepted, 4)
+        if trainer.standing.curve:
+            trainer.standing.curve[-1] |= said
+        if accepted >= trainer.standing.best:
+            trainer.standing.best = accepted
+            for each in (order.out / CANDIDATE).iterdir():
+                os.replace(each, order.out / each.name)
+        shutil.rmtree(order.out / CANDIDATE)
+        self.reporter.say(f"step {trainer.standing.step}: {accepted:.3f} tokens a step on texts kept apart")
+
+    def _record(self, done: bool) -> None:
+        """What was done, with what, and how it went."""
+        standing = self.trainer.standing
+        parameters = sum(each.numel() for each in self.method.trained())
+        said = {
+            "foretell": VERSION,
+            "torch": torch.__version__,
+            "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
+            "done": done,
+            "parameters": parameters,
+            "documents": len(self.training),
+            "tokens": int(sum(len(each.tokens) for each in self.training)),
+            "learnt": int(sum(each.learnt for each in self.training)),
+            **asdict(standing),
+        }
+        (self.order.out / RECORD).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+
+    def bench(self) -> Bench:
+        """Prompts kept apart, and the engine to measure with."""
+        prompts = [each.prompt for each in self.held_out if each.begin > 1][:MEASURED]
+        return Bench(self.order.target, prompts, self.drafted, self.config.device)
+
+    @property
+    def drafter(self) -> str:
+        """How `--drafter` names what this run writes."""
+        return drafter_name(self.order.kind, self.order.out)
+
+
+def check_same(found: Standing, mine: Standing) -> None:
+    """Refuse to go on with other settings or other data: what came of it would be neither run."""
+    for name, value in mine.settings.items():
+        if (before := found.settings.get(name)) != value:
+            raise RequestError(name, f"was {before!r} when this run began; --resume goes on as it was")
+    if found.data != mine.data:
+        raise RequestError("data", "is not what this run began with; leave --resume out to begin anew")

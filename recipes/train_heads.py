@@ -1,0 +1,107 @@
+"""The heads that are shipped for smollm2-135m, on one GPU: answers first, then all four at once over the same texts.
+
+    python recipes/permissive_prompts.py DATA prompts.jsonl.xz
+    python recipes/train_heads.py prompts.jsonl.xz heads [--budget 700] [--piece 450] [--resume]
+
+A piece ends after so many seconds and is gone on with by `--resume`. `--back FOLDER` gets what is worth keeping, small
+enough to be carried elsewhere: each head with its record, and the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+KEPT = ("config.json", "model.safetensors", "run.json")
+COMMON = ["--held-out", "256", "--no-measure", "--save-every", "120s", "--check-every", "60s"]
+HEADS: dict[str, list[str]] = {
+    "eagle": ["--draft-tokens", "6", "--draft-vocab", "8192"],
+    "block": ["--draft-tokens", "7", "--draft-vocab", "8192", "--layers", "2", "--markov-rank", "32"],
+    "distill": ["--layers", "4", "--draft-vocab", "8192"],
+    "medusa": ["--draft-tokens", "3", "--layers", "2", "--draft-vocab", "8192"],
+}
+SHARES = {"medusa": 0.3, "distill": 0.8}  # of the whole time, where less will do
+
+
+def command(kind: str, args: argparse.Namespace, budget: float, more: list[str]) -> list[str]:
+    resume = ["--resume"] if args.resume and (args.out / kind / "checkpoint.safetensors").is_file() else []
+    piece = [] if args.piece is None else ["--piece", f"{args.piece}s"]
+    return [
+        *(sys.executable, "-m", "foretell", "train", kind, "--target", args.target),
+        *("--answers", str(args.out / "answers.npz"), "--out", str(args.out / kind), "--budget", f"{budget}s"),
+        *(*COMMON, *HEADS[kind], *piece, *resume, *more),
+    ]
+
+
+def write_answers(args: argparse.Namespace, more: list[str]) -> None:
+    """By a run of no steps: it writes answers and says what training would take."""
+    asked = ["--prompts", str(args.prompts_at_most)] if args.prompts_at_most else []
+    line = [
+        *(sys.executable, "-m", "foretell", "train", "medusa", "--target", args.target, "--data", str(args.prompts)),
+        *("--out", str(args.out), "--max-tokens", str(args.max_tokens), "--context", str(args.context), "--dry-run"),
+        *("--greedy", str(args.greedy), *asked, *more),
+    ]
+    subprocess.run(line, check=True)
+
+
+def bring_back(args: argparse.Namespace) -> None:
+    """What is there now, whole: files are replaced at once."""
+    if args.back is None:
+        return
+    for kind in args.kinds:
+        folder = args.back / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in KEPT:
+            if (args.out / kind / name).is_file():
+                shutil.copy2(args.out / kind / name, folder / f".{name}")
+                os.replace(folder / f".{name}", folder / name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--target", default="smollm2-135m")
+    parser.add_argument("--kinds", nargs="+", default=list(HEADS), choices=list(HEADS))
+    parser.add_argument("--budget", type=float, default=700.0, help="seconds of training in all, all kinds at once")
+    parser.add_argument("--piece", type=float, help="seconds until this piece ends")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--back", type=Path)
+    parser.add_argument("--prompts-at-most", type=int)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--context", type=int, default=1280)
+    parser.add_argument("--greedy", type=float, default=0.6)
+    args, more = parser.parse_known_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not (args.out / "answers.npz").is_file():
+        began = time.time()
+        write_answers(args, more)
+        print(f"answers took {time.time() - began:.0f} s", flush=True)
+    if args.back is not None and not args.resume:
+        args.back.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(args.out / "answers.npz", args.back)
+    running = {}
+    for kind in args.kinds:
+        log = (args.out / f"{kind}.log").open("a")
+        line = command(kind, args, args.budget * SHARES.get(kind, 1.0), more)
+        running[kind] = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
+    while any(process.poll() is None for process in running.values()):
+        time.sleep(10)
+        bring_back(args)
+        print(*(f"{kind}: {last_line(args.out / f'{kind}.log')}" for kind in args.kinds), sep="\n", flush=True)
+    bring_back(args)
+    print({kind: process.returncode for kind, process in running.items()})
+
+
+def last_line(path: Path) -> str:
+    lines = path.read_text().strip().split("\n")
+    return lines[-1][:160]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""A run from the command line, over a tiny model in a folder: data to drafter, killed and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from foretell.cli.main import main
+from tests.folder import write_tiny_folder
+
+ASKS = [{"prompt": f"The quick brown fox number {i} jumps over the lazy dog."} for i in range(12)]
+FLAGS = ["--max-tokens", "24", "--context", "96", "--draft-vocab", "64", "--held-out", "2", "--long-share", "0.2"]
+QUIET = ["--no-measure", "--no-certify", "--batch-tokens", "256", "--long-context", "120"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("train")
+    write_tiny_folder(folder / "model")
+    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in ASKS))
+    return folder
+
+
+def words(place: Path, kind: str, out: str, *more: str) -> list[str]:
+    named = ["train", kind, "--target", str(place / "model"), "--data", str(place / "data.jsonl")]
+    return [*named, "--out", str(place / out), *FLAGS, *QUIET, *more]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "block", "medusa", "distill"])
+def test_a_run_writes_what_it_says(kind: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(place, kind, kind, "--steps", "21")) == 0
+    said = capsys.readouterr().err
+    assert "GiB of memory" in said and "tokens a step" in said
+    record = json.loads((place / kind / "run.json").read_text())
+    assert record["done"] and record["step"] == 21 and len(record["data"]) == 64
+    assert record["settings"]["kind"] == kind and record["curve"]
+    assert json.loads((place / kind / "config.json").read_text())["accuracy"]
+    assert (place / kind / "model.safetensors").is_file()
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(place: Path) -> None:
+    flags = ["--steps", "30", "--save-every", "0.01s"]
+    assert main(words(place, "eagle", "whole", *flags)) == 0
+    line = [sys.executable, "-m", "foretell", *words(place, "eagle", "killed", *flags)]
+    process = subprocess.Popen(line, stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    checkpoint = place / "killed" / "checkpoint.safetensors"
+    deadline = time.time() + 120
+    while not checkpoint.is_file() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert checkpoint.is_file() and not (place / "killed" / "run.json").is_file(), "it was killed on the way"
+    assert main(words(place, "eagle", "killed", *flags, "--resume")) == 0
+    whole, killed = (load_file(place / name / "model.safetensors") for name in ("whole", "killed"))
+    assert all(whole[name].equal(killed[name]) for name in whole)
+
+
+def test_going_on_with_other_settings_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(place, "medusa", "other", "--steps", "2")) == 0
+    assert main(words(place, "medusa", "other", "--steps", "2")) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(words(place, "medusa", "other", "--steps", "2", "--seed", "1", "--resume")) == 2
+    assert "seed: was 0" in capsys.readouterr().err
+
+
+def test_bad_data_is_refused_before_a_model_is_loaded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "bad.jsonl").write_text('{"price": 1}\n')
+    line = words(place, "eagle", "bad", "--steps", "2")
+    line[line.index("--data") + 1] = str(place / "bad.jsonl")
+    assert main(line) == 2
+    assert "usable text" in capsys.readouterr().err
