@@ -30,9 +30,9 @@ from foretell.models.heads.layer import HeadLayer
 from .settings import TrainConfig
 
 DRAFT_VOCAB = 8192
-LAYERS = {"eagle": 1, "block": 2, "medusa": 1, "distill": 4}
-DRAFTED = {"eagle": 5, "block": 7, "medusa": 3, "distill": 5}
-RATES = {"eagle": 1.5e-3, "block": 1.5e-3, "medusa": 2e-3, "distill": 1e-3}
+LAYERS = {"eagle": 1, "block": 2, "medusa": 1, "distill": 4, "streaming": 1}
+DRAFTED = {"eagle": 5, "block": 7, "medusa": 3, "distill": 5, "streaming": 3}
+RATES = {"eagle": 1.5e-3, "block": 1.5e-3, "medusa": 2e-3, "distill": 1e-3, "streaming": 2e-4}
 LEAN = 0.1  # of a copied layer's part that reads the embedding, which the layer it is copied from never saw
 
 
@@ -73,7 +73,7 @@ def head_config(kind: str, target: ModelConfig, config: TrainConfig, outputs: in
         )  # fmt: skip
     if kind == "distill":
         return DistilledConfig(**shared, taps=(0,), layers=layers)
-    assert kind == "medusa", "the other kinds are no heads"
+    assert kind in ("medusa", "streaming"), "there are no other kinds"
     return MedusaConfig(**shared, taps=(target.layers,), target_norm=True, heads=drafted, layers=layers)
 
 

@@ -9,6 +9,8 @@ from foretell.certify.certificate import Certificate, Order, certify
 from foretell.llm import LLM
 from foretell.params import SamplingParams
 
+from .streaming import HEADS
+
 TOKENS = 64  # written after each prompt
 
 
@@ -59,4 +61,6 @@ class Bench:
 
 def drafter_name(kind: str, folder: Path) -> str:
     """How `--drafter` names what was trained."""
+    if kind == "streaming":
+        return f"medusa:{folder / HEADS}"
     return f"{'distilled' if kind == 'distill' else kind}:{folder}"

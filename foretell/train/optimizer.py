@@ -34,7 +34,7 @@ class Optimizer:
         self.inner.zero_grad(set_to_none=True)
         if self.twins:
             with torch.no_grad():
-                torch._foreach_copy_(self.parameters, self.masters)
+                torch._foreach_copy_([*self.parameters], [*self.masters])
             for each in self.parameters:
                 each.grad = None
         return length

@@ -26,9 +26,11 @@ from .answers import SHORTEST, Writing, documents_of
 from .batches import Batches
 from .block import BlockMethod
 from .capture import Capture
+from .checkpoint import FILE as CHECKPOINT
 from .checkpoint import Standing, load_checkpoint
 from .data import read_data
 from .distill import DistillMethod
+from .documents import FILE as ANSWERS
 from .documents import Document, coverage, data_hash, draft_vocabulary, joined, load_documents
 from .eagle import EagleMethod
 from .forecast import Forecast, forecast
@@ -37,8 +39,10 @@ from .making import DRAFT_VOCAB, DRAFTED, RATES, head_config, new_head, opened_h
 from .measure import Bench, drafter_name
 from .medusa import MedusaMethod
 from .method import Method
+from .model_files import check_writable
 from .optimizer import Optimizer
 from .settings import TrainConfig, seconds
+from .streaming import StreamingMethod, perplexity
 from .trainer import Limits, Shown, Trainer, estimate
 
 MIXES = {"lk": LK, "kl": Mix(kl=1.0), "tv": Mix(tv=1.0), "ce": Mix(ce=1.0), "dspark": DSPARK}
@@ -98,6 +102,7 @@ class Run:
         config = self.config
         assert self.order.data is not None, "there is data where there are no answers"
         asks = read_data(self.order.data)
+        self.order.out.mkdir(parents=True, exist_ok=True)
         random.Random(config.seed).shuffle(asks)
         writing = Writing(config.max_tokens, config.context, config.greedy, config.temperature, config.seed)
         return documents_of(
@@ -160,6 +165,9 @@ class Run:
             return BlockMethod(head, capture, mix)
         if kind == "medusa":
             return MedusaMethod(head, capture, mix)
+        if kind == "streaming":
+            check_writable(self.opened)
+            return StreamingMethod(self.target, head, capture, self.opened, mix)
         return DistillMethod(head, capture, self.drafted, mix)
 
     @cached_property
@@ -173,12 +181,18 @@ class Run:
         standing = Standing(settings=self.settings, data=data_hash(self.training))
         capture = Capture(self.target, self.method.taps, self._longest + MARGIN)
         trainer = Trainer(self.method, capture, batches, optimizer, self._limits, order.out, standing)
-        if order.resume:
+        if order.resume and not self._only_answers:
             found, tensors = load_checkpoint(order.out)
             check_same(found, standing)
             trainer.standing = found
             trainer.load(tensors)
         return trainer
+
+    @property
+    def _only_answers(self) -> bool:
+        """Whether a run was stopped while answers were written, before its first step."""
+        out = self.order.out
+        return (out / ANSWERS).is_file() and not (out / CHECKPOINT).is_file()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -216,14 +230,14 @@ class Run:
         said = {"held_out": round(accepted, 4)}
         self.method.write(order.out / CANDIDATE, accuracy)
         if self.config.measure:
-            accepted = self.bench().worth(drafter_name(order.kind, order.out / CANDIDATE)).accepted
+            folder = order.out / CANDIDATE
+            accepted = self.bench(folder).worth(drafter_name(order.kind, folder)).accepted
             said["engine"] = round(accepted, 4)
         if trainer.standing.curve:
             trainer.standing.curve[-1] |= said
         if accepted >= trainer.standing.best:
             trainer.standing.best = accepted
-            for each in (order.out / CANDIDATE).iterdir():
-                os.replace(each, order.out / each.name)
+            move_files(order.out / CANDIDATE, order.out)
         shutil.rmtree(order.out / CANDIDATE)
         self.reporter.say(f"step {trainer.standing.step}: {accepted:.3f} tokens a step on texts kept apart")
 
@@ -243,17 +257,38 @@ class Run:
             "learnt": int(sum(each.learnt for each in self.training)),
             **asdict(standing),
         }
+        if (found := self.perplexities()) is not None:
+            said["perplexity"] = {"before": found[0], "after": found[1]}
+            self.reporter.say(f"perplexity on texts kept apart: {found[0]:.3f} before, {found[1]:.3f} after")
         (self.order.out / RECORD).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
-    def bench(self) -> Bench:
-        """Prompts kept apart, and the engine to measure with."""
+    def perplexities(self) -> tuple[float, float] | None:
+        """Of the target before and after, on texts kept apart, where the target itself was tuned."""
+        method, trainer = self.method, self.trainer
+        if not isinstance(method, StreamingMethod):
+            return None
+        apart = Batches(self.held_out[:ESTIMATED], trainer.batches.tokens, 0, self.device)
+        capture = trainer.capture
+        return perplexity(self.target, capture, apart), perplexity(method.tuned, capture, apart)
+
+    def bench(self, tuned: Path | None = None) -> Bench:
+        """Prompts kept apart, and the engine to measure with; `tuned` is where a target that was tuned itself lies."""
         prompts = [each.prompt for each in self.held_out if each.begin > 1][:MEASURED]
-        return Bench(self.order.target, prompts, self.drafted, self.config.device)
+        target = str(tuned or self.order.out) if self.order.kind == "streaming" else self.order.target
+        return Bench(target, prompts, self.drafted, self.config.device)
 
     @property
     def drafter(self) -> str:
         """How `--drafter` names what this run writes."""
         return drafter_name(self.order.kind, self.order.out)
+
+
+def move_files(source: Path, target: Path) -> None:
+    """Each file in the place of the one before it."""
+    for each in sorted(source.rglob("*")):
+        if each.is_file():
+            (target / each.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(each, target / each.relative_to(source))
 
 
 def check_same(found: Standing, mine: Standing) -> None:

@@ -46,6 +46,19 @@ def test_a_run_writes_what_it_says(kind: str, place: Path, capsys: pytest.Captur
     assert (place / kind / "model.safetensors").is_file()
 
 
+def test_a_target_learns_to_foretell_by_itself(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from foretell.llm import LLM
+
+    assert main(words(place, "streaming", "streaming", "--steps", "20", "--learning-rate", "1e-3")) == 0
+    assert "perplexity" in capsys.readouterr().err
+    found = json.loads((place / "streaming" / "run.json").read_text())["perplexity"]
+    assert found["after"] < 1.2 * found["before"]
+    tuned, plain = (LLM(place / name, drafter="none", quiet=True) for name in ("streaming", "model"))
+    texts = [llm.generate(["The quick"])[0].outputs[0].token_ids for llm in (tuned, plain)]
+    assert texts[0] and texts[1]
+    assert (place / "streaming" / "heads" / "model.safetensors").is_file()
+
+
 def test_a_killed_run_goes_on_as_if_it_had_not_been(place: Path) -> None:
     flags = ["--steps", "30", "--save-every", "0.01s"]
     assert main(words(place, "eagle", "whole", *flags)) == 0
