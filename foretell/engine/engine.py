@@ -154,6 +154,7 @@ class Engine:
 
     def _learn(self, outcomes: list[Outcome], times: StepTimes) -> None:
         """The same outcomes for controller and statistics, and for the drafter where it may learn from them."""
+        self._guard.follow(outcomes)
         self._guard.observe([outcome for outcome in outcomes if self.controller.watches(outcome.share.seq)])
         self.stats.drafter_failures = self._guard.failures
         self.controller.observe(outcomes, times)

@@ -12,17 +12,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Keys and values of one layer; layers of one cache may differ."""
+    """Keys and values of one layer; layers of one cache may differ. A drafter's may have one of both only."""
 
     kv_heads: int
     head_dim: int
+    has_values: bool = True
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return 2 * self.kv_heads * self.head_dim * dtype.itemsize
+        return (1 + self.has_values) * self.kv_heads * self.head_dim * dtype.itemsize
 
 
 class KVCache:
-    """For each layer keys and values, [pages, page_size, kv_heads, head_dim]."""
+    """For each layer keys and values, [pages, page_size, kv_heads, head_dim]; the model's layers come first."""
 
     def __init__(
         self, shapes: tuple[LayerShape, ...], pages: int, page_size: int, dtype: torch.dtype, device: torch.device
@@ -32,13 +33,13 @@ class KVCache:
 
         self.shapes, self.page_size = shapes, page_size
         self.keys = [empty(shape) for shape in shapes]
-        self.values = [empty(shape) for shape in shapes]
+        self.values = [empty(shape) if shape.has_values else torch.empty(0, device=device) for shape in shapes]
 
     def move(self, source: list[int], target: list[int]) -> None:
         """Copy whole slots, in every layer: what accepting a branch of a tree needs."""
         if source == target:
             return
-        for tensor in (*self.keys, *self.values):
+        for tensor in (*self.keys, *(tensor for tensor in self.values if len(tensor))):
             slots = tensor.view(-1, *tensor.shape[2:])
             slots[target] = slots[source]
 

@@ -29,18 +29,19 @@ class MedusaHead(Head[MedusaConfig]):
             for parameter in self.blocks.parameters():
                 parameter.zero_()
 
-    def forward(self, features: Tensor) -> Tensor:
-        """The target's last states [..., width] -> those of each head, [..., heads, width]."""
+    def forward(self, features: Tensor, heads: int | None = None) -> Tensor:
+        """The target's last states [..., width] -> those of the first `heads` heads or all, [..., heads, width]."""
         x = self.tapped(features)
-        return torch.stack([_through(x, blocks) for blocks in self.blocks], -2)
+        return torch.stack([_through(x, blocks) for blocks in self.blocks[:heads]], -2)
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., heads, width] -> [..., heads, outputs], over `draft_ids`."""
         if not self.config.own_output:
             return self.scores(states)
         assert self.output.weight is not None, "each head reads its own rows of it"
-        parts = zip(states.unbind(-2), self.output.weight.chunk(self.config.heads), strict=True)
-        return torch.stack([F.linear(state, rows).float() for state, rows in parts], -2)
+        rows = self.output.weight.chunk(self.config.heads)[: states.shape[-2]]
+        parts = zip(states.unbind(-2), rows, strict=True)
+        return torch.stack([F.linear(state, own).float() for state, own in parts], -2)
 
 
 def _through(x: Tensor, blocks: nn.Module) -> Tensor:
