@@ -21,9 +21,9 @@ KEPT = ("config.json", "model.safetensors", "run.json")
 COMMON = ["--held-out", "256", "--no-measure", "--save-every", "120s", "--check-every", "60s"]
 HEADS: dict[str, list[str]] = {
     "eagle": ["--draft-tokens", "6", "--draft-vocab", "8192"],
-    "block": ["--draft-tokens", "7", "--draft-vocab", "8192", "--layers", "2", "--markov-rank", "32"],
+    "block": ["--draft-tokens", "7", "--draft-vocab", "8192", "--layers", "2", "--markov-rank", "16"],
     "distill": ["--layers", "4", "--draft-vocab", "8192"],
-    "medusa": ["--draft-tokens", "3", "--layers", "2", "--draft-vocab", "8192"],
+    "medusa": ["--draft-tokens", "3", "--draft-vocab", "8192"],
 }
 SHARES = {"medusa": 0.3, "distill": 0.8}  # of the whole time, where less will do
 

@@ -24,7 +24,7 @@ from .documents import FILE, Document, load_documents, save_documents
 from .sampler import Sampler, Wish
 
 PIECE = 64  # asks the engine answers between two savings
-SAVE = 4096  # answers of the sampler between two
+SAVE = 1 << 14  # answers of the sampler between two
 SLOTS = 1024  # texts the sampler writes at once
 MEMORY = 0.5  # of what is free may be the sampler's caches
 SHORTEST = 4  # tokens of an answer from which something can be learnt
@@ -121,6 +121,8 @@ def _pieces(tokens: list[int], context: int, index: int) -> Iterator[Document]:
 
 def encode_ask(ask: Ask, tokenizer: Tokenizer) -> list[int]:
     """As it would reach the target: a chat by its template, where it has one."""
+    if ask.tokens:
+        return list(ask.tokens)
     if ask.text:
         return tokenizer.encode(ask.text)
     if tokenizer.chat_template is None:

@@ -56,7 +56,7 @@ class Capture:
         mine = rows if len(ids) == len(rows) else rows[ids]
         where = torch.full((len(rows),), -1, device=ids.device)
         where[ids] = torch.arange(len(ids), device=ids.device)
-        parts = [_said(piece, rows, mine, len(ids) == len(rows)) for piece in last.split(ROWS)]
+        parts = [_said(piece, rows, mine, len(ids) == len(rows)) for piece in torch.split(last, ROWS)]
         probs, best = torch.cat([p for p, _ in parts]), torch.cat([b for _, b in parts])
         return Goal(probs, best, where[best])
 

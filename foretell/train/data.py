@@ -26,13 +26,14 @@ class Ask:
 
     messages: tuple[Mapping[str, Any], ...] = ()
     text: str = ""
+    tokens: tuple[int, ...] = ()  # the same, in the target's own
     answer: tuple[int, ...] = ()  # what the target has said to that already, as tokens
     tools: tuple[Mapping[str, Any], ...] = ()
     whole: bool = False  # whether `text` is read as it stands and not answered
 
     @property
     def key(self) -> str:
-        return json.dumps([self.messages, self.text, self.tools], sort_keys=True, default=str)
+        return json.dumps([self.messages, self.text, self.tokens, self.tools], sort_keys=True, default=str)
 
 
 def read_data(path: str) -> list[Ask]:
@@ -115,6 +116,8 @@ def ask_of(row: Mapping[str, Any]) -> Ask | None:
     if "request" in row and "answers" in row:
         return _served(row)
     row = row["body"] if isinstance(row.get("body"), dict) else row
+    if isinstance(tokens := row.get("prompt_token_ids"), list) and all(isinstance(each, int) for each in tokens):
+        return Ask(tokens=tuple(tokens)) if tokens else None
     chat = row.get("messages") or row.get("conversations")
     if isinstance(chat, list):
         return _chat(chat, row.get("tools"))

@@ -61,7 +61,7 @@ def head_config(kind: str, target: ModelConfig, config: TrainConfig, outputs: in
         "target": name,
     }
     layers, drafted = config.layers or LAYERS[kind], config.draft_tokens or DRAFTED[kind]
-    taps = config.tap_list or default_taps(kind, target.layers)
+    taps = config.tap_list or default_taps(target.layers)
     if kind == "eagle":
         # The norms of 3.1; the residual stays as it is, which every server of EAGLE-3 heads knows.
         return EagleConfig(**shared, taps=taps, layers=layers, fc_norm=True, norm_output=True)
@@ -77,12 +77,9 @@ def head_config(kind: str, target: ModelConfig, config: TrainConfig, outputs: in
     return MedusaConfig(**shared, taps=(target.layers,), target_norm=True, heads=drafted, layers=layers)
 
 
-def default_taps(kind: str, layers: int) -> tuple[int, ...]:
-    """EAGLE's three; five for a block head, whose keys and values are made of nothing else."""
-    if kind == "eagle":
-        return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 1)}))
-    count = min(5, layers)
-    return tuple(sorted({round(1 + i * (layers - 2) / max(1, count - 1)) for i in range(count)}))
+def default_taps(layers: int) -> tuple[int, ...]:
+    """EAGLE's three, early, middle and late: heads that share taps cost the target less."""
+    return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 1)}))
 
 
 def ready_head(head: Head[Any], target: Decoder, context: int) -> Head[Any]:

@@ -115,7 +115,7 @@ class Sampler:
     def _captured(self, span: int) -> torch.cuda.CUDAGraph:
         """A step as a graph. The run before it, which warms up, must not move the texts on."""
         kept = [each.clone() for each in self._moving]
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):

@@ -61,9 +61,8 @@ def test_a_target_learns_to_foretell_by_itself(place: Path, capsys: pytest.Captu
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(place: Path) -> None:
     flags = ["--steps", "30", "--save-every", "0.01s"]
-    assert main(words(place, "eagle", "whole", *flags)) == 0
-    line = [sys.executable, "-m", "foretell", *words(place, "eagle", "killed", *flags)]
-    process = subprocess.Popen(line, stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    start(words(place, "eagle", "whole", *flags)).wait()
+    process = start(words(place, "eagle", "killed", *flags))
     checkpoint = place / "killed" / "checkpoint.safetensors"
     deadline = time.time() + 120
     while not checkpoint.is_file() and process.poll() is None and time.time() < deadline:
@@ -71,9 +70,15 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(place: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert checkpoint.is_file() and not (place / "killed" / "run.json").is_file(), "it was killed on the way"
-    assert main(words(place, "eagle", "killed", *flags, "--resume")) == 0
+    assert start(words(place, "eagle", "killed", *flags, "--resume")).wait() == 0
     whole, killed = (load_file(place / name / "model.safetensors") for name in ("whole", "killed"))
     assert all(whole[name].equal(killed[name]) for name in whole)
+
+
+def start(line: list[str]) -> subprocess.Popen[bytes]:
+    """A process of its own: how many threads add up decides the last bit."""
+    env = os.environ | {"PYTHONPATH": os.getcwd()}
+    return subprocess.Popen([sys.executable, "-m", "foretell", *line], stderr=subprocess.DEVNULL, env=env)
 
 
 def test_going_on_with_other_settings_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ class MedusaConfig(HeadConfig):
 
 @dataclass(frozen=True)
 class DistilledConfig(HeadConfig):
-    """A small model over tokens alone. It taps the target's embedding only because whoever serves heads hands on states."""
+    """A small model over tokens alone. It taps the embedding only because who serves heads hands on states."""
 
     kind: ClassVar[str] = "distilled"
 

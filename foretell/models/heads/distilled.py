@@ -1,4 +1,4 @@
-"""A small model that learnt to speak like the target: it reads tokens alone, with the target's embedding and output rows."""
+"""A small model that learnt to speak like the target, over tokens alone, with its embedding and output rows."""
 
 from __future__ import annotations
 

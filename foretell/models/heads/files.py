@@ -28,6 +28,7 @@ from .distilled import DistilledHead
 from .eagle import EagleHead
 from .medusa import MedusaHead
 from .mtp import MtpHead
+from .packed import pack_state, unpack_state
 
 WEIGHTS = "model.safetensors"
 
@@ -47,13 +48,13 @@ def make_head(config: HeadConfig) -> Head[Any]:
     raise ModelError(f"no head is made of a {type(config).__name__}")
 
 
-def write_head(head: Head[Any], folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Config and weights, the latter in `dtype` where that is given."""
+def write_head(head: Head[Any], folder: Path, dtype: torch.dtype | None = None, packed: bool = False) -> None:
+    """Config and weights, the latter in `dtype` where that is given, or packed into bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.own_state().items()}
     if dtype is not None:
         state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    save_file(state, folder / WEIGHTS)
+    save_file(pack_state(state) if packed else state, folder / WEIGHTS)
     head.config.write(folder)
 
 
@@ -61,7 +62,7 @@ def read_head(folder: Path) -> Head[Any]:
     """What `write_head` wrote, in float32."""
     head = make_head(read_head_config(json.loads((folder / FILE).read_text())))
     try:
-        state = load_file(folder / WEIGHTS)
+        state = unpack_state(load_file(folder / WEIGHTS))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     fill_head(head, state, str(folder))
