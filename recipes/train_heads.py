@@ -10,22 +10,26 @@ enough to be carried elsewhere: each head with its record, and the answers.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
-KEPT = ("config.json", "model.safetensors", "run.json")
-COMMON = ["--held-out", "256", "--no-measure", "--save-every", "120s", "--check-every", "60s"]
+from safetensors.torch import load_file, save_file
+
+from foretell.models.heads.packed import pack_state
+from foretell.train.documents import load_documents, save_documents
+
+COMMON = ["--held-out", "256", "--batch-tokens", "8192", "--warmup", "60", "--no-measure", "--save-every", "120s", "--check-every", "40s"]
 HEADS: dict[str, list[str]] = {
     "eagle": ["--draft-tokens", "6", "--draft-vocab", "8192"],
     "block": ["--draft-tokens", "7", "--draft-vocab", "8192", "--layers", "2", "--markov-rank", "16"],
     "distill": ["--layers", "4", "--draft-vocab", "8192"],
     "medusa": ["--draft-tokens", "3", "--draft-vocab", "8192"],
 }
-SHARES = {"medusa": 0.3, "distill": 0.8}  # of the whole time, where less will do
+SHARES = {"medusa": 0.14, "distill": 0.45}  # of the whole time, where less will do
 
 
 def command(kind: str, args: argparse.Namespace, budget: float, more: list[str]) -> list[str]:
@@ -54,12 +58,17 @@ def bring_back(args: argparse.Namespace) -> None:
     if args.back is None:
         return
     for kind in args.kinds:
-        folder = args.back / kind
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in KEPT:
-            if (args.out / kind / name).is_file():
-                shutil.copy2(args.out / kind / name, folder / f".{name}")
-                os.replace(folder / f".{name}", folder / name)
+        folder = args.out / kind
+        if not (folder / "model.safetensors").is_file():
+            continue
+        packed = args.out / f"{kind}.packed"
+        save_file(pack_state(load_file(folder / "model.safetensors")), packed)
+        with tarfile.open(args.out / f"{kind}.part", "w") as tar:
+            tar.add(packed, "model.safetensors")
+            for name in ("config.json", "run.json"):
+                if (folder / name).is_file():
+                    tar.add(folder / name, name)
+        shutil.copy2(args.out / f"{kind}.part", args.back / f"{kind}.tar")
 
 
 def main() -> None:
@@ -84,7 +93,9 @@ def main() -> None:
         print(f"answers took {time.time() - began:.0f} s", flush=True)
     if args.back is not None and not args.resume:
         args.back.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(args.out / "answers.npz", args.back)
+        documents = load_documents(args.out / "answers.npz")
+        for part in (0, 1):
+            save_documents(documents[part::2], args.back / f"answers{part}.npz")
     running = {}
     for kind in args.kinds:
         log = (args.out / f"{kind}.log").open("a")
