@@ -35,7 +35,8 @@ def draw_nodes(
 ) -> Drawn:
     """Node `offset` of a chain for each sequence, from the draft's logits [sequences, vocab].
 
-    `ids` are the tokens the logits are of, where they are not of all. Under `match` draft and target share their noise, keyed by position; the other rules need noise of the step's own.
+    `ids` are the tokens the logits are of, where they are not of all. Under `match` draft and target share their noise,
+    keyed by position; the other rules need noise of the step's own.
     """
     params = [seq.request.params for seq in seqs]
     if temperature == "entropy":

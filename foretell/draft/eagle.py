@@ -69,7 +69,7 @@ class Pass:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.pages.put(layer, self.slots, k, v)
         rows = [stop - start for _, start, stop in self.spans]
-        pairs = zip(self.spans, q.split(rows), strict=True)
+        pairs = zip(self.spans, torch.split(q, rows), strict=True)
         return torch.cat([self._text(layer, part, *span) for span, part in pairs])
 
     def _text(self, layer: int, q: Tensor, seq: Sequence, start: int, stop: int) -> Tensor:

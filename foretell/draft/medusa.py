@@ -1,4 +1,4 @@
-"""Guesses several places at once from the target's last state: Medusa heads, as blockwise parallel decoding has them."""
+"""Guesses several places at once from the target's last state: Medusa heads, and blockwise parallel decoding."""
 
 from __future__ import annotations
 

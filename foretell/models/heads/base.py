@@ -65,7 +65,7 @@ class Head(nn.Module, Generic[Settings]):
     def borrow(self, lender: Lender) -> None:
         """Take from the target what this head does not have itself; set `draft_ids` and the device before."""
         if not self.config.own_embed:
-            assert lender.embed.shape == (self.config.vocab, self.config.layer.width), "the widths are one"
+            assert lender.embed.shape == (self.config.vocab, self.config.layer.width), "an embedding that fits"
             self._lent = lender.embed
         if not self.config.own_output:
             rows = lender.output if self.config.draft_vocab is None else lender.output[self.draft_ids]

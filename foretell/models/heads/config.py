@@ -84,8 +84,8 @@ class HeadConfig:
         if unknown or said.get("kind") != cls.kind:
             what = f"fields it does not know: {', '.join(sorted(unknown))}" if unknown else f"kind {said.get('kind')!r}"
             raise ModelError(f"the config of a head for {cls.kind} has {what}")
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
-        return cls(**{name: values[name] for name in known & set(values)} | {"layer": _layer(said["layer"])})
+        values = {name: _frozen(value) for name, value in said.items() if name in known}
+        return cls(**{**values, "layer": _layer(said["layer"])})
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ class MedusaConfig(HeadConfig):
     heads: int = 3
     layers: int = 1  # blocks of a head
     bias: bool = True
+    shared_output: bool = False  # whether an output matrix of its own is one for all heads, not one for each
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,10 @@ def read_head_config(said: dict[str, Any]) -> HeadConfig:
     return KINDS[said["kind"]].read(said)
 
 
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _layer(said: dict[str, Any]) -> LayerConfig:
-    rope = {name: tuple(value) if isinstance(value, list) else value for name, value in said["rope"].items()}
+    rope: dict[str, Any] = {name: _frozen(value) for name, value in said["rope"].items()}
     return LayerConfig(**{**said, "rope": Rope(**rope)})

@@ -55,7 +55,7 @@ class HeadAttention(nn.Module):
         return rotate(k, *turn), v
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.config.head_dim))
+        return x.view(*x.shape[:-1], -1, self.config.head_dim)
 
 
 class HeadFeedForward(nn.Module):

@@ -20,8 +20,10 @@ class MedusaHead(Head[MedusaConfig]):
         self.blocks = nn.ModuleList(
             nn.ModuleList(Linear(width, width, config.bias) for _ in range(config.layers)) for _ in range(config.heads)
         )
-        if config.own_output:  # an output matrix for each head, one under another
-            self.output = Linear(width, config.heads * config.outputs)
+        self.outputs = nn.ModuleList()
+        if config.own_output and not config.shared_output:
+            del self.output
+            self.outputs = nn.ModuleList(Linear(width, config.outputs) for _ in range(config.heads))
 
     def start(self, generator: torch.Generator) -> None:
         super().start(generator)
@@ -36,12 +38,10 @@ class MedusaHead(Head[MedusaConfig]):
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., heads, width] -> [..., heads, outputs], over `draft_ids`."""
-        if not self.config.own_output:
+        if not len(self.outputs):
             return self.scores(states)
-        assert self.output.weight is not None, "each head reads its own rows of it"
-        rows = self.output.weight.chunk(self.config.heads)[: states.shape[-2]]
-        parts = zip(states.unbind(-2), rows, strict=True)
-        return torch.stack([F.linear(state, own).float() for state, own in parts], -2)
+        parts = zip(states.unbind(-2), self.outputs, strict=False)
+        return torch.stack([output(state).float() for state, output in parts], -2)
 
 
 def _through(x: Tensor, blocks: nn.Module) -> Tensor:
