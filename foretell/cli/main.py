@@ -18,6 +18,7 @@ from .chat import CHAT
 from .check_pair import CHECK_PAIR
 from .demo import DEMO
 from .explain import EXPLAIN
+from .export import EXPORT
 from .generate import GENERATE
 from .models import LIST, PULL
 from .pairs import PAIRS
@@ -32,6 +33,7 @@ COMMANDS = {
     "bench": BENCH,
     "certify": CERTIFY,
     "train": TRAIN,
+    "export": EXPORT,
     "explain": EXPLAIN,
     "pairs": PAIRS,
     "check-pair": CHECK_PAIR,

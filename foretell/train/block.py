@@ -28,7 +28,7 @@ class BlockMethod(HeadMethod[BlockHead]):
     def __call__(self, states: States, generator: torch.Generator) -> Progress:
         tokens, learnt, head = states.batch.tokens, states.batch.learnt, self.head
         goals = goals_of(self.capture, states, head)
-        anchors, real = draw_anchors(learnt, generator)
+        anchors, real = draw_anchors(learnt, generator) if torch.is_grad_enabled() else every_anchor(learnt)
         everywhere = torch.arange(tokens.shape[1], device=tokens.device)
         read = head.remember(head.fuse(states.features), head.turn(everywhere))
         places = anchors[..., None] + torch.arange(head.config.block, device=tokens.device)
@@ -42,7 +42,7 @@ class BlockMethod(HeadMethod[BlockHead]):
         loss, alpha, guess = self._score(said[row, anchor, step], before, rows)
         hits = torch.zeros_like(wanted)
         hits[row, anchor, step] = guess == goals.goal.best_draft[goals.row[row, place]]
-        return Progress(loss, hits.flatten(0, 1), wanted.flatten(0, 1))
+        return Progress(loss, hits, wanted)
 
     def _score(self, states: Tensor, before: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         head = self.head
@@ -66,6 +66,13 @@ def draw_anchors(learnt: Tensor, generator: torch.Generator) -> tuple[Tensor, Te
     rank = rank.masked_fill(~usable, -1.0)
     found, anchors = rank.topk(min(count, length), dim=1)
     return anchors, found >= 0
+
+
+def every_anchor(learnt: Tensor) -> tuple[Tensor, Tensor]:
+    """All places in their order, to measure with; those behind which nothing is to be guessed are not real."""
+    real = torch.zeros_like(learnt)
+    real[:, 1:-1] = learnt[:, 2:]
+    return torch.arange(learnt.shape[1], device=learnt.device).expand_as(learnt), real
 
 
 def _wanted(learnt: Tensor, anchors: Tensor, real: Tensor, drafts: int) -> Tensor:

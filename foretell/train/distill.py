@@ -40,6 +40,5 @@ class DistillMethod(HeadMethod[DistilledHead]):
 
 
 def _runs(x: torch.Tensor, steps: int) -> torch.Tensor:
-    """[rows, places] -> [rows * places, steps]: each place with those behind it."""
-    padded = nn.functional.pad(x, (0, steps - 1))
-    return padded.unfold(1, steps, 1).flatten(0, 1)
+    """[rows, places] -> [rows, places, steps]: each place with those behind it."""
+    return nn.functional.pad(x, (0, steps - 1)).unfold(1, steps, 1)

@@ -40,7 +40,7 @@ class EagleMethod(HeadMethod[EagleHead]):
                 columns = worth_while(shifted(learnt, 2))
                 feature = feature.gather(1, columns[..., None].expand(-1, -1, feature.shape[-1]))
                 attend.narrow(columns)
-        return Progress(total, torch.stack(hits, -1).flatten(0, 1), torch.stack(counted, -1).flatten(0, 1))
+        return Progress(total, torch.stack(hits, -1), torch.stack(counted, -1))
 
     @property
     def _window(self) -> int | None:

@@ -36,4 +36,4 @@ class MedusaMethod(HeadMethod[MedusaHead]):
             hit[row, place] = goals.hits(row, place + 1 + i, scored)
             hits.append(hit)
             counted.append(wanted)
-        return Progress(total, torch.stack(hits, -1).flatten(0, 1), torch.stack(counted, -1).flatten(0, 1))
+        return Progress(total, torch.stack(hits, -1), torch.stack(counted, -1))

@@ -21,13 +21,30 @@ class Progress:
     """One batch's result: the loss to descend, and how far a chain of guesses would have come."""
 
     loss: Tensor
-    hits: Tensor  # [places, steps]: whether each guess is the target's likeliest token
-    counted: Tensor  # [places, steps]: whether that place is one to guess
+    hits: Tensor  # [rows, places, steps]: whether each guess is the target's likeliest token
+    counted: Tensor  # [rows, places, steps]: whether that place is one to guess
 
     def sums(self) -> Tensor:
         """[2, steps]: guesses that stand together with all before them, and places where there could be one."""
         alive = (self.hits & self.counted).cumprod(-1)
-        return torch.stack([alive.sum(0), self.counted.cumprod(-1).sum(0)]).double()
+        return torch.stack([alive.sum((0, 1)), self.counted.cumprod(-1).sum((0, 1))]).double()
+
+    def walk(self) -> tuple[int, int]:
+        """Tokens and steps, were each text written with these guesses: a step begins where the last one ended.
+
+        Guesses right after a wrong one are worse than others, so this is less than the mean over all places.
+        """
+        runs = (self.hits & self.counted).cumprod(-1).sum(-1).tolist()
+        tokens = steps = 0
+        for row, counted in zip(runs, self.counted[..., 0].tolist(), strict=True):
+            if not any(counted):
+                continue
+            place, stop = counted.index(True) + 1, len(counted) - counted[::-1].index(True)
+            tokens, steps = tokens + 1, steps + 1  # the prompt's own step, which has no guesses
+            while place < stop:
+                tokens, steps = tokens + row[place] + 1, steps + 1
+                place += row[place] + 1
+        return tokens, steps
 
 
 class Method(ABC):

@@ -39,6 +39,13 @@ def write_model(model: Decoder, opened: Opened, folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
+def architectures(opened: Opened) -> list[str]:
+    """What transformers calls the model's class."""
+    said = opened.checkpoint.config.get("architectures")
+    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3"}
+    return list(said) if isinstance(said, list) else [f"{names[opened.config.family]}ForCausalLM"]
+
+
 def _ends(opened: Opened) -> frozenset[int]:
     return opened.tokenizer.end_ids
 

@@ -253,8 +253,8 @@ class Run:
             "done": done,
             "parameters": parameters,
             "documents": len(self.training),
-            "tokens": int(sum(len(each.tokens) for each in self.training)),
-            "learnt": int(sum(each.learnt for each in self.training)),
+            "document_tokens": int(sum(len(each.tokens) for each in self.training)),
+            "learnt_tokens": int(sum(each.learnt for each in self.training)),
             **asdict(standing),
         }
         if (found := self.perplexities()) is not None:

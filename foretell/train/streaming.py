@@ -61,7 +61,7 @@ class StreamingMethod(Method):
             total = total + loss
             hits.append(hit)
             counted.append(wanted)
-        return Progress(total, torch.stack(hits, -1).flatten(0, 1), torch.stack(counted, -1).flatten(0, 1))
+        return Progress(total, torch.stack(hits, -1), torch.stack(counted, -1))
 
     def _as_before(self, last: Tensor, states: States, weight: float) -> Tensor:
         """How far the tuned target is from what it said before, at every place to learn."""

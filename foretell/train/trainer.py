@@ -137,17 +137,20 @@ class Trainer:
 def estimate(method: Method, capture: Capture, batches: Batches, seed: int) -> tuple[float, tuple[float, ...]]:
     """Accepted per step on other texts, and how often the first, second .. guess stood: teacher-forced, in a moment."""
     sums: Tensor | None = None
+    tokens = steps = 0
     for number, batch in enumerate(batches.in_order()):
         generator = torch.Generator(batch.tokens.device)
         generator.manual_seed(mix(seed, number) % (1 << 63))
-        found = method(capture(batch), generator).sums()
+        progress = method(capture(batch), generator)
+        walked, found = progress.walk(), progress.sums()
+        tokens, steps = tokens + walked[0], steps + walked[1]
         sums = found if sums is None else sums + found
-    if sums is None:
+    if sums is None or not steps:
         return 1.0, ()
     stood, asked = sums.tolist()
     reached = [asked[0], *stood[:-1]]
     accuracy = tuple(round(hit / max(1.0, before), 4) for hit, before in zip(stood, reached, strict=True))
-    return accepted_per_step(sums), accuracy
+    return tokens / steps, accuracy
 
 
 def accepted_per_step(sums: Tensor) -> float:

@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"llm", "build", "engine", "models", "runner", "kv", "kernels", "draft", "certify", "sampling", "hub", "version"},
     "cli": BASE
     | {"control", "llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"}
-    | {"train"},
+    | {"train", "models"},
 }
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 from foretell.models.heads import Lender, read_head
+from foretell.models.heads.layer import initialise
 from foretell.train.batches import Batches
 from foretell.train.block import BlockMethod
 from foretell.train.capture import Capture
@@ -33,6 +34,8 @@ KINDS = ("eagle", "block", "medusa", "distill")
 def method_for(kind: str, model: Decoder, **settings: object) -> tuple[Method, Capture]:
     head: Any = head_for(kind, model, **settings)
     capture = capture_for(head, model)
+    if kind == "distill":
+        initialise(head.layers, torch.Generator().manual_seed(0), spread=0.4)  # nor would it have to learn the rule
     made: dict[str, Any] = {
         "eagle": lambda: EagleMethod(head, capture, 4),
         "block": lambda: BlockMethod(head, capture),
@@ -78,7 +81,7 @@ def test_training_makes_guesses_stand(kind: str, tmp_path: Path) -> None:
     before, _ = estimate(method, capture, apart, 0)
     trainer = trained(kind, 200 if kind == "medusa" else 60, tmp_path)
     after, accuracy = estimate(trainer.method, trainer.capture, apart, 0)
-    assert after > before + 0.5 or kind == "distill" and after > 4  # that one begins with the target's own layers
+    assert after > before + 0.5
     assert all(0 <= share <= 1 for share in accuracy)
 
 

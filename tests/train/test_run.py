@@ -95,3 +95,20 @@ def test_bad_data_is_refused_before_a_model_is_loaded(place: Path, capsys: pytes
     line[line.index("--data") + 1] = str(place / "bad.jsonl")
     assert main(line) == 2
     assert "usable text" in capsys.readouterr().err
+
+
+def test_a_servers_log_is_trained_on_as_it_stands(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {
+            "kind": "chat",
+            "request": {"messages": [{"role": "user", "content": f"Say {i}."}]},
+            "answers": [{"token_ids": [5 + i, 6, 7, 8, 9, 10, 11]}],
+        }
+        for i in range(8)
+    ]
+    (place / "log.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    line = words(place, "medusa", "logged", "--steps", "2")
+    at = line.index("--data")
+    assert main([*line[:at], "--from-log", str(place / "log.jsonl"), *line[at + 2 :]]) == 0
+    assert "answers written" not in capsys.readouterr().err
+    assert json.loads((place / "logged" / "run.json").read_text())["learnt_tokens"] == 7 * 7
