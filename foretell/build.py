@@ -23,6 +23,7 @@ from .engine.profile import Profiler
 from .engine.requests import AUTO, Limits, RequestMaker, check_rule
 from .engine.scheduler import Scheduler
 from .errors import RequestError
+from .heads import Heads, distilled
 from .hub import Checkpoint, open_checkpoint, resolve
 from .hub.home import home
 from .kv.cache import LayerShape
@@ -97,9 +98,12 @@ class Opened:
         """The loaded model with its weights as they will run; a copy in integers is made before this."""
         return model if self.bits is None else quantize_weights(model, self.bits)
 
-    def runner(self, model: Decoder, room: Room, taps: tuple[int, ...] = ()) -> ModelRunner:
-        """What runs it, once it is loaded."""
-        return ModelRunner(self.ready(model), room.pages, room.page_size, min(room.context, self.config.context), taps)
+    def runner(
+        self, model: Decoder, room: Room, taps: tuple[int, ...] = (), beside: tuple[LayerShape, ...] = ()
+    ) -> ModelRunner:
+        """What runs it, once it is loaded; `beside` are further layers of its cache."""
+        context = min(room.context, self.config.context)
+        return ModelRunner(self.ready(model), room.pages, room.page_size, context, taps, beside)
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""
@@ -146,7 +150,8 @@ def build_engine(
     target = open_model(config.model, config, say)
     if drafter is None and target.bits in draft.copies_wanted(speculation):
         say(f"self:int{target.bits} is the target itself here and will not pay; quantization none makes it a copy")
-    helpers = {name: open_model(name, config, say) for name in wanted}
+    helpers = {name: distilled(name, target, config.model) or open_model(name, config, say) for name in wanted}
+    heads = Heads.opened(() if drafter is not None else draft.heads_wanted(speculation), target, config.model)
     pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
     context = _context(config, target.config)
 
@@ -154,22 +159,26 @@ def build_engine(
         if drafter is not None:
             return _plan_memory(config, target, [], drafter.memory, context)
         extra = sum(map(target.copy_bytes, draft.copies_wanted(chosen)))
-        return _plan_memory(config, target, [helpers[name] for name in draft.models_wanted(chosen)], extra, context)
+        models, few = [helpers[name] for name in draft.models_wanted(chosen)], heads.only(draft.heads_wanted(chosen))
+        return _plan_memory(config, target, models, extra + few.weights, context, few.token_bytes)
 
     def run_helper(name: str) -> ModelRunner:
         return helpers[name].runner(helpers[name].load(), room)
 
     if drafter is None:
         speculation = draft.fitted(speculation, planned)
+        heads = heads.only(draft.heads_wanted(speculation))
     memory = planned(speculation)
     room, model = Room(memory.pages, config.page_size, context), target.load()
     copies = () if drafter is not None else draft.copies_wanted(speculation)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
-    runner = target.runner(model, room, () if drafter is None else drafter.taps)
+    heads.load(model, context)  # likewise
+    runner = target.runner(model, room, () if drafter is None else drafter.taps, heads.beside)
     if drafter is None:
+        placed = heads.place(runner, say)
         vocabularies = {name: pairing.vocabularies for name, pairing in pairings.items()}
         loader = draft.Loader(
-            speculation, target, runner, helpers, vocabularies, run_helper, room.pages * room.page_size
+            speculation, target, runner, helpers, vocabularies, run_helper, room.pages * room.page_size, placed
         )
         drafter = draft.build(loader.parts(draft.models_wanted(speculation), twins), loader.again)
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
@@ -232,9 +241,11 @@ def _pair(target: Opened, helper: Opened, name: str, say: Callable[[str], None])
     return found
 
 
-def _plan_memory(config: EngineConfig, target: Opened, helpers: list[Opened], extra: int, context: int) -> MemoryPlan:
-    """A draft model has as many pages as the target, so that it can follow every text."""
-    token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers)
+def _plan_memory(
+    config: EngineConfig, target: Opened, helpers: list[Opened], extra: int, context: int, beside: int = 0
+) -> MemoryPlan:
+    """A draft model has as many pages as the target, so that it can follow every text; `beside`: bytes of heads."""
+    token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + beside
     extra += sum(helper.weights for helper in helpers)
     page_bytes = config.page_size * token_bytes
     loading = max(model.loading for model in (target, *helpers)) + extra

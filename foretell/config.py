@@ -70,7 +70,8 @@ class SpeculationConfig:
 
     drafter: str = option(
         "auto",
-        "how to guess ahead: none, ngram, suffix, recycle, lookahead, model:NAME, self:int8, self:int4, exit:N, or "
+        "how to guess ahead: none, ngram, suffix, recycle, lookahead, model:NAME, self:int8, self:int4, exit:N, a head "
+        "(eagle, block, medusa, mtp, distilled: the one for this model, or with :FOLDER another), a head's folder, or "
         "several to choose from, with commas; auto is ngram,suffix,recycle",
     )
     max_draft: int | None = option(None, f"the most tokens guessed for a text in one step (default: {DEFAULT_DRAFT})")
@@ -214,6 +215,7 @@ METHODS = {
     "medusa": "medusa",
     "mtp": "mtp",
     "dflash": "block",
+    "dspark": "block",
     "suffix": "suffix",
 }
 

@@ -34,6 +34,10 @@ class TimedDrafter(Wrapper):
         with self._clock():
             return super().offers(seqs, nodes)
 
+    def follow(self, outcomes: list[Outcome]) -> None:
+        with self._clock():
+            super().follow(outcomes)
+
     def observe(self, outcomes: list[Outcome]) -> None:
         with self._clock():
             super().observe(outcomes)
@@ -109,9 +113,9 @@ class Seats:
 
 
 def has_weights(name: str) -> bool:
-    """Whether a drafter brings a model, or a copy of the target in fewer bits."""
+    """Whether a drafter brings a model, a head, or a copy of the target in fewer bits."""
     config = SpeculationConfig(drafter=name)
-    return bool(draft.models_wanted(config) or draft.copies_wanted(config))
+    return bool(draft.models_wanted(config) or draft.copies_wanted(config) or draft.heads_wanted(config))
 
 
 def open_with(arms: Several[Arm], **options: Any) -> LLM:

@@ -157,7 +157,7 @@ class HeadDrafter(Drafter):
 
     @property
     def memory(self) -> int:
-        return sum(tensor.nbytes for tensor in self.head.own_state().values())
+        return self.head.bytes
 
 
 @dataclass(frozen=True)

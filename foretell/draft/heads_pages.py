@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretell.kernels.store import store
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.models.heads import HeadConfig, LayerConfig
 from foretell.types import Sequence
@@ -35,13 +34,13 @@ class HeadPages:
 
     def put(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Keep keys and values [n, kv_heads, dim]."""
-        store(keys.to(self.keys[layer].dtype), self.keys[layer], slots)
-        store(values.to(self.values[layer].dtype), self.values[layer], slots)
+        _store(keys, self.keys[layer], slots)
+        _store(values, self.values[layer], slots)
 
     def put_features(self, slots: Tensor, features: Tensor) -> None:
         """Keep features [n, width]."""
         assert self._features is not None, "this head keeps features"
-        store(features.to(self._features.dtype)[:, None], self._features, slots)
+        _store(features[:, None], self._features, slots)
 
     def features(self, slots: Tensor) -> Tensor:
         """[n, width]."""
@@ -64,6 +63,10 @@ class HeadPages:
         if count > len(pages) or pages[count - 1] - pages[0] != count - 1:
             return None
         return slice(pages[0], pages[0] + count) if pages[:count] == list(range(pages[0], pages[0] + count)) else None
+
+
+def _store(new: Tensor, cache: Tensor, slots: Tensor) -> None:
+    cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new.to(cache.dtype))
 
 
 def _shown(cache: Tensor, run: slice, columns: int) -> Tensor:

@@ -80,6 +80,8 @@ class Engine:
 
     @drafter.setter
     def drafter(self, drafter: Drafter) -> None:
+        if drafter.taps:  # what it keeps beside the target's it has not kept yet: all texts are read anew
+            self.scheduler.start_over()
         self._guard = Guard(drafter, self.runner.model.config.vocab)
 
     @property

@@ -141,6 +141,13 @@ class Scheduler:
         self.waiting.appendleft(seq)
         self.preemptions += 1
 
+    def start_over(self) -> None:
+        """Take everybody off their pages, and forget what pages hold: something else is to be kept in them."""
+        for seq in self.running[::-1]:
+            self.preempt(seq)
+        if self.prefix is not None:
+            self.prefix.clear()
+
     def settle(self, seq: Sequence) -> None:
         """After a step: offer full pages to others and take back those the draft no longer needs."""
         self.runner.trim(seq, len(seq.tokens))

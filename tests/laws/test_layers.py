@@ -32,7 +32,9 @@ ALLOWED: dict[str, set[str]] = {
     "control": BASE,
     "draft": BASE | {"runner", "models", "sampling", "kv"},
     "engine": BASE | {"kv", "sampling", "runner", "draft", "verify", "control"},
-    "build": BASE | {"pairing", "hub", "kv", "sampling", "verify", "models", "runner", "draft", "control", "engine"},
+    "heads": BASE | {"hub", "kv", "models", "runner", "draft"},
+    "build": BASE
+    | {"heads", "pairing", "hub", "kv", "sampling", "verify", "models", "runner", "draft", "control", "engine"},
     "llm": BASE | {"build", "engine", "draft"},
     "pairing": BASE | {"hub", "models", "draft"},
     "server": BASE | {"build", "engine", "version", "hub"},

@@ -84,12 +84,19 @@ class Head(nn.Module, Generic[Settings]):
             parameter.requires_grad_(True)
         return found
 
+    @property
+    def bytes(self) -> int:
+        """What its weights take, without what is borrowed."""
+        linears = [module for name, module in self.named_modules() if isinstance(module, Linear) and name != "output"]
+        packed = sum(module.native.bytes for module in linears if module.native is not None)
+        return packed + sum(tensor.nbytes for tensor in self.own_state().values())
+
     def own_state(self) -> dict[str, Tensor]:
         """What a file of this head has: all that is not borrowed."""
         return {name: tensor for name, tensor in self.state_dict().items() if name not in self.lacks}
 
     def prepare(self, context: int) -> None:
-        """Make the table of turns for positions up to `context`."""
+        """Make the table of turns for places up to `context`."""
         device, layer = self.draft_ids.device, self.config.layer
         self._table = rope_table(layer.rope, layer.head_dim, context).to(device, self.like.dtype)
 
@@ -108,7 +115,10 @@ class Head(nn.Module, Generic[Settings]):
 
     def tapped(self, features: Tensor) -> Tensor:
         """Features [..., taps * target width] behind the target's last norm, where this head wants them so."""
-        return features if self.tap_norm is None else rms_norm(features, self.tap_norm, self.tap_eps)
+        if not self.config.target_norm:
+            return features
+        assert self.tap_norm is not None, "borrow first"
+        return rms_norm(features, self.tap_norm, self.tap_eps)
 
     def scores(self, normed: Tensor) -> Tensor:
         """[..., width] -> [..., outputs] in float32, over `draft_ids`."""

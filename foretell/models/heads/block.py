@@ -31,6 +31,10 @@ class BlockHead(Head[BlockConfig]):
         seen = width + (rank if config.confidence_with_markov else 0)
         self.surety = Linear(seen, 1, bias=True) if config.confidence else None
 
+    def prepare(self, context: int) -> None:
+        """Make the table of turns for places up to `context`, and for those of a block behind it."""
+        super().prepare(context + self.config.block)
+
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features [..., taps * target width] as what layers make keys and values of, [..., width]."""
         return rms_norm(self.fc(self.tapped(features)), self.feature_norm.weight, self.config.layer.norm_eps)

@@ -7,7 +7,7 @@ from foretell.models.fields import Fields
 
 from ..config import BlockConfig
 from .eagle import read_ids
-from .layout import HeadFile, Layout, layer_parts, only_own
+from .layout import HeadFile, Layout, Parts, draft_vocab, layer_parts, only_own
 
 ALIASES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
 
@@ -49,7 +49,7 @@ def _block(file: HeadFile, source: str, sizes: Fields, settings: Fields, taps: t
         file.target.vocab,
         file.target.width,
         taps,
-        draft_vocab=_draft_vocab(file),
+        draft_vocab=draft_vocab(file),
         layers=layers,
         block=settings.count("block_size", most=1024),
         sample_from_anchor=settings.flag("sample_from_anchor", anchor),
@@ -60,7 +60,7 @@ def _block(file: HeadFile, source: str, sizes: Fields, settings: Fields, taps: t
         confidence=surety,
         confidence_with_markov=surety and file.shape("confidence_head.proj.weight")[1] > layer.width,
     )
-    parts = {
+    parts: Parts = {
         "fc.weight": ("fc.weight",),
         "feature_norm.weight": ("hidden_norm.weight",),
         "norm.weight": ("norm.weight",),
@@ -78,12 +78,3 @@ def _block(file: HeadFile, source: str, sizes: Fields, settings: Fields, taps: t
 
 def _ours(plain: str) -> tuple[str, ...]:
     return ("fc.weight",) if plain == "fc.weight" else ("feature_norm.weight",)
-
-
-def _draft_vocab(file: HeadFile) -> int | None:
-    """How many tokens it can guess; None: all of the target's."""
-    if "d2t" not in file.tensors:
-        return None
-    count = file.shape("d2t")[0]
-    said = file.shape("t2d")[0] if "t2d" in file.tensors else file.target.vocab
-    return None if count == said else count

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from foretell.errors import ModelError
 from foretell.models.config import ModelConfig
 from foretell.models.fields import Fields
 
 from ..config import EagleConfig
-from .layout import HeadFile, Layout, layer_parts, only_own
+from .layout import HeadFile, Layout, Parts, draft_vocab, layer_parts, only_own
 
 LEGACY_NORMS = ("aux_norm_low.weight", "aux_norm_mid.weight", "aux_norm_high.weight")
 
@@ -53,7 +56,7 @@ def speculators(file: HeadFile) -> Layout:
     return _third(file, "speculators", config.part("transformer_layer_config"), taps, flags)
 
 
-def _third(file: HeadFile, source: str, config: Fields, taps: tuple[int, ...], flags: dict[str, bool]) -> Layout:
+def _third(file: HeadFile, source: str, config: Fields, taps: tuple[int, ...], flags: dict[str, Any]) -> Layout:
     first = "midlayer" if "midlayer.hidden_norm.weight" in file.tensors else "layers.0"
     width = config.count("hidden_size")
     layer = file.layer(config, first, 2 * width)
@@ -65,7 +68,7 @@ def _third(file: HeadFile, source: str, config: Fields, taps: tuple[int, ...], f
         file.target.vocab,
         file.target.width,
         taps,
-        draft_vocab=_draft_vocab(file),
+        draft_vocab=draft_vocab(file),
         layers=layers,
         fc_bias="fc.bias" in file.tensors,
         fc_norm=bool(norms),
@@ -93,15 +96,6 @@ def _third(file: HeadFile, source: str, config: Fields, taps: tuple[int, ...], f
     return only_own(Layout(source, head, parts, "d2t", spare=frozenset({"d2t", "t2d"})), file)
 
 
-def _draft_vocab(file: HeadFile) -> int | None:
-    """How many tokens it can guess; None: all of the target's."""
-    if "d2t" not in file.tensors:
-        return None
-    count = file.shape("d2t")[0]
-    said = file.shape("t2d")[0] if "t2d" in file.tensors else file.target.vocab
-    return None if count == said else count
-
-
 def eagle1(file: HeadFile) -> Layout:
     """EAGLE-1 and -2: [embedding, the target's last normed state] projected, one layer, no norm behind it."""
     config = file.config.part("model") if file.config.part("model").values else file.config
@@ -117,14 +111,12 @@ def eagle1(file: HeadFile) -> Layout:
         generation=1,
         fc_bias="fc.bias" in file.tensors,
     )
-    parts = {"fc.weight": ("fc.weight",)} | ({"fc.bias": ("fc.bias",)} if head.fc_bias else {})
+    parts: Parts = {"fc.weight": ("fc.weight",)}
+    parts |= {"fc.bias": ("fc.bias",)} if head.fc_bias else {}
     parts |= layer_parts(layer, 0, "layers.0", None)
     for i in range(1, layers):
         parts |= layer_parts(layer, i, f"layers.{i}")
-    # SGLang ignores an output matrix in such a file, and what was trained with the target's is served with it.
-    layout = only_own(Layout("EAGLE", head, parts), file)
-    theirs = {name: names for name, names in layout.parts.items() if name != "output.weight"}
-    config_ = layout.config
-    return Layout(
-        "EAGLE", EagleConfig(**{**vars(config_), "own_output": False}), theirs, spare=frozenset({"lm_head.weight"})
-    )
+    layout = only_own(Layout("EAGLE", head, parts, spare=frozenset({"lm_head.weight"})), file)
+    # What was trained with the target's output is served with it, whatever else the file has.
+    kept = {name: names for name, names in layout.parts.items() if name != "output.weight"}
+    return replace(layout, config=replace(layout.config, own_output=False), parts=kept)

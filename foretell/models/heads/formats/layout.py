@@ -22,7 +22,9 @@ from ..files import fill_head, make_head
 if TYPE_CHECKING:
     from foretell.hub.tensor import LazyTensor
 
-WRAPPERS = re.compile(r"^(model\.)+")
+Parts = dict[str, tuple[str, ...]]
+
+WRAPPERS = re.compile(r"^((model|language_model)\.)+")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -99,12 +101,10 @@ def _window(config: Fields) -> int | None:
     return config.count("sliding_window")
 
 
-def layer_parts(
-    layer: LayerConfig, index: int, first: str, input_norm: str | None = "input_layernorm"
-) -> dict[str, tuple[str, ...]]:
+def layer_parts(layer: LayerConfig, index: int, first: str, input_norm: str | None = "input_layernorm") -> Parts:
     """Ours and theirs of a decoder layer whose tensors begin with `first`."""
     ours, attn, mlp = f"layers.{index}", f"{first}.self_attn", f"{first}.mlp"
-    parts: dict[str, tuple[str, ...]] = {f"{ours}.ffn_norm.weight": (f"{first}.post_attention_layernorm.weight",)}
+    parts: Parts = {f"{ours}.ffn_norm.weight": (f"{first}.post_attention_layernorm.weight",)}
     if input_norm is not None:
         parts[f"{ours}.attention_norm.weight"] = (f"{first}.{input_norm}.weight",)
     kinds = {
@@ -150,6 +150,15 @@ def _stacked(file: HeadFile, names: Iterable[str]) -> Tensor:
 def _fitted(rows: Tensor, vocab: int) -> Tensor:
     missing = vocab - len(rows)
     return rows[:vocab] if missing <= 0 else torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
+
+
+def draft_vocab(file: HeadFile) -> int | None:
+    """How many tokens it can guess; None: all of the target's."""
+    if "d2t" not in file.tensors:
+        return None
+    count = file.shape("d2t")[0]
+    said = file.shape("t2d")[0] if "t2d" in file.tensors else file.target.vocab
+    return None if count == said else count
 
 
 def draft_ids(layout: Layout, file: HeadFile) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from foretell.errors import ModelError
@@ -29,12 +28,6 @@ SPECULATORS = {
     "norm.weight": "final_layernorm.weight",
 }
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's own, in DeepSeek's modules
-
-
-def is_module(name: str, layers: int) -> bool:
-    """Whether a tensor of a target's checkpoint, by its plain name, is part of such a module and not of the target."""
-    found = re.match(r"layers\.(\d+)\.", name)
-    return name.startswith("mtp.") or (found is not None and int(found[1]) >= layers)
 
 
 def mtp(file: HeadFile) -> Layout:
