@@ -112,3 +112,18 @@ def test_a_servers_log_is_trained_on_as_it_stands(place: Path, capsys: pytest.Ca
     assert main([*line[:at], "--from-log", str(place / "log.jsonl"), *line[at + 2 :]]) == 0
     assert "answers written" not in capsys.readouterr().err
     assert json.loads((place / "logged" / "run.json").read_text())["learnt_tokens"] == 7 * 7
+
+
+@pytest.mark.parametrize("kind", ["eagle", "distill", "streaming"])
+def test_checkpoints_are_chosen_through_the_engine(kind: str, place: Path) -> None:
+    line = [word for word in words(place, kind, f"measured-{kind}", "--steps", "4") if word != "--no-measure"]
+    assert main([*line, "--check-every", "0.01s"]) == 0
+    record = json.loads((place / f"measured-{kind}" / "run.json").read_text())
+    assert record["engine"]["accepted_per_step"] >= 1 and record["best"] >= 1
+
+
+@pytest.mark.slow
+def test_the_result_is_certified(place: Path) -> None:
+    line = [word for word in words(place, "eagle", "certified", "--steps", "4") if word not in QUIET[:2]]
+    assert main(line) == 0
+    assert json.loads((place / "certified" / "run.json").read_text())["lossless"] is True
