@@ -33,11 +33,12 @@ ALLOWED: dict[str, set[str]] = {
     "draft": BASE | {"runner", "models", "sampling", "kv"},
     "engine": BASE | {"kv", "sampling", "runner", "draft", "verify", "control"},
     "heads": BASE | {"hub", "kv", "models", "runner", "draft"},
+    "replacing": BASE | {"hub", "models", "draft", "engine"},
     "build": BASE
     | {"heads", "pairing", "hub", "kv", "sampling", "verify", "models", "runner", "draft", "control", "engine"},
     "llm": BASE | {"build", "engine", "draft"},
     "pairing": BASE | {"hub", "models", "draft"},
-    "server": BASE | {"build", "engine", "version", "hub"},
+    "server": BASE | {"build", "engine", "version", "hub", "replacing"},
     "bench": BASE | {"llm", "build", "engine", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
     "train": BASE
