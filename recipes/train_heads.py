@@ -37,11 +37,19 @@ WEIGHTS = "model.safetensors"
 
 
 def write_answers(args: argparse.Namespace, more: list[str]) -> None:
-    """By a run that ends before its first step."""
+    """By a run that does nothing else."""
     asked = ["--prompts", str(args.prompts_at_most)] if args.prompts_at_most else []
     line = [
         *(sys.executable, "-m", "foretell", "train", "medusa", "--target", args.target, "--data", str(args.prompts)),
-        *("--out", str(args.out), "--max-tokens", str(args.max_tokens), "--context", str(args.context), "--dry-run"),
+        *(
+            "--out",
+            str(args.out),
+            "--max-tokens",
+            str(args.max_tokens),
+            "--context",
+            str(args.context),
+            "--answers-only",
+        ),
         *("--greedy", str(args.greedy), *asked, *more),
     ]
     subprocess.run(line, check=True)

@@ -16,7 +16,8 @@ from foretell.train.settings import KINDS, TrainConfig
 from .command import Command
 
 if TYPE_CHECKING:
-    from foretell.train.run import Order, Run
+    from foretell.train.order import Order
+    from foretell.train.run import Run
     from foretell.train.trainer import Shown
 
 WIDTH = 24  # of the bar
@@ -29,15 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from-log", metavar="FILE", help="what a server has served (serve --log-requests FILE)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the drafter goes")
     parser.add_argument("--resume", action="store_true", help="go on where a run in DIR was stopped")
-    parser.add_argument("--dry-run", action="store_true", help="say what it will take, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="answer a few prompts, say what it will take, and stop")
+    parser.add_argument("--answers-only", action="store_true", help="write the answers (DIR/answers.npz), and stop")
     add_options(parser.add_argument_group("training"), TrainConfig)
 
 
 def run(args: argparse.Namespace) -> int:
     order = order_of(args)
-    from foretell.train.run import Reporter, Run
+    from foretell.train.documents import FILE
+    from foretell.train.order import Reporter
+    from foretell.train.run import Run
 
     run = Run(order, Reporter(_say, _answered, _shown))
+    if args.answers_only:
+        _say(f"{len(run.corpus.documents)} texts in {order.out / FILE}")
+        return 0
     _say(run.forecast().words)
     if args.dry_run:
         return 0
@@ -59,9 +66,9 @@ def order_of(args: argparse.Namespace) -> Order:
         raise RequestError("out", f"{args.out} is a file; name a folder")
     if not args.resume and (args.out / "checkpoint.safetensors").is_file():
         raise RequestError("out", f"{args.out} has a run already; go on with --resume, or name another folder")
-    from foretell.train.run import Order
+    from foretell.train.order import Order
 
-    return Order(args.kind, args.target, args.from_log or args.data, args.out, args.resume, config)
+    return Order(args.kind, args.target, args.from_log or args.data, args.out, args.resume, args.dry_run, config)
 
 
 def finish(run: Run) -> int:

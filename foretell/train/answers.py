@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from foretell.build import Opened
-from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.models.decoder import Decoder
 from foretell.models.read_config import end_ids
@@ -76,10 +75,7 @@ def documents_of(
     documents = _in_order(found)
     if folder is not None and missing:
         save_documents(documents, folder / FILE)
-    learnable = [each for each in documents if each.learnt >= SHORTEST]
-    if not learnable:
-        raise RequestError("data", f"no answer of {SHORTEST} tokens or more came of it; give other prompts")
-    return learnable
+    return documents
 
 
 def _kept(folder: Path | None) -> list[Document]:

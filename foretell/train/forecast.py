@@ -29,16 +29,18 @@ class Forecast:
 
     @property
     def words(self) -> str:
-        minutes = self.seconds / 60
-        time = f"{minutes:.1f} minutes" if minutes >= 1 else f"{self.seconds:.0f} s"
         return (
-            f"about {time} for {self.steps} steps ({self.epochs:.1f} times through the texts), "
+            f"about {in_words(self.seconds)} for {self.steps} steps ({self.epochs:.1f} times through the texts), "
             f"{self.memory / GIB:.2f} GiB of memory, {self.disk / 2**20:.0f} MiB of disk"
         )
 
 
-def forecast(trainer: Trainer, folder: Path) -> Forecast:
-    """Run one step's losses and gradients, and change nothing."""
+def in_words(seconds: float) -> str:
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def forecast(trainer: Trainer, folder: Path, part: float = 1.0) -> Forecast:
+    """Run one step's losses and gradients, and change nothing; only `part` of the texts may be there yet."""
     cuda = trainer.optimizer.parameters[0].device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -55,7 +57,7 @@ def forecast(trainer: Trainer, folder: Path) -> Forecast:
     weights = sum(each.numel() for each in trainer.optimizer.parameters)
     disk = weights * 4 * (FLOATS + 1)
     _check_disk(disk, folder)
-    return Forecast(left, steps, steps / max(1, trainer.batches.an_epoch), memory, disk)
+    return Forecast(left, steps, steps / max(1.0, trainer.batches.an_epoch / part), memory, disk)
 
 
 def _timed(trainer: Trainer) -> float:

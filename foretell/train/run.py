@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,20 +16,18 @@ import torch
 from foretell.build import Opened, open_model
 from foretell.config import EngineConfig
 from foretell.errors import RequestError
-from foretell.llm import LLM
 from foretell.models.decoder import Decoder
 from foretell.version import VERSION
 
-from .answers import SHORTEST, Writing, documents_of
 from .batches import Batches
 from .block import BlockMethod
 from .capture import Capture
 from .checkpoint import FILE as CHECKPOINT
 from .checkpoint import Standing, load_checkpoint
-from .data import read_data
+from .corpus import Corpus
 from .distill import DistillMethod
 from .documents import FILE as ANSWERS
-from .documents import Document, coverage, data_hash, draft_vocabulary, joined, load_documents
+from .documents import coverage, data_hash, draft_vocabulary
 from .eagle import EagleMethod
 from .forecast import Forecast, forecast
 from .losses import DSPARK, LK, Mix
@@ -41,9 +37,10 @@ from .medusa import MedusaMethod
 from .method import Method
 from .model_files import check_writable
 from .optimizer import Optimizer
-from .settings import TrainConfig, seconds
+from .order import Order, Reporter
+from .settings import seconds
 from .streaming import StreamingMethod, perplexity
-from .trainer import Limits, Shown, Trainer, estimate
+from .trainer import Limits, Trainer, estimate
 
 MIXES = {"lk": LK, "kl": Mix(kl=1.0), "tv": Mix(tv=1.0), "ce": Mix(ce=1.0), "dspark": DSPARK}
 BATCH = {"cuda": 16_384, "cpu": 2048}
@@ -54,27 +51,6 @@ MEASURED = 32  # prompts of those kept apart that go through the engine
 ESTIMATED = 256  # texts of those kept apart that are looked at in a moment
 
 
-@dataclass(frozen=True)
-class Order:
-    """What is to be trained, for which target, from what, into which folder."""
-
-    kind: str
-    target: str
-    data: str | None
-    out: Path
-    resume: bool = False
-    config: TrainConfig = TrainConfig()
-
-
-@dataclass(frozen=True)
-class Reporter:
-    """Who is told what, while it goes on."""
-
-    say: Callable[[str], None]
-    answered: Callable[[int, int], None]
-    shown: Callable[[Shown], None]
-
-
 class Run:
     """Everything a run is made of, made when it is needed."""
 
@@ -82,59 +58,12 @@ class Run:
         self.order, self.config, self.reporter = order, order.config, reporter
         floats = EngineConfig(model=order.target, device=order.config.device, quantization="none")
         self.opened: Opened = open_model(order.target, floats, reporter.say)
+        self.corpus = Corpus(order, self.opened, lambda: self.target, reporter)
 
     @cached_property
     def target(self) -> Decoder:
         """In floats, and not packed away: heads borrow from it, and it is run over whole texts."""
         return self.opened.load()
-
-    @cached_property
-    def documents(self) -> list[Document]:
-        """All there is, in an order of its own; from a file where an earlier run has written it."""
-        if self.config.answers is not None:
-            found = [each for each in load_documents(Path(self.config.answers)) if each.learnt >= SHORTEST]
-        else:
-            found = self._answered()
-        random.Random(self.config.seed).shuffle(found)
-        return found[: self.config.prompts]
-
-    def _answered(self) -> list[Document]:
-        config = self.config
-        assert self.order.data is not None, "there is data where there are no answers"
-        asks = read_data(self.order.data)
-        self.order.out.mkdir(parents=True, exist_ok=True)
-        random.Random(config.seed).shuffle(asks)
-        writing = Writing(config.max_tokens, config.context, config.greedy, config.temperature, config.seed)
-        return documents_of(
-            asks[: config.prompts],
-            self.opened,
-            lambda: self.target,
-            lambda: LLM(self.order.target, device=config.device, quiet=True),
-            writing,
-            self.order.out,
-            self.reporter.answered,
-        )
-
-    @property
-    def _apart(self) -> int:
-        """How many documents are kept to measure with: few of few."""
-        return min(self.config.held_out, max(1, len(self.documents) // 10))
-
-    @cached_property
-    def held_out(self) -> list[Document]:
-        return self.documents[: self._apart]
-
-    @cached_property
-    def training(self) -> list[Document]:
-        """Documents to learn from, a share of them strung together to long ones."""
-        config, alone = self.config, self.documents[self._apart :]
-        if not alone:
-            raise RequestError("data", "gives a single text, and one must be kept to measure with; give more")
-        return joined(alone, config.long_share, self._longest, config.seed)
-
-    @property
-    def _longest(self) -> int:
-        return min(max(self.config.long_context, self.config.context), self.opened.config.context)
 
     @property
     def device(self) -> torch.device:
@@ -149,14 +78,14 @@ class Run:
         """The drafter in training."""
         kind, config, vocab = self.order.kind, self.config, self.opened.config.vocab
         size = min(config.draft_vocab or DRAFT_VOCAB, vocab)
-        ids = draft_vocabulary(self.training, size, vocab)
+        ids = draft_vocabulary(self.corpus.training, size, vocab)
         said = head_config(kind, self.opened.config, config, size, self.order.target)
-        context = self._longest + MARGIN
+        context = self.corpus.longest + MARGIN
         if config.init is None:
             head: Any = new_head(said, ids, self.target, config.seed, context)
         else:
             head = opened_head(config.init, said, self.target, context)
-        share = coverage(self.held_out, head.draft_ids.tolist())
+        share = coverage(self.corpus.held_out, head.draft_ids.tolist())
         self.reporter.say(f"{size} tokens can be guessed: {share:.1%} of what the target says")
         mix, capture = MIXES[config.loss], Capture(self.target, said.taps, context)
         if kind == "eagle":
@@ -175,11 +104,11 @@ class Run:
         """The loop, where it stands."""
         config, order = self.config, self.order
         tokens = config.batch_tokens or BATCH[self.device.type]
-        batches = Batches(self.training, tokens, config.seed, self.device)
+        batches = Batches(self.corpus.training, tokens, config.seed, self.device)
         rate = config.learning_rate or RATES[order.kind]
         optimizer = Optimizer(self.method.trained(), rate, config.warmup, config.clip)
-        standing = Standing(settings=self.settings, data=data_hash(self.training))
-        capture = Capture(self.target, self.method.taps, self._longest + MARGIN)
+        standing = Standing(settings=self.settings, data=data_hash(self.corpus.training))
+        capture = Capture(self.target, self.method.taps, self.corpus.longest + MARGIN)
         trainer = Trainer(self.method, capture, batches, optimizer, self._limits, order.out, standing)
         if order.resume and not self._only_answers:
             found, tensors = load_checkpoint(order.out)
@@ -212,7 +141,7 @@ class Run:
 
     def forecast(self) -> Forecast:
         """What it will take, from one step that is not kept."""
-        return forecast(self.trainer, self.order.out)
+        return forecast(self.trainer, self.order.out, self.corpus.part)
 
     def train(self) -> bool:
         """Go on to the end of this piece; True where the run is done and its drafter written."""
@@ -225,7 +154,7 @@ class Run:
     def keep(self) -> None:
         """Measure what is there now, and write it where it is the best yet."""
         trainer, order = self.trainer, self.order
-        quick = Batches(self.held_out[:ESTIMATED], trainer.batches.tokens, 0, self.device)
+        quick = Batches(self.corpus.held_out[:ESTIMATED], trainer.batches.tokens, 0, self.device)
         accepted, accuracy = estimate(self.method, trainer.capture, quick, self.config.seed)
         said = {"held_out": round(accepted, 4)}
         self.method.write(order.out / CANDIDATE, accuracy)
@@ -252,9 +181,9 @@ class Run:
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
             "done": done,
             "parameters": parameters,
-            "documents": len(self.training),
-            "document_tokens": int(sum(len(each.tokens) for each in self.training)),
-            "learnt_tokens": int(sum(each.learnt for each in self.training)),
+            "documents": len(self.corpus.training),
+            "document_tokens": int(sum(len(each.tokens) for each in self.corpus.training)),
+            "learnt_tokens": int(sum(each.learnt for each in self.corpus.training)),
             **asdict(standing),
         }
         if (found := self.perplexities()) is not None:
@@ -267,13 +196,13 @@ class Run:
         method, trainer = self.method, self.trainer
         if not isinstance(method, StreamingMethod):
             return None
-        apart = Batches(self.held_out[:ESTIMATED], trainer.batches.tokens, 0, self.device)
+        apart = Batches(self.corpus.held_out[:ESTIMATED], trainer.batches.tokens, 0, self.device)
         capture = trainer.capture
         return perplexity(self.target, capture, apart), perplexity(method.tuned, capture, apart)
 
     def bench(self, tuned: Path | None = None) -> Bench:
         """Prompts kept apart, and the engine to measure with; `tuned` is where a target that was tuned itself lies."""
-        prompts = [each.prompt for each in self.held_out if each.begin > 1][:MEASURED]
+        prompts = [each.prompt for each in self.corpus.held_out if each.begin > 1][:MEASURED]
         target = str(tuned or self.order.out) if self.order.kind == "streaming" else self.order.target
         return Bench(target, prompts, self.drafted, self.config.device)
 
