@@ -27,9 +27,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tiny_folder(folder / "model")
     rows = [{"prompt": f"{text} {i}"} for i in range(8) for text in PROMPTS]
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    for name, steps in (("poor", "1"), ("good", "150")):
+    for name, steps in (("poor", "1"), ("good", "80")):
         line = ["train", "eagle", "--target", str(folder / "model"), "--data", str(folder / "data.jsonl")]
-        more = ["--max-tokens", "40", "--context", "96", "--greedy", "1", "--learning-rate", "0.01", "--warmup", "5"]
+        more = ["--max-tokens", "24", "--context", "64", "--greedy", "1", "--learning-rate", "0.01", "--warmup", "5"]
         assert main([*line, "--out", str(folder / name), "--steps", steps, *more, "--no-measure"]) == 0
     return folder
 

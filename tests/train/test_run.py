@@ -61,7 +61,7 @@ def test_a_target_learns_to_foretell_by_itself(place: Path, capsys: pytest.Captu
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(place: Path) -> None:
     flags = ["--steps", "30", "--save-every", "0.01s"]
-    start(words(place, "eagle", "whole", *flags)).wait()
+    undisturbed = start(words(place, "eagle", "whole", *flags))
     process = start(words(place, "eagle", "killed", *flags))
     checkpoint = place / "killed" / "checkpoint.safetensors"
     deadline = time.time() + 120
@@ -70,7 +70,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(place: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert checkpoint.is_file() and not (place / "killed" / "run.json").is_file(), "it was killed on the way"
-    assert start(words(place, "eagle", "killed", *flags, "--resume")).wait() == 0
+    assert start(words(place, "eagle", "killed", *flags, "--resume")).wait() == undisturbed.wait() == 0
     whole, killed = (load_file(place / name / "model.safetensors") for name in ("whole", "killed"))
     assert all(whole[name].equal(killed[name]) for name in whole)
 

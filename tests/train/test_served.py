@@ -25,7 +25,7 @@ from .test_methods import KINDS, trained
 from .toys import CONTEXT, CPU, target, texts
 
 GUESSES = {"eagle": 4, "block": 7, "medusa": 3, "distill": 4}
-TOKENS = 30
+TOKENS = 22
 
 
 def write(head: Head[Any] | None, guesses: int) -> tuple[list[Track], float]:
@@ -55,12 +55,12 @@ def test_the_engine_accepts_what_training_foretold(kind: str, tmp_path: Path) ->
     tracks, accepted = write(read_head(tmp_path / "head"), GUESSES[kind])
     written = [Document(np.array(t.seq.tokens, np.int64), len(t.seq.request.prompt)) for t in tracks]
     foretold, _ = estimate(trainer.method, trainer.capture, Batches(written, 512, 0, CPU), 0)
-    assert foretold == pytest.approx(accepted, rel=0.02)
-    assert accepted > 1.2
+    assert foretold == pytest.approx(accepted, rel=0.01)
+    assert accepted > 1.1
 
 
 def test_a_trained_head_beats_n_grams_where_nothing_was_said_before(tmp_path: Path) -> None:
-    trainer = trained("eagle", 60, tmp_path)
+    trainer = trained("eagle", 100, tmp_path)
     trainer.method.write(tmp_path / "head", ())
     _, accepted = write(read_head(tmp_path / "head"), 4)
     _, by_ngrams = write(None, 4)
