@@ -42,8 +42,8 @@ class Progress:
             place, stop = counted.index(True) + 1, len(counted) - counted[::-1].index(True)
             tokens, steps = tokens + 1, steps + 1  # the prompt's own step, which has no guesses
             while place < stop:
-                tokens, steps = tokens + row[place] + 1, steps + 1
-                place += row[place] + 1
+                taken = min(row[place] + 1, stop - place)
+                tokens, steps, place = tokens + taken, steps + 1, place + taken
         return tokens, steps
 
 
