@@ -25,6 +25,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.heads import (
     BlockConfig,
+    DistilledConfig,
     EagleConfig,
     Head,
     HeadConfig,
@@ -168,6 +169,7 @@ HEADS: dict[str, HeadConfig] = {
         causal_in_block=True,
     ),
     "medusa": MedusaConfig(LAYER, VOCAB, 32, (2,), target_norm=True, draft_vocab=24),
+    "distilled": DistilledConfig(LAYER, VOCAB, 32, (0,), draft_vocab=24, layers=2),
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from .base import Drafter, NoDrafter
 from .fitting import Planner, fit
 from .loading import Loader, bits_of, helper_of
 from .mix import MixDrafter
-from .registry import HEADS, Helper, Kind, Parts, PlacedHead, find_kind, make
+from .registry import Helper, Kind, Parts, PlacedHead, find_kind, is_head, make
 from .resident import Resident
 
 __all__ = [
@@ -74,7 +74,7 @@ def models_wanted(config: SpeculationConfig) -> tuple[str, ...]:
 
 def heads_wanted(config: SpeculationConfig) -> tuple[str, ...]:
     """The drafters whose heads have to be loaded."""
-    return tuple(name for name in arms(config) if name.partition(":")[0] in HEADS)
+    return tuple(name for name in arms(config) if is_head(name))
 
 
 def copies_wanted(config: SpeculationConfig) -> tuple[Bits, ...]:

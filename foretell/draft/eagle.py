@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretell.models.heads import EagleHead, MtpHead
+from foretell.models.heads import DistilledHead, EagleHead, MtpHead
 from foretell.types import Budget, Sequence
 
 from .heads import Chain, HeadDrafter, Reading, extend
@@ -18,7 +18,7 @@ ALONE = torch.ones(1, 1, dtype=torch.bool)
 class EagleDrafter(HeadDrafter):
     """At place p it keeps the pair of p's token and the feature of p-1: that depends on nothing behind p."""
 
-    head: EagleHead | MtpHead
+    head: EagleHead | MtpHead | DistilledHead
     prior = 0.65
 
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:

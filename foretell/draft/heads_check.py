@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foretell.errors import ModelError
-from foretell.models.heads import BlockHead, EagleHead, Head, MedusaHead, MtpHead
+from foretell.models.heads import BlockHead, DistilledHead, EagleHead, Head, MedusaHead, MtpHead
 from foretell.models.heads.dense import Blocks, CausalSteps
 from foretell.params import SamplingParams
 from foretell.runner.pack import pack
@@ -147,7 +147,7 @@ def first_guesses(head: Head[Any], tokens: Tensor, features: Tensor) -> tuple[Te
         first = head.guessing(states.view(len(places), head.config.block, -1))[:, 0]
         logits = head.logits(first, tokens[places])
     else:
-        assert isinstance(head, EagleHead | MtpHead), "there are no other heads"
+        assert isinstance(head, EagleHead | MtpHead | DistilledHead), "there are no other heads"
         look_back = CausalSteps(head.config.layer)
         logits = head.logits(head.step(tokens[1:], head.fuse(features)[:-1], head.turn(places), look_back))
     return head.draft_ids[logits.argmax(-1)], places + 1

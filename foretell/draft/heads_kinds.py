@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from foretell.kv.cache import LayerShape
-from foretell.models.heads import BlockHead, EagleHead, Head, HeadConfig, MedusaConfig, MtpHead
-from foretell.models.heads.config import BlockConfig, EagleConfig, MtpConfig
+from foretell.models.heads import BlockHead, DistilledHead, EagleHead, Head, HeadConfig, MedusaConfig, MtpHead
+from foretell.models.heads.config import BlockConfig, DistilledConfig, EagleConfig, MtpConfig
 from foretell.runner.runner import ModelRunner
 
 from .block import BlockDrafter
@@ -26,7 +26,7 @@ def _kept(config: HeadConfig) -> tuple[int, bool]:
     """Layers whose keys and values a head keeps, and whether it keeps the feature of each place."""
     if isinstance(config, BlockConfig):
         return config.layers, False
-    if isinstance(config, EagleConfig | MtpConfig):
+    if isinstance(config, EagleConfig | MtpConfig | DistilledConfig):
         return config.layers, True
     assert isinstance(config, MedusaConfig), "there are no other heads"
     return 0, True
@@ -45,6 +45,6 @@ def head_drafter(
     kind: type[HeadDrafter] = MedusaDrafter
     if isinstance(head, BlockHead):
         kind = BlockDrafter
-    elif isinstance(head, EagleHead | MtpHead):
+    elif isinstance(head, EagleHead | MtpHead | DistilledHead):
         kind = EagleDrafter
     return kind(runner, head, pages, name, draft_temperature, min_confidence)

@@ -17,7 +17,7 @@ from foretell.runner.memory import GIB, device_memory
 from foretell.runner.runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 
-from .registry import Helper, Parts, PlacedHead
+from .registry import Helper, Parts, PlacedHead, is_head
 from .vocabularies import Vocabularies
 
 
@@ -84,7 +84,9 @@ class Loader:
 def helper_of(drafter: str) -> str | None:
     """The draft model a drafter needs, by the name it is loaded under; None where it needs none."""
     kind, _, name = drafter.partition(":")
-    return name if kind == "model" else drafter if kind == "distilled" else None
+    if kind == "model":
+        return name
+    return drafter if kind == "distilled" and not is_head(drafter) else None
 
 
 def bits_of(drafter: str) -> Bits:

@@ -6,12 +6,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
 from foretell.models.heads import Head
+from foretell.models.heads.open import recognised
 from foretell.models.quantize import Bits
 from foretell.models.variants import first_layers
 from foretell.options import nearest
@@ -106,7 +108,7 @@ def _draft_model(parts: Parts, name: str) -> Drafter:
 
 def _distilled(parts: Parts, folder: str) -> Drafter:
     name = named("distilled", folder)
-    drafter = _model_drafter(parts, name, name)
+    drafter = _head("distilled")(parts, folder) if name in parts.heads else _model_drafter(parts, name, name)
     drafter.cost_share, drafter.prior = 0.25, 0.6
     return drafter
 
@@ -151,6 +153,15 @@ def named(kind: str, argument: str) -> str:
 
 HEADS = ("eagle", "block", "medusa", "mtp")
 
+
+def is_head(drafter: str) -> bool:
+    """Whether a drafter's weights are a head's. A distilled draft is, unless its folder is a whole model's."""
+    kind, _, folder = drafter.partition(":")
+    if kind == "distilled":
+        return not folder or recognised(Path(folder)) == kind
+    return kind in HEADS
+
+
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -163,7 +174,7 @@ KINDS: dict[str, Kind] = {
         Kind("self", _quantized_self, "int8", "int8|int4", heavy=True),
         Kind("exit", _early_exit, "N", r"[1-9]\d*"),
         *(Kind(kind, _head(kind), "FOLDER", ".*", heavy=True, rests=False) for kind in HEADS),
-        Kind("distilled", _distilled, "FOLDER", ".*", heavy=True),
+        Kind("distilled", _distilled, "FOLDER", ".*", heavy=True, rests=False),
     )
 }
 

@@ -9,9 +9,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from foretell.types import StepTimes
 
@@ -27,6 +28,16 @@ LOG = logging.getLogger("foretell")
 FAILURES = 3  # steps in a row in which nobody could go on, after which the engine is given up
 ENDINGS = 64  # of the last texts, from which the rate of endings is taken
 LONGEST_WAIT = 60  # seconds, the most that is ever told to somebody who should come back later
+
+
+T = TypeVar("T")
+
+
+def _settle(done: Future[T], do: Callable[[], T]) -> None:
+    try:
+        done.set_result(do())
+    except Exception as error:
+        done.set_exception(error)
 
 
 class AsyncEngine:
@@ -76,6 +87,12 @@ class AsyncEngine:
         self._idle.clear()
         self._inbox.put(partial(self._add, requests, grammar, time.perf_counter()))
         return stream
+
+    async def between_steps(self, do: Callable[[], T]) -> T:
+        """What `do` gives, done in the engine's thread before its next step."""
+        done: Future[T] = Future()
+        self._inbox.put(partial(_settle, done, do))
+        return await asyncio.wrap_future(done)
 
     def check_open(self, texts: int = 1) -> None:
         """Refuse now what `submit` would refuse."""

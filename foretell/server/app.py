@@ -47,11 +47,14 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.engine.start()
-        reporting = asyncio.ensure_future(Reporter(service).run())
+        beside = [asyncio.ensure_future(Reporter(service).run())]
+        if service.watch is not None:
+            beside.append(asyncio.ensure_future(service.watch.run()))
         try:
             yield
         finally:
-            reporting.cancel()
+            for task in beside:
+                task.cancel()
             await service.close()
 
     app = FastAPI(title="Foretell", version=VERSION, lifespan=lifespan, redoc_url=None)

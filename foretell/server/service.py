@@ -15,6 +15,7 @@ from foretell.errors import RequestError, UnknownModelError
 from foretell.version import VERSION
 
 from .config import ServerConfig
+from .draft_watch import DraftWatch
 from .footprint import Footprint
 from .jobs import Caller, Desk, Job
 from .metrics import Metrics
@@ -56,6 +57,7 @@ class Service:
         records = config.per_request_spec_decode_metrics
         self.house = House(self.desk, f"foretell-{VERSION}", longest, records, engine.plain_seconds)
         self.log = RequestLog(config.log_requests)
+        self.watch = None if config.watch_draft is None else DraftWatch(config.watch_draft, self.engine)
         self.footprint = Footprint.of(assembly, engine_config)
         self._workers = ThreadPoolExecutor(WORKERS, "foretell-desk")
         self._compilers = ThreadPoolExecutor(COMPILERS, "foretell-grammar")

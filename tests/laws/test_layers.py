@@ -34,19 +34,22 @@ ALLOWED: dict[str, set[str]] = {
     "draft": BASE | {"runner", "models", "sampling", "kv"},
     "engine": BASE | {"kv", "sampling", "runner", "draft", "verify", "control"},
     "heads": BASE | {"hub", "kv", "models", "runner", "draft"},
+    "replacing": BASE | {"hub", "models", "draft", "engine"},
     "build": BASE
     | {"heads", "pairing", "hub", "kernels", "kv", "sampling", "verify", "models", "runner", "draft", "control"}
     | {"engine"},
     "llm": BASE | {"build", "engine", "draft"},
     "pairing": BASE | {"hub", "models", "draft"},
     "program": BASE | {"llm", "engine", "sampling"},
-    "server": BASE | {"build", "engine", "version", "hub"},
+    "server": BASE | {"build", "engine", "version", "hub", "replacing"},
     "bench": BASE | {"llm", "build", "engine", "draft"},
     "plan": BASE | {"models", "hub"},  # sizes in configs; without torch
     "tune": BASE | {"bench", "llm", "build", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
+    "train": BASE
+    | {"llm", "build", "engine", "models", "runner", "kv", "kernels", "draft", "certify", "sampling", "hub", "version"},
     "cli": BASE
-    | {"plan", "tune"}
+    | {"plan", "tune", "train", "models"}
     | {"control", "llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"},
 }
 

@@ -47,7 +47,17 @@ Parameters: `fc`, `tap_norms.i`, `fc_norm`, `embed_norm`, `feature_norm`, `norm`
 
 from .base import Head, Lender
 from .block import BlockHead
-from .config import BlockConfig, EagleConfig, HeadConfig, LayerConfig, MedusaConfig, MtpConfig, read_head_config
+from .config import (
+    BlockConfig,
+    DistilledConfig,
+    EagleConfig,
+    HeadConfig,
+    LayerConfig,
+    MedusaConfig,
+    MtpConfig,
+    read_head_config,
+)
+from .distilled import DistilledHead
 from .eagle import EagleHead
 from .files import make_head, read_head, write_head
 from .layer import Attend, Turn
@@ -58,6 +68,8 @@ __all__ = [
     "Attend",
     "BlockConfig",
     "BlockHead",
+    "DistilledConfig",
+    "DistilledHead",
     "EagleConfig",
     "EagleHead",
     "Head",

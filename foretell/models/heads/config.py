@@ -146,7 +146,18 @@ class MedusaConfig(HeadConfig):
     shared_output: bool = False  # whether an output matrix of its own is one for all heads, not one for each
 
 
-KINDS: dict[str, type[HeadConfig]] = {c.kind: c for c in (EagleConfig, MtpConfig, BlockConfig, MedusaConfig)}
+@dataclass(frozen=True)
+class DistilledConfig(HeadConfig):
+    """A small model over tokens alone. It taps the embedding only because who serves heads hands on states."""
+
+    kind: ClassVar[str] = "distilled"
+
+    layers: int = 4
+
+
+KINDS: dict[str, type[HeadConfig]] = {
+    c.kind: c for c in (EagleConfig, MtpConfig, BlockConfig, MedusaConfig, DistilledConfig)
+}
 
 
 def read_head_config(said: dict[str, Any]) -> HeadConfig:

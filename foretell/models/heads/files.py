@@ -14,10 +14,21 @@ from foretell.errors import ModelError
 
 from .base import Head
 from .block import BlockHead
-from .config import FILE, BlockConfig, EagleConfig, HeadConfig, MedusaConfig, MtpConfig, read_head_config
+from .config import (
+    FILE,
+    BlockConfig,
+    DistilledConfig,
+    EagleConfig,
+    HeadConfig,
+    MedusaConfig,
+    MtpConfig,
+    read_head_config,
+)
+from .distilled import DistilledHead
 from .eagle import EagleHead
 from .medusa import MedusaHead
 from .mtp import MtpHead
+from .packed import pack_state, unpack_state
 
 WEIGHTS = "model.safetensors"
 
@@ -32,16 +43,18 @@ def make_head(config: HeadConfig) -> Head[Any]:
         return BlockHead(config)
     if isinstance(config, MedusaConfig):
         return MedusaHead(config)
+    if isinstance(config, DistilledConfig):
+        return DistilledHead(config)
     raise ModelError(f"no head is made of a {type(config).__name__}")
 
 
-def write_head(head: Head[Any], folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Config and weights, the latter in `dtype` where that is given."""
+def write_head(head: Head[Any], folder: Path, dtype: torch.dtype | None = None, packed: bool = False) -> None:
+    """Config and weights, the latter in `dtype` where that is given, or packed into bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.own_state().items()}
     if dtype is not None:
         state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    save_file(state, folder / WEIGHTS)
+    save_file(pack_state(state) if packed else state, folder / WEIGHTS)
     head.config.write(folder)
 
 
@@ -49,7 +62,7 @@ def read_head(folder: Path) -> Head[Any]:
     """What `write_head` wrote, in float32."""
     head = make_head(read_head_config(json.loads((folder / FILE).read_text())))
     try:
-        state = load_file(folder / WEIGHTS)
+        state = unpack_state(load_file(folder / WEIGHTS))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     fill_head(head, state, str(folder))

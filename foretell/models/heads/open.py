@@ -24,6 +24,7 @@ from .config import FORMAT, HeadConfig, read_head_config
 from .files import fill_head, make_head
 from .formats import HeadFile, fill, kind_of, layout_of
 from .formats.mtp import mtp
+from .packed import unpack_state
 
 SHIPPED = Path(__file__).parents[2] / "heads_data"
 CONVERT = (
@@ -84,7 +85,8 @@ class OpenedHead:
         """The head with its weights and what it borrows, before a target's own are packed away."""
         if self.ours:
             head = make_head(self.config)
-            fill_head(head, {name: tensor.load() for name, tensor in self.file.tensors.items()}, self.where)
+            state = unpack_state({name: tensor.load() for name, tensor in self.file.tensors.items()})
+            fill_head(head, state, self.where)
         else:
             head = fill(layout_of(self.file), self.file)
         head.to(lender.embed.device, dtype).eval()
