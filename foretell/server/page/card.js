@@ -75,7 +75,7 @@ export class Card {
     const kind = this.drafters.kind(token.origin);
     const parts = [
       make("p", { class: "card-token" }, visible(token.text)),
-      make("p", { class: "card-who" }, make("span", { class: `dot ${kind}` }), guessed ? `guessed by ${token.origin}, and stood` : ownWords(round)),
+      make("p", { class: "card-who" }, make("span", { class: `dot ${kind}` }), guessed ? `guessed by ${token.origin}, and stood` : ownWords(token, round)),
     ];
     if (token.probability === undefined) return parts; // a race does not pay for it
     if (guessed) parts.push(row(drafterWords(token), token.draft_confidence, kind));
@@ -111,7 +111,10 @@ export class Card {
   }
 }
 
-const ownWords = (round) => (round?.drafted ? "the model’s own, behind the guesses that stood" : "the model’s own");
+function ownWords(token, round) {
+  if (token.rejected?.length) return "the model’s own, where a guess fell";
+  return round?.accepted ? "the model’s own, behind the guesses that stood" : "the model’s own";
+}
 
 /** A model drafts with probabilities; what others say of themselves is a share of what they have seen. */
 const drafterWords = (guess) => (guess.draft_probability === null ? "drafter’s confidence" : "drafter’s probability");
