@@ -28,7 +28,7 @@ SHARE = 0.95  # of the stored figure
 DEAD = 1.02  # a drafter of which nothing stands writes a token a step
 TASKS = ("edit", "code", "chat")
 LENGTH, TOKENS = 4, 32  # guesses a step, which is fixed so that no clock decides; tokens a text
-NEEDS = {"self": "self:int4", "exit": "exit:25"}  # where a name wants a number
+NEEDS = {"self": "self:int8", "exit": "exit:25"}  # where a name wants a number; int4 takes long to round
 OTHER_MODELS = ("model",)
 
 
