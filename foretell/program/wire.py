@@ -66,7 +66,8 @@ def _grammar(spec: GrammarSpec) -> dict[str, Any]:
 def _speculation(choice: SpeculationChoice) -> dict[str, Any]:
     said = {name: value for name, value in asdict(choice).items() if value is not None}
     prediction, thresholds = said.pop("prediction", None), said.pop("acceptance_threshold", None)
+    details = {"return_token_details": True} if said.pop("details") else {}
     if thresholds is not None:
         said |= {"acceptance_threshold": thresholds[0], "acceptance_threshold_lower": thresholds[1]}
-    body: dict[str, Any] = {"speculative": said}
+    body: dict[str, Any] = {"speculative": said, **details}
     return body if prediction is None else body | {"prediction": {"type": "content", "content": prediction}}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,15 @@ def test_cancelling_frees_the_pages(engine: fp.Engine) -> None:
     state.cancel()  # and again, to no effect
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Whoever runs the tests may have switched the signal off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_batch_ends_at_once(engine: fp.Engine) -> None:
     began = threading.Barrier(4)
 

@@ -268,6 +268,7 @@ def test_a_text_that_was_committed_alone_is_not_lost_by_what_fails_behind_it() -
 
 def test_a_text_that_finds_no_page_alone_waits_and_goes_on() -> None:
     engine = WORLD.engine()
+    engine.scheduler.prefix = None  # so that the second does not wait for the first one's pages
     tracks = start(engine, "a", "b")
     for _ in range(len(PROMPT) % WORLD.page_size + 1):  # up to a page's end
         engine.step()

@@ -128,7 +128,7 @@ def test_a_servers_controller_is_asked(drafter: str, folder: Path) -> None:
         service.assembly.engine.add(request)
     run(service.assembly.engine)
     found = [name for name in samples(service.metrics) if "drafter_decisions_total" in name]
-    arms = service.assembly.engine.drafter.arms
+    arms = service.assembly.engine.drafter.defaults
     assert {re.findall('drafter="([^"]*)"', name)[0] for name in found} == set(arms) - {"prediction"}
 
 
