@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 
 from foretell.engine.async_engine import AsyncEngine
-from foretell.replacing import Replacement, read_or_say
 
 LOG = logging.getLogger("foretell")
 EVERY = 2.0  # seconds
@@ -17,6 +16,8 @@ class DraftWatch:
     """Reads beside the event loop, judges in the engine's thread."""
 
     def __init__(self, folder: str, engine: AsyncEngine, every: float = EVERY) -> None:
+        from foretell.replacing import Replacement  # brings torch, for which a server that only starts does not wait
+
         self.replacement, self.engine, self.every = Replacement(Path(folder), engine.engine), engine, every
 
     async def run(self) -> None:
@@ -27,6 +28,8 @@ class DraftWatch:
 
     async def look(self) -> None:
         """Once: take what is new, if it is better."""
+        from foretell.replacing import read_or_say
+
         found = await asyncio.to_thread(read_or_say, self.replacement)
         if isinstance(found, str):
             LOG.warning("%s", found)
