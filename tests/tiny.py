@@ -36,6 +36,7 @@ from foretell.models.heads import (
     make_head,
 )
 from foretell.models.heads.layer import initialise
+from foretell.models.heads.open import pack_head
 from foretell.models.quantize import Bits
 from foretell.models.variants import first_layers, quantized
 from foretell.params import SamplingParams
@@ -128,15 +129,18 @@ class OwnVariant(Wrapper):
 class OwnHead(Wrapper):
     """A head over the target's states; bound to an engine when that is made, because it shares its pages."""
 
-    def __init__(self, config: HeadConfig, seed: int = 0, spread: float = 0.2, **settings: object) -> None:
+    def __init__(self, config: HeadConfig, seed: int = 0, packed: bool = False, **settings: object) -> None:
+        """`packed`: with weights as they are served, and so by the native library where there is one."""
         super().__init__(NoDrafter())
-        self.config, self.seed, self.spread, self.settings = config, seed, spread, settings
+        self.config, self.seed, self.packed, self.settings = config, seed, packed, settings
         self.name, self.taps, self.beside = config.kind, config.taps, beside(config)
         self.draws = self.gives_probability = True
 
     def bind(self, runner: ModelRunner, lender: Lender, first: int) -> None:
-        head = random_head(self.config, lender, self.seed, self.spread)
-        self.inner = head_drafter(runner, head.to(runner.device), first, self.name, **self.settings)  # type: ignore[arg-type]
+        head = random_head(self.config, lender, self.seed)
+        if self.packed:
+            pack_head(head, runner.model)
+        self.inner = head_drafter(runner, head, first, self.name, **self.settings)  # type: ignore[arg-type]
 
     @property
     def arms(self) -> Mapping[str, Drafter]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from foretell.models.heads import DistilledHead, EagleHead, MtpHead
+from foretell.runner.native_head import NativeChain, native_for_head
+from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence
 
-from .heads import Chain, HeadDrafter, Reading, extend
-from .heads_pages import Look
+from .heads import Chain, HeadDrafter, Reading, extend, hang
+from .heads_pages import HeadPages, Look
 
 ALONE = torch.ones(1, 1, dtype=torch.bool)
 
@@ -20,6 +25,13 @@ class EagleDrafter(HeadDrafter):
 
     head: EagleHead | MtpHead | DistilledHead
     prior = 0.65
+
+    def __init__(
+        self, runner: ModelRunner, head: EagleHead | MtpHead | DistilledHead, pages: HeadPages, *settings: Any
+    ) -> None:
+        super().__init__(runner, head, pages, *settings)
+        native = None if isinstance(head, DistilledHead) else native_for_head(head, pages.keys)
+        self._native = None if native is None else NativeChain(native, head, pages.keys, pages.values)
 
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
         self.pages.put_features(slots, self.head.fuse(states))
@@ -43,21 +55,45 @@ class EagleDrafter(HeadDrafter):
         return torch.tensor(slots, device=self.device)
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
-        chains = [Chain(budget, max(budget.floor, self.min_confidence)) for budget in budgets]
-        depth = max(budget.nodes for budget in budgets)
-        lengths = [len(seq.tokens) for seq in seqs]
+        chains = self.chains(budgets)
+        slots = [self.pages.slots(seq, len(seq.tokens) - 2, len(seq.tokens) - 1)[0] for seq in seqs]
+        feature = self.pages.features(torch.tensor(slots, device=self.device))
+        if self._native is None:
+            self._step_by_step(seqs, chains, feature)
+        elif self.is_greedy(seqs):
+            hang(chains, self._native.guess(self.asked(seqs, chains), feature))
+        else:
+            self._draw_natively(self._native, seqs, chains, feature)
+        return chains
+
+    def _step_by_step(self, seqs: list[Sequence], chains: list[Chain], feature: Tensor) -> None:
+        """The definition."""
+        depth, lengths = max(chain.budget.nodes for chain in chains), [len(seq.tokens) for seq in seqs]
         memory = self.pages.memory(seqs, max(lengths) + depth - 1)
-        slots = [self.pages.slots(seq, length - 2, length - 1)[0] for seq, length in zip(seqs, lengths, strict=True)]
-        table = torch.tensor([slots, [seq.tokens[-1] for seq in seqs], lengths], device=self.device)
-        feature, tokens = self.pages.features(table[0]), table[1]
+        table = torch.tensor([[seq.tokens[-1] for seq in seqs], lengths], device=self.device)
+        tokens = table[0]
         for offset in range(depth):
             look = Look(memory, self.head.config.layer, [length - 1 + offset for length in lengths], ALONE, hidden=1)
-            states = self.head.step(tokens, feature, self.head.turn(table[2] + (offset - 1)), look)
+            states = self.head.step(tokens, feature, self.head.turn(table[1] + (offset - 1)), look)
             guesses = self.draw(seqs, offset, self.head.logits(states))
             if not extend(chains, guesses):
                 break
             tokens, feature = guesses.tokens, self.head.carry(states)
-        return chains
+
+    def _draw_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[Chain], feature: Tensor) -> None:
+        """Of each step the logits; a chain that ended is left out, for it has no pages farther on."""
+        for offset in range(max(chain.budget.nodes for chain in chains)):
+            live = [i for i, chain in enumerate(chains) if chain.goes_on]
+            if not live:
+                break
+            if len(live) < len(chains):
+                feature = feature[live]
+                seqs, chains = [seqs[i] for i in live], [chains[i] for i in live]
+            asked = self.asked(seqs, chains)
+            if offset:
+                tokens = [chain.tokens[-1] for chain in chains]
+                asked = replace(asked, tokens=tokens, places=[place + offset for place in asked.places])
+            extend(chains, self.draw(seqs, offset, native.step(asked, feature)))
 
 
 class Pass:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foretell.models.heads import Head
+from foretell.runner.native_head import Asked, Told
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Draft, Outcome, Sequence
 
@@ -134,9 +135,28 @@ class HeadDrafter(Drafter):
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
         """A chain for each text, of at least one guess."""
 
+    def chains(self, budgets: list[Budget]) -> list[Chain]:
+        """Empty ones."""
+        return [Chain(budget, max(budget.floor, self.min_confidence)) for budget in budgets]
+
+    def asked(self, seqs: list[Sequence], chains: list[Chain]) -> Asked:
+        """The same in plain numbers."""
+        return Asked(
+            [seq.tokens[-1] for seq in seqs],
+            [len(seq.tokens) - 1 for seq in seqs],
+            [seq.pages for seq in seqs],
+            [chain.budget.nodes for chain in chains],
+            [chain.floor for chain in chains],
+        )
+
+    @staticmethod
+    def is_greedy(seqs: list[Sequence]) -> bool:
+        """Whether nothing is drawn for any of them."""
+        return all(seq.request.params.temperature == 0 for seq in seqs)
+
     def draw(self, seqs: list[Sequence], offset: int, logits: Tensor) -> Guesses:
         """A guess for each text of logits [texts, outputs]; drawn, where any request draws."""
-        if all(seq.request.params.temperature == 0 for seq in seqs):
+        if self.is_greedy(seqs):
             best, at = logits.max(-1)
             sure = (best - logits.logsumexp(-1)).exp()
             return Guesses(self.head.draft_ids[at], sure.tolist())
@@ -201,6 +221,14 @@ def extend(chains: list[Chain], guesses: Guesses, confidence: list[float] | None
             probs = None if guesses.probs is None else guesses.probs[i]
             chain.append(tokens[i], (confidence or guesses.confidence)[i], probs)
     return any(chain.goes_on for chain in chains)
+
+
+def hang(chains: list[Chain], told: Told) -> None:
+    """Hang on each chain what was guessed for it in one go."""
+    for tokens, sure in zip(told.tokens, told.sure, strict=True):
+        for chain, token, confidence in zip(chains, tokens, sure, strict=True):
+            if token >= 0 and chain.goes_on:
+                chain.append(token, confidence, None)
 
 
 def _of_the_text(outcome: Outcome, places: int) -> Tensor:

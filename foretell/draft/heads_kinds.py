@@ -16,10 +16,13 @@ from .heads import HeadDrafter
 from .heads_pages import HeadPages, layers_beside
 from .medusa import MedusaDrafter
 
+SPARE = 128  # slots
+
 
 def beside(config: HeadConfig) -> tuple[LayerShape, ...]:
     """The layers of the target's cache that a head of this config needs."""
-    return layers_beside(config, *_kept(config))
+    spare = SPARE if isinstance(config, BlockConfig) else 0  # a block's own keys and values are dropped after its pass
+    return layers_beside(config, *_kept(config), spare)
 
 
 def _kept(config: HeadConfig) -> tuple[int, bool]:

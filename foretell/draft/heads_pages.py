@@ -13,9 +13,9 @@ from foretell.models.heads import HeadConfig, LayerConfig
 from foretell.types import Sequence
 
 
-def layers_beside(config: HeadConfig, layers: int, features: bool) -> tuple[LayerShape, ...]:
+def layers_beside(config: HeadConfig, layers: int, features: bool, spare: int) -> tuple[LayerShape, ...]:
     """The layers a head keeps in the target's cache: keys and values of its own, and the feature of each place."""
-    own = (LayerShape(config.layer.kv_heads, config.layer.head_dim),) * layers
+    own = (LayerShape(config.layer.kv_heads, config.layer.head_dim, spare=spare),) * layers
     return own + ((LayerShape(1, config.layer.width, has_values=False),) if features else ())
 
 

@@ -21,7 +21,7 @@ class MedusaDrafter(HeadDrafter):
         self.pages.put_features(slots, states)
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
-        chains = [Chain(budget, max(budget.floor, self.min_confidence)) for budget in budgets]
+        chains = self.chains(budgets)
         depth = min(self.head.config.heads, max(budget.nodes for budget in budgets))
         slots = [self.pages.slots(seq, len(seq.tokens) - 2, len(seq.tokens) - 1)[0] for seq in seqs]
         features = self.pages.features(torch.tensor(slots, device=self.device))

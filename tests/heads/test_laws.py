@@ -69,9 +69,9 @@ def test_preemption_and_aborts_change_nothing(config: HeadConfig) -> None:
 class Scratch:
     """A head that reads a whole text at once, from its tokens alone."""
 
-    def __init__(self, config: HeadConfig, page_size: int) -> None:
+    def __init__(self, config: HeadConfig, page_size: int, packed: bool) -> None:
         model = tiny_decoder()
-        head, lender = OwnHead(config), Lender.of(model)
+        head, lender = OwnHead(config, packed=packed), Lender.of(model)
         self.runner = ModelRunner(model, 256, page_size, CONTEXT, config.taps, head.beside)
         head.bind(self.runner, lender, CONFIG.layers)
         assert isinstance(head.inner, HeadDrafter)
@@ -106,9 +106,9 @@ def remembered(drafter: HeadDrafter, seq: Sequence) -> list[torch.Tensor]:
 class Compared(OwnHead):
     """Takes turns with another drafter, and compares the head's guesses and memory with those of a fresh one."""
 
-    def __init__(self, config: HeadConfig, page_size: int, other: Drafter) -> None:
-        super().__init__(config)
-        self.scratch, self.other = Scratch(config, page_size), other
+    def __init__(self, config: HeadConfig, page_size: int, other: Drafter, packed: bool = False) -> None:
+        super().__init__(config, packed=packed)
+        self.scratch, self.other = Scratch(config, page_size, packed), other
         self.turn = self.compared = 0
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
@@ -140,6 +140,17 @@ def test_a_guess_and_what_it_is_made_of_depend_on_the_tokens_alone(
     compared = Compared(config, world.page_size, tree_around(truth))
     assert generate(compared, world, disturb, temperature=1.0) == truth
     assert compared.compared > 20
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_the_same_holds_for_heads_as_they_are_served(config: HeadConfig) -> None:
+    truth = truth_for("sampled")
+    for disturb in PREEMPTIONS.values():
+        compared = Compared(config, 4, tree_around(truth), packed=True)
+        assert generate(compared, World(), disturb, temperature=1.0) == truth
+        assert compared.compared > 20
+    greedy = Compared(config, 16, tree_around(truth_for("greedy")), packed=True)
+    assert generate(greedy, WORLDS["page 16, short steps"], preempt_youngest) == truth_for("greedy")
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)

@@ -100,17 +100,27 @@ class Head(nn.Module, Generic[Settings]):
         device, layer = self.draft_ids.device, self.config.layer
         self._table = rope_table(layer.rope, layer.head_dim, context).to(device, self.like.dtype)
 
+    @property
+    def table(self) -> Tensor:
+        """Cosines and sines of each place, [places, 2, head_dim]."""
+        assert self._table is not None, "prepare first"
+        return self._table
+
+    @property
+    def embedding(self) -> Tensor:
+        """[vocab, width], its own or the target's."""
+        table = self.embed if self.embed is not None else self._lent
+        assert table is not None, "borrow first"
+        return table
+
     def turn(self, positions: Tensor) -> Turn:
         """How rows at these positions are turned."""
-        assert self._table is not None, "prepare first"
-        rows = self._table[positions]
+        rows = self.table[positions]
         return rows[..., :1, :], rows[..., 1:, :]
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """[..., width], for the target's tokens."""
-        table = self.embed if self.embed is not None else self._lent
-        assert table is not None, "borrow first"
-        rows = F.embedding(tokens, table).to(self.like.dtype)
+        rows = F.embedding(tokens, self.embedding).to(self.like.dtype)
         return rows if self.config.embed_scale == 1.0 else rows * self.config.embed_scale
 
     def tapped(self, features: Tensor) -> Tensor:

@@ -84,16 +84,28 @@ class BlockHead(Head[BlockConfig]):
         logit: Tensor = self.surety(states)
         return logit[..., 0].float()
 
+    @property
+    def surety_weights(self) -> tuple[Tensor, float] | None:
+        """What the confidence head multiplies with, [width or width + rank], and its bias."""
+        if self.surety is None or self.surety.weight is None or self.surety.bias is None:
+            return None
+        return self.surety.weight.data[0].contiguous(), float(self.surety.bias)
+
     def _markov(self, before: Tensor) -> Tensor:
         assert self.markov_in is not None, "there is a Markov head"
         return F.embedding(before, self.markov_in)
 
-    def _masks(self, anchors: Tensor) -> Tensor:
-        places = (*anchors.shape, self.config.block - 1)
+    @property
+    def filler(self) -> Tensor:
+        """What stands in a place to be filled, [width]."""
         if self.mask is not None:
-            return self.mask.expand(*places, -1)
+            return self.mask.data
         assert self.config.mask_token is not None, "one of both is there"
-        return self.embedded(anchors.new_full(places, self.config.mask_token))
+        return self.embedded(torch.tensor(self.config.mask_token, device=self.like.device))
+
+    def _masks(self, anchors: Tensor) -> Tensor:
+        mask = self.mask if self.mask is not None else self.filler
+        return mask.expand(*anchors.shape, self.config.block - 1, -1)
 
 
 def _layer(layer: nn.Module) -> HeadLayer:

@@ -37,19 +37,34 @@ class HeadAttention(nn.Module):
         self.out = Linear(config.heads * config.head_dim, config.width, config.out_bias)
         self.q_norm = Norm(config.head_dim) if config.qk_norm else None
         self.k_norm = Norm(config.head_dim) if config.qk_norm else None
+        self.qkv: Linear | None = None  # all three in one product, once `join` made it
+
+    def join(self) -> Linear:
+        """All three matrices as one layer, keys under queries and values under keys."""
+        assert self.q.weight is not None and self.kv.weight is not None, "join before weights are packed"
+        both = Linear(self.q.inputs, self.q.outputs + self.kv.outputs, self.config.qkv_bias)
+        both.weight = nn.Parameter(torch.cat([self.q.weight, self.kv.weight]), requires_grad=False)
+        if self.q.bias is not None and self.kv.bias is not None:
+            both.bias = nn.Parameter(torch.cat([self.q.bias, self.kv.bias]), requires_grad=False)
+        return both
 
     def forward(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
-        q = self._heads(self.q(x))
+        if self.qkv is None:
+            q, kv = self._heads(self.q(x)), self._heads(self.kv(x))
+        else:
+            q, kv = torch.split(self._heads(self.qkv(x)), [self.config.heads, 2 * self.config.kv_heads], -2)
         if self.q_norm is not None:
             q = rms_norm(q, self.q_norm.weight, self.config.norm_eps)
-        k, v = self.remember(x, turn)
-        seen = attend(self.index, rotate(q, *turn), k, v)
+        seen = attend(self.index, rotate(q, *turn), *self._turned(kv, turn))
         mixed: Tensor = self.out(seen.flatten(-2))
         return mixed
 
     def remember(self, x: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
         """Keys and values of rows, [..., kv_heads, dim] each."""
-        k, v = self._heads(self.kv(x)).chunk(2, -2)
+        return self._turned(self._heads(self.kv(x)), turn)
+
+    def _turned(self, kv: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+        k, v = kv.chunk(2, -2)
         if self.k_norm is not None:
             k = rms_norm(k, self.k_norm.weight, self.config.norm_eps)
         return rotate(k, *turn), v

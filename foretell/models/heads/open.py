@@ -24,6 +24,7 @@ from .config import FORMAT, HeadConfig, read_head_config
 from .files import fill_head, make_head
 from .formats import HeadFile, fill, kind_of, layout_of
 from .formats.mtp import mtp
+from .layer import HeadAttention
 from .packed import unpack_state
 
 SHIPPED = Path(__file__).parents[2] / "heads_data"
@@ -120,11 +121,15 @@ def pack_head(head: Head[Any], target: Decoder) -> None:
     """Ready the weights to run: on a CPU as 8-bit integers, which cost a guess nothing to speak of."""
     room, device = Room(), head.draft_ids.device
     if not head.config.own_output and head.config.draft_vocab is None:
-        head._modules["output"] = target.head  # packed already, and the same rows
+        head._modules["output"] = target.head  # ready already, and the same rows
     for module in list(head.modules()):
-        for name, child in module._modules.items():
-            if isinstance(child, Linear) and child.weight is not None and child is not target.head:
+        if isinstance(module, HeadAttention):
+            module.qkv = module.join()
+        for name, child in list(module._modules.items()):
+            if isinstance(child, Linear) and child.weight is not None and child.outputs > 1:
                 module._modules[name] = quantize_linear(child, 8, room) if native_for(device) else _packed(child, room)
+        if isinstance(module, HeadAttention):
+            del module.q  # what it had stands above keys and values now; those are asked for alone, too
     give_back()
 
 
