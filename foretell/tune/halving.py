@@ -53,7 +53,7 @@ class Search:
     budget: float  # seconds
     clock: Callable[[], float]
     watch: Watch
-    after: Callable[[], None] = lambda: None  # called when a rung is done
+    after: Callable[[], object] = lambda: None  # called when a rung is done
     rungs: list[Rung] = field(default_factory=list)
     _passes: int = 0
     _begun: int = 0  # texts that were taken up, so that the next are others
