@@ -19,7 +19,8 @@ class Experts:
 
     def touched(self, rows: float) -> float:
         """How many of them so many rows need, where each row's choice is as good as drawn at random."""
-        return float(self.count * (1 - (1 - self.used / self.count) ** rows))
+        missed: float = (1 - self.used / self.count) ** rows
+        return self.count * (1 - missed)
 
 
 @dataclass(frozen=True)

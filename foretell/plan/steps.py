@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from .devices import Device
 from .efficiency import Efficiency
@@ -27,7 +27,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return float(sum(asdict(self).values()))
+        return self.weights + self.products + self.attention + self.layers + self.exchange
 
 
 @dataclass(frozen=True)
