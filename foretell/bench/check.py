@@ -83,7 +83,8 @@ class Facts:
     @property
     def words(self) -> str:
         """For people: one or two sentences."""
-        return f"Speculation {self.verdict} here{self._figure()}{CAUSES[self.verdict, self.cause](self)}"
+        told = "Whether speculation pays" if self.verdict == "cannot be told" else "Speculation"
+        return f"{told} {self.verdict} here{self._figure()}{CAUSES[self.verdict, self.cause](self)}"
 
     def _figure(self) -> str:
         if self.speedup is None:

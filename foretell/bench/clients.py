@@ -73,6 +73,7 @@ class Answer:
     error: str | None = None
     text: str = field(default="", compare=False)
     told: Mapping[str, Any] = field(default_factory=dict, compare=False)  # of itself, beside text and usage
+    key: str = field(default="", compare=False)  # what was asked: who asks the same gets the same text
 
     @property
     def a_token(self) -> float | None:

@@ -9,7 +9,7 @@ from typing import TextIO
 
 QUIET = 10.0  # seconds between two lines where each stays to be read
 WIDTH = 24  # of the bar, in characters
-PARTS = " ▏▎▍▌▋▊▉█"
+PARTS = ("", *"▏▎▍▌▋▊▉")
 
 
 class Progress:
@@ -41,4 +41,4 @@ def bar(done: int, total: int) -> str:
     """How much of the whole is done, in eighths of a character."""
     eighths = round(8 * WIDTH * done / total) if total else 8 * WIDTH
     whole, rest = divmod(eighths, 8)
-    return ("█" * whole + (PARTS[rest] if whole < WIDTH else "")).ljust(WIDTH, "░")
+    return ("█" * whole + PARTS[rest]).ljust(WIDTH, "░")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
@@ -21,9 +22,10 @@ from .command import Command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FAILED = 1  # the exit code where a request failed
+FAILED = 1  # the exit code where a request failed or a text differs
 CONCURRENCY = (1, 4, 16, 64)
 FIXED = 4
+QUICK: dict[str, Any] = {"seconds": 12.0, "turns": 2}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--fixed",
         type=int,
-        default=FIXED,
         metavar="N",
         help=f"tokens guessed each step by the second server that is started; 0 starts none (default: {FIXED})",
     )
@@ -48,16 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--rate", type=numbers, default=(), metavar="R,R", help="so many requests a second, at random")
     plan = LoadPlan(())
-    group.add_argument(
-        "--seconds", type=float, default=plan.seconds, help=f"of each load, shared by the arms ({plan.seconds:g})"
-    )
-    group.add_argument(
-        "--turns", type=int, default=plan.turns, metavar="N", help=f"slices of each arm in that time ({plan.turns})"
-    )
+    group.add_argument("--seconds", type=float, help=f"of each load, shared by the arms ({plan.seconds:g})")
+    group.add_argument("--turns", type=int, metavar="N", help=f"slices of each arm in that time ({plan.turns})")
     group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
     group.add_argument(
         "--max-tokens", type=int, default=plan.max_tokens, metavar="N", help=f"the most a text ({plan.max_tokens})"
     )
+    group.add_argument("--quick", action="store_true", help="1 and 4 callers, one server: under a minute")
     group.add_argument("--temperature", type=float, metavar="T", help="default: as the model recommends")
     add_result_arguments(parser)
     add_options(parser.add_argument_group("model, of a server that is started"), EngineConfig)
@@ -70,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
     check_settings(args, settings)
-    plan = LoadPlan(levels(args), args.seconds, args.turns, args.max_tokens, args.temperature)
+    plan = plan_of(args)
     items = load("own", tasks=args.tasks)
     with ExitStack() as stack:
         arms = arms_of(*servers(args, settings, stack))
@@ -79,7 +77,15 @@ def run(args: argparse.Namespace) -> int:
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
-    return FAILED if found.errors else 0
+    return FAILED if found.errors or not found.same_text else 0
+
+
+def plan_of(args: argparse.Namespace) -> LoadPlan:
+    """How much, with what a user asked for in the place of our own."""
+    plan = LoadPlan(levels(args), max_tokens=args.max_tokens, temperature=args.temperature)
+    given = {"seconds": args.seconds, "turns": args.turns}
+    usual = QUICK if args.quick else {}
+    return replace(plan, **usual | {name: value for name, value in given.items() if value is not None})
 
 
 def check_settings(args: argparse.Namespace, settings: dict[str, Any]) -> None:
@@ -97,7 +103,8 @@ def check_settings(args: argparse.Namespace, settings: dict[str, Any]) -> None:
 
 def levels(args: argparse.Namespace) -> tuple[Level, ...]:
     """Callers who wait for answers, callers who do not, or both."""
-    concurrency: Sequence[int] = args.concurrency or (() if args.rate else CONCURRENCY)
+    usual = CONCURRENCY[:2] if args.quick else CONCURRENCY
+    concurrency: Sequence[int] = args.concurrency or (() if args.rate else usual)
     return (*map(ClosedLoop, concurrency), *map(Poisson, args.rate))
 
 
@@ -109,9 +116,10 @@ def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack
         fixed = None if args.fixed_url is None else Address.parse(args.fixed_url, args.api_key)
         return Address.parse(args.base_url, args.api_key), fixed
     adaptive = Address.parse(stack.enter_context(own_server(settings)).url)
-    if not args.fixed:
+    fixed_length = (0 if args.quick else FIXED) if args.fixed is None else args.fixed
+    if not fixed_length:
         return adaptive, None
-    other = stack.enter_context(own_server(settings | {"num_speculative_tokens": args.fixed}))
+    other = stack.enter_context(own_server(settings | {"num_speculative_tokens": fixed_length}))
     return adaptive, Address.parse(other.url)
 
 

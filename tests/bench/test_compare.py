@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from foretell.bench.item import Item
 from foretell.bench.peers import Asked, Endpoint, Reply, accepted_guesses
 from foretell.cli import main as program
 from foretell.errors import RequestError
-from tests.server.process import ServerProcess, write_server_folder
+from tests.server.process import ServerProcess
 
 from .fakes import items, watch_nothing
 from .peers import Script, serving
@@ -170,17 +170,6 @@ def test_a_stop_leaves_what_there_is() -> None:
 
 
 # As it is typed
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_server_folder(tmp_path_factory.mktemp("models") / "compared")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(folder) as process:
-        yield process
 
 
 def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -22,15 +22,8 @@ from foretell.errors import RequestError
 from foretell.params import SamplingParams
 from foretell.types import Budget, Draft, Outcome, Request, Share, Verdict
 from foretell.types import Sequence as Text
-from tests.server.process import write_server_folder
 
 from .fakes import items, watch_nothing
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With room for whole prompts."""
-    return write_server_folder(tmp_path_factory.mktemp("models") / "synthetic")
 
 
 def test_the_law() -> None:
