@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,5 +56,8 @@ def pages_come_back(request: pytest.FixtureRequest) -> Iterator[None]:
     for name in ("engine", "guessing"):
         if name in request.fixturenames:
             inner = request.getfixturevalue(name).llm.engine
+            until = time.monotonic() + 30  # what was given up ends with its step
+            while (inner.busy or inner.runner.pool.held) and time.monotonic() < until:
+                time.sleep(0.002)
             assert inner.runner.pool.held == 0 and not inner.busy
             inner.runner.pool.check()
