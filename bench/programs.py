@@ -29,7 +29,7 @@ WANTED = 3.0
 def answer(s: fp.ProgramState, question: str, tokens: int) -> None:
     """One generation in a chat."""
     s += fp.system("You answer in plain words.") + fp.user(question)
-    s += fp.assistant(fp.gen("answer", max_tokens=tokens, temperature=0.7))
+    s += fp.assistant(fp.gen("answer", max_tokens=tokens))
 
 
 @fp.function
@@ -38,7 +38,7 @@ def weigh(s: fp.ProgramState, question: str, tokens: int) -> None:
     s += f"A question and two short answers.\nQuestion: {question}\n"
     forks = s.fork(2)
     forks += ["A friendly answer:", "A learned answer:"]
-    forks += fp.gen("answer", max_tokens=tokens // 2, temperature=0.7)
+    forks += fp.gen("answer", max_tokens=tokens // 2)
     forks.join()
     s += f"First:{s['answer'][0]}\nSecond:{s['answer'][1]}\nThe better one is the"
     s += fp.select("better", [" first.", " second."])
@@ -54,16 +54,17 @@ class Pass:
     texts: list[str]
 
 
-def run(program: fp.Function, runs: list[dict[str, Any]], at_once: bool, options: dict[str, Any]) -> Pass:
+def run(program: fp.Function, runs: list[dict[str, Any]], at_once: bool, args: argparse.Namespace) -> Pass:
     """One pass over all programs, on a fresh engine."""
-    with fp.Engine(quiet=True, **options) as engine:
-        program.run_batch([{"question": "Hello?", "tokens": 8}] * 4, backend=engine)  # pages touched, threads started
+    with fp.Engine(quiet=True, **({} if args.drafter is None else {"drafter": args.drafter})) as engine:
+        options: dict[str, Any] = {"backend": engine, "temperature": args.temperature}
+        program.run_batch([{"question": "Hello?", "tokens": 8}] * 4, **options)  # pages touched, threads started
         stats = engine.llm.engine.stats
         tokens, forwards, began = stats.speculation.tokens, stats.forwards, perf_counter()
         if at_once:
-            states = program.run_batch(runs, backend=engine, seed=1)
+            states = program.run_batch(runs, **options, seed=1)
         else:
-            states = [program.run(**each, backend=engine, seed=mix(1, i)) for i, each in enumerate(runs)]
+            states = [program.run(**each, **options, seed=mix(1, i)) for i, each in enumerate(runs)]
         seconds = perf_counter() - began
         texts = [state.text() for state in states]
         return Pass(seconds, stats.speculation.tokens - tokens, stats.forwards - forwards, texts)
@@ -73,11 +74,10 @@ def compare(program: fp.Function, args: argparse.Namespace) -> dict[str, Any]:
     """Both ways in turns; the ratio of a round is taken within it."""
     questions = [f"{question} {topic}?" for topic in TOPICS for question in QUESTIONS]
     runs = [{"question": questions[i % len(questions)], "tokens": args.max_tokens} for i in range(args.programs)]
-    options = {} if args.drafter is None else {"drafter": args.drafter}
     loops, batches = [], []
     for _ in range(args.rounds):
-        loops.append(run(program, runs, False, options))
-        batches.append(run(program, runs, True, options))
+        loops.append(run(program, runs, False, args))
+        batches.append(run(program, runs, True, args))
         assert loops[-1].texts == batches[-1].texts, "the same texts"
     ratios = [loop.seconds / batch.seconds for loop, batch in zip(loops, batches, strict=True)]
     for name, passes in (("loop", loops), ("at once", batches)):
@@ -93,12 +93,15 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--only", choices=("answer", "weigh"))
     parser.add_argument("--drafter", help="instead of the default")
     args = parser.parse_args()
     programs = [program for program in (answer, weigh) if args.only in (None, program.__name__)]
     found = {program.__name__: compare(program, args) for program in programs}
-    print(json.dumps({"programs": args.programs, "max_tokens": args.max_tokens, **found}))
+    print(
+        json.dumps({"programs": args.programs, "max_tokens": args.max_tokens, "temperature": args.temperature, **found})
+    )
     return 0 if all(each["ratio"] >= WANTED for each in found.values()) else 1
 
 

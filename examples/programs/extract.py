@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from foretell import program as fp
+from foretell.grammar import GrammarSpec
 
 SCHEMA = {
     "type": "object",
@@ -18,6 +19,7 @@ SCHEMA = {
     "required": ["name", "city", "kind"],
     "additionalProperties": False,
 }
+ONE_LINE = GrammarSpec.json_schema(SCHEMA, any_whitespace=False)  # json_schema=SCHEMA would allow line breaks
 LETTERS = [
     "Dear team, my lamp arrived broken and I want my money back. Maria Silva, Lisbon",
     "Could you tell me whether you deliver on Saturdays? Kind regards, John Smith from Leeds",
@@ -29,7 +31,7 @@ LETTERS = [
 def extract(s: fp.ProgramState, letter: str) -> dict[str, Any]:
     s += "Each letter is followed by its sender's name and city and by what kind of letter it is, as JSON.\n\n"
     s += f"Letter: {letter}\nJSON: "
-    s += fp.gen("found", max_tokens=80, temperature=0, json_schema=SCHEMA)
+    s += fp.gen("found", max_tokens=160, temperature=0, grammar=ONE_LINE)
     found: dict[str, Any] = json.loads(s["found"])
     return found
 
