@@ -9,10 +9,11 @@ from torch import Tensor
 
 from foretell.models.heads import BlockHead
 from foretell.runner.native_head import NativeBlock, native_for_head
+from foretell.runner.native_reading import Reading
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence
 
-from .heads import Chain, HeadDrafter, Reading, extend, hang
+from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages, Look
 
 
@@ -27,6 +28,8 @@ class BlockDrafter(HeadDrafter):
         native = native_for_head(head, pages.keys) if head.config.layer.window is None else None
         places = (pages.keys, pages.values, runner.pool.count)
         self._native = None if native is None else NativeBlock(native, head, *places)
+        if self._native is not None:
+            self.read_natively(self._native, runner.taps)
 
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
         places = [place for each in readings for place in range(each.start, each.stop)]

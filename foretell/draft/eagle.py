@@ -11,10 +11,11 @@ from torch import Tensor
 
 from foretell.models.heads import DistilledHead, EagleHead, MtpHead
 from foretell.runner.native_head import NativeChain, native_for_head
+from foretell.runner.native_reading import Reading
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence
 
-from .heads import Chain, HeadDrafter, Reading, extend, hang
+from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages, Look
 
 ALONE = torch.ones(1, 1, dtype=torch.bool)
@@ -32,6 +33,8 @@ class EagleDrafter(HeadDrafter):
         super().__init__(runner, head, pages, *settings)
         native = None if isinstance(head, DistilledHead) else native_for_head(head, pages.keys)
         self._native = None if native is None else NativeChain(native, head, pages.keys, pages.values)
+        if self._native is not None:
+            self.read_natively(self._native, runner.taps)
 
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
         self.pages.put_features(slots, self.head.fuse(states))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from foretell.models.heads import Head
-from foretell.runner.native_head import Asked, Told
+from foretell.runner.native_head import Asked, NativeHead, Told
+from foretell.runner.native_reading import NativeReader, Reading
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Draft, Outcome, Sequence
 
@@ -27,16 +28,6 @@ class Trail:
     states: list[Tensor] = field(default_factory=list)
     stop: int = 0
     gap: bool = False  # whether places before are missing for good: a step failed
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Places that a head is to read: of one text those from `start` to `stop`, with the target's states there."""
-
-    seq: Sequence
-    start: int
-    stop: int
-    states: Tensor  # [places, taps * width]
 
 
 class HeadDrafter(Drafter):
@@ -64,6 +55,7 @@ class HeadDrafter(Drafter):
         self.taps, self.device, self.vocab = head.config.taps, runner.device, runner.model.config.vocab
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
         self._columns = _columns(runner.taps, self.taps, head.config.target_width, runner.device)
+        self._reader: NativeReader | None = None  # where the native library can read for it
         self._trails: dict[int, Trail] = {}
 
     @torch.inference_mode()
@@ -97,17 +89,20 @@ class HeadDrafter(Drafter):
         trail = self._trails.get(seq.id)
         if trail is None or trail.start == trail.stop:
             return None
-        states = trail.states[0] if len(trail.states) == 1 else torch.cat(trail.states)
-        states = states if self._columns is None else states.index_select(1, self._columns)
-        found = Reading(seq, trail.start, trail.stop, states)
+        found = Reading(seq, trail.start, trail.stop, trail.states)
         trail.start, trail.states = trail.stop, []
         return found
 
     def _read(self, readings: list[Reading]) -> None:
         if not readings:
             return
+        if self._reader is not None:
+            self._reader.read(readings)
+            return
         slots = [slot for each in readings for slot in self.pages.slots(each.seq, each.start, each.stop)]
-        states = readings[0].states if len(readings) == 1 else torch.cat([each.states for each in readings])
+        pieces = [piece for each in readings for piece in each.states]
+        states = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        states = states if self._columns is None else states.index_select(1, self._columns)
         self.read(readings, torch.tensor(slots, device=self.device), states)
 
     @abstractmethod
@@ -134,6 +129,12 @@ class HeadDrafter(Drafter):
     @abstractmethod
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
         """A chain for each text, of at least one guess."""
+
+    def read_natively(self, native: NativeHead, tapped: tuple[int, ...]) -> None:
+        """Let the library that guesses read, too; the target taps these layers."""
+        width = self.head.config.target_width
+        columns = [tapped.index(tap) * width for tap in self.taps]
+        self._reader = NativeReader(native, self.pages.kept_features, columns)
 
     def chains(self, budgets: list[Budget]) -> list[Chain]:
         """Empty ones."""

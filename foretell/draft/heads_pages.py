@@ -26,7 +26,7 @@ class HeadPages:
         """Its layers stand in the cache from `first` on."""
         self.page_size, self.device = cache.page_size, cache.keys[first].device
         self.keys, self.values = cache.keys[first : first + layers], cache.values[first : first + layers]
-        self._features = cache.keys[first + layers] if features else None
+        self.kept_features = cache.keys[first + layers] if features else None
 
     def slots(self, seq: Sequence, start: int, stop: int) -> list[int]:
         """Those of places `start` to `stop`."""
@@ -39,13 +39,13 @@ class HeadPages:
 
     def put_features(self, slots: Tensor, features: Tensor) -> None:
         """Keep features [n, width]."""
-        assert self._features is not None, "this head keeps features"
-        _store(features[:, None], self._features, slots)
+        assert self.kept_features is not None, "this head keeps features"
+        _store(features[:, None], self.kept_features, slots)
 
     def features(self, slots: Tensor) -> Tensor:
         """[n, width]."""
-        assert self._features is not None, "this head keeps features"
-        return self._features.view(-1, self._features.shape[-1]).index_select(0, slots)
+        assert self.kept_features is not None, "this head keeps features"
+        return self.kept_features.view(-1, self.kept_features.shape[-1]).index_select(0, slots)
 
     def memory(self, seqs: list[Sequence], columns: int) -> Memory:
         """All places of some texts as columns, `columns` in all; what is written there is good for guesses only."""

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from foretell.models.heads import MedusaHead
+from foretell.runner.native_reading import Reading
 from foretell.types import Budget, Sequence
 
-from .heads import Chain, HeadDrafter, Reading, extend
+from .heads import Chain, HeadDrafter, extend
 
 
 class MedusaDrafter(HeadDrafter):

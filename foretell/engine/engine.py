@@ -204,8 +204,7 @@ class Engine:
         for case in cases:
             if case.error is not None:
                 self.tracks[case.share.seq.id].error = case.error
-        logits = torch.split(output.logits, rows) if self.drafter.wants_top else ()
-        top = likeliest(pairs, logits, self.drafter.wants_top, self._wants_top)
+        top = likeliest(pairs, output.logits, ends, self.drafter.wants_top, self._wants_top)
         return [
             outcome_of(share, draft, next(judged) if share.reaches_end else None, states, each)
             for (share, draft), states, each in zip(pairs, split_features(output, pairs), top, strict=True)

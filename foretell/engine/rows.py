@@ -17,21 +17,22 @@ Top = tuple[tuple[int, ...], ...]
 
 
 def likeliest(
-    pairs: list[Pair], logits: Iterable[torch.Tensor], count: int, wants: Callable[[Share], bool]
+    pairs: list[Pair], logits: torch.Tensor, ends: list[int], count: int, wants: Callable[[Share], bool]
 ) -> Iterable[Top]:
-    """The `count` likeliest tokens of each row, for the shares that want them; others pay nothing."""
+    """The `count` likeliest tokens of each row, for the shares that want them; others pay nothing. A share's rows end
+    at its place in `ends`."""
     if not count:
         return [()] * len(pairs)
-    ends = [
-        rows[-1 - len(draft) :] if share.reaches_end and wants(share) else None
-        for (share, draft), rows in zip(pairs, logits, strict=True)
+    mine = [
+        logits[end - 1 - len(draft) : end] if share.reaches_end and wants(share) else None
+        for (share, draft), end in zip(pairs, ends, strict=True)
     ]
-    wanted = [rows for rows in ends if rows is not None]
+    wanted = [rows for rows in mine if rows is not None]
     if not wanted:
         return [()] * len(pairs)
     together = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
     found = iter(top(together, count))
-    return [() if rows is None else tuple(tuple(next(found)) for _ in range(len(rows))) for rows in ends]
+    return [() if rows is None else tuple(tuple(next(found)) for _ in range(len(rows))) for rows in mine]
 
 
 def split_features(output: StepOutput, pairs: list[Pair]) -> Iterable[torch.Tensor | None]:

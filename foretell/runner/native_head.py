@@ -49,7 +49,7 @@ class NativeHead:
     """A head's layers over its keys and values in the cache, [pages, page_size, kv_heads, dim] each."""
 
     def __init__(self, native: Library, head: Head[Any], keys: list[Tensor], values: list[Tensor]) -> None:
-        self._native, self._head = native, head
+        self.library, self.head = native, head
         self._outputs, self._width = head.config.outputs, head.config.layer.width
         own = [layer for layer in head.modules() if isinstance(layer, HeadLayer)]
         layers = [self._layer(layer, *pair) for layer, *pair in zip(own, keys, values, strict=True)]
@@ -57,37 +57,38 @@ class NativeHead:
         self._embed = head.embedding.contiguous()
         self._ids = head.draft_ids.contiguous()
         self._held = (keys, values, head.table)  # the records have addresses only
-        self._record = self._head_record(keys[0].shape[1])
+        self.page_size = keys[0].shape[1]
+        self.record = self._head_record()
 
     def _layer(self, layer: HeadLayer, keys: Tensor, values: Tensor) -> LayerRecord:
         attention = layer.attention
         linears = (attention.qkv, attention.out, layer.ffn.gate_up, layer.ffn.down)
         norms = (layer.attention_norm, layer.ffn_norm, attention.q_norm, attention.k_norm)
         return LayerRecord(
-            *(_weights(linear) for linear in linears),
-            *(_norm(norm) for norm in norms),
+            *(weights_address(linear) for linear in linears),
+            *(norm_address(norm) for norm in norms),
             None,
             None,
-            self._head.table.data_ptr(),
+            self.head.table.data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
-            self._head.config.layer.window or 0,
+            self.head.config.layer.window or 0,
         )
 
-    def _head_record(self, page_size: int) -> HeadRecord:
-        head, layer = self._head, self._head.config.layer
+    def _head_record(self) -> HeadRecord:
+        head, layer = self.head, self.head.config.layer
         config: Any = head.config
         third = getattr(config, "generation", 0) == 3
         output = head.output.native
         assert output is not None, "native_head looked"
         return HeadRecord(
             ctypes.addressof(self._layers),
-            None if third else _weights(getattr(head, "fc", None)),
+            None if third else weights_address(getattr(head, "fc", None)),
             output.address,
             self._embed.data_ptr(),
-            _norm(getattr(head, "embed_norm", None)),
-            _norm(getattr(head, "feature_norm", None)),
-            _norm(getattr(head, "norm", None)),
+            norm_address(getattr(head, "embed_norm", None)),
+            norm_address(getattr(head, "feature_norm", None)),
+            norm_address(getattr(head, "norm", None)),
             None if config.draft_vocab is None else self._ids.data_ptr(),
             config.layers,
             layer.width,
@@ -95,7 +96,7 @@ class NativeHead:
             layer.kv_heads,
             layer.head_dim,
             layer.ffn,
-            page_size,
+            self.page_size,
             layer.norm_eps,
             layer.scale,
             config.embed_scale,
@@ -130,7 +131,7 @@ class NativeChain(NativeHead):
         addresses = (table.ctypes.data for table in tables)
         places = (features.data_ptr(), logits.data_ptr())
         record = ChainRecord(*addresses, *places, *out, len(asked.tokens), depth)
-        return self._native.chain(self._record, record), logits
+        return self.library.chain(self.record, record), logits
 
 
 class NativeBlock(NativeHead):
@@ -141,16 +142,16 @@ class NativeBlock(NativeHead):
         super().__init__(native, head, keys, values)
         config = head.config
         self.most = (len(keys[0]) - pages) * keys[0].shape[1] // config.block  # texts at once
-        self._record.join = self._record.feature_norm = None  # of features, which are read elsewhere
+        self.record.join = self.record.feature_norm = None  # of features, which are no rows of a block
         self._mask = head.filler.contiguous()
         self._markov = None if head.markov_in is None else head.markov_in.data.contiguous()
         self._surety = head.surety_weights
         with_markov = config.confidence and config.confidence_with_markov
         self._block = BlockHeadRecord(
-            self._record,
+            self.record,
             self._mask.data_ptr(),
             None if self._markov is None else self._markov.data_ptr(),
-            _weights(head.markov_out),
+            weights_address(head.markov_out),
             None if self._surety is None else self._surety[0].data_ptr(),
             0.0 if self._surety is None else self._surety[1],
             config.markov_rank if with_markov else 0,
@@ -174,16 +175,16 @@ class NativeBlock(NativeHead):
 
     @property
     def _block_drafts(self) -> int:
-        drafts: int = self._head.config.drafts
+        drafts: int = self.head.config.drafts
         return drafts
 
     def _run(self, asked: Asked, out: tuple[int | None, int | None], depth: int) -> tuple[int, Tensor, Tensor]:
         tables, texts = asked.tables(), len(asked.tokens)
-        states = torch.empty(texts, self._head.config.block, self._width)
+        states = torch.empty(texts, self.head.config.block, self._width)
         logits = torch.empty(texts, depth, self._outputs)
         addresses = (table.ctypes.data for table in tables)
         record = BlockChainRecord(*addresses, states.data_ptr(), logits.data_ptr(), *out, texts, depth)
-        return self._native.blocks(self._block, record), states, logits
+        return self.library.blocks(self._block, record), states, logits
 
 
 def native_for_head(head: Head[Any], keys: list[Tensor]) -> Library | None:
@@ -197,9 +198,9 @@ def native_for_head(head: Head[Any], keys: list[Tensor]) -> Library | None:
     return native if packed and joint and head.embedding.dtype == torch.float32 else None
 
 
-def _weights(layer: Linear | None) -> int | None:
+def weights_address(layer: Linear | None) -> int | None:
     return None if layer is None or layer.native is None else layer.native.address
 
 
-def _norm(norm: Norm | None) -> int | None:
+def norm_address(norm: Norm | None) -> int | None:
     return None if norm is None else norm.weight.data_ptr()

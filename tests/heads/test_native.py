@@ -10,6 +10,7 @@ from foretell.draft.eagle import EagleDrafter
 from foretell.kernels.native.library import library
 from foretell.models.heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence
+from tests.heads.test_laws import remembered
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library here")
@@ -53,6 +54,26 @@ def test_guesses_are_those_of_the_definition(config: HeadConfig, temperature: fl
             assert (mine.probs is None) == (theirs.probs is None)
             if mine.probs is not None and theirs.probs is not None:
                 assert torch.allclose(mine.probs, theirs.probs, atol=1e-2)
+
+
+@pytest.mark.parametrize("config", SERVED.values(), ids=SERVED)
+def test_what_is_read_is_that_of_the_definition(config: HeadConfig) -> None:
+    """Prompts in chunks, some of them one token long, and several texts at once."""
+    kept = []
+    for natively in (True, False):
+        engine = World(max_step_tokens=7, budget=2).engine(drafter := OwnHead(config, packed=True))
+        assert isinstance(drafter.inner, EagleDrafter | BlockDrafter) and drafter.inner._reader is not None
+        if not natively:
+            drafter.inner._reader = None
+        tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
+        for _ in range(9):
+            engine.step()
+        seqs = [track.seq for track in tracks if track.seq.cached]
+        drafter.inner.propose(seqs, [Budget(1)] * len(seqs))
+        kept.append([each for seq in seqs for each in remembered(drafter.inner, seq)])
+    assert len(kept[0]) == len(kept[1]) > 8
+    for mine, defined in zip(*kept, strict=True):
+        assert mine.shape == defined.shape and (mine - defined).abs().max() < 0.05, "a rounded row may flip"
 
 
 @pytest.mark.parametrize("config", [SERVED["eagle"], SERVED["block"]], ids=["eagle", "block"])

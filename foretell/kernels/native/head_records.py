@@ -1,4 +1,4 @@
-"""What the library reads of heads, field for field: `head.h` has the same."""
+"""What the library reads of heads, field for field: `head.h` and `reading.h` have the same."""
 
 from __future__ import annotations
 
@@ -55,6 +55,45 @@ class ChainRecord(ctypes.Structure):
         ("sure", POINTER),
         ("rows", NUMBER),
         ("depth", NUMBER),
+    )
+
+
+class ReaderRecord(ctypes.Structure):
+    """`foretell::Reader`."""
+
+    _fields_ = (
+        ("head", HeadRecord),
+        ("keeps", POINTER),
+        ("fuse", POINTER),
+        ("target_norm", POINTER),
+        ("tap_norms", POINTER),
+        ("all_norm", POINTER),
+        ("fused_norm", POINTER),
+        ("features", POINTER),
+        ("columns", POINTER),
+        ("taps", NUMBER),
+        ("target_width", NUMBER),
+        ("target_eps", FLOAT),
+        ("pairs", FLAG),
+    )
+
+
+class ReadingRecord(ctypes.Structure):
+    """`foretell::Reading`."""
+
+    _fields_ = (
+        ("states", POINTER),
+        ("slots", POINTER),
+        ("places", POINTER),
+        ("tokens", POINTER),
+        ("before", POINTER),
+        ("own", POINTER),
+        ("at", POINTER),
+        ("pages", POINTER),
+        ("first_pages", POINTER),
+        ("texts", POINTER),
+        ("rows", NUMBER),
+        ("pair_count", NUMBER),
     )
 
 
