@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from foretell import LLM
 from foretell import program as fp
+from tests.program.counting import wait_for
 from tests.server.process import ServerProcess, write_server_folder
 
 
@@ -56,8 +56,6 @@ def pages_come_back(request: pytest.FixtureRequest) -> Iterator[None]:
     for name in ("engine", "guessing"):
         if name in request.fixturenames:
             inner = request.getfixturevalue(name).llm.engine
-            until = time.monotonic() + 30  # what was given up ends with its step
-            while (inner.busy or inner.runner.pool.held) and time.monotonic() < until:
-                time.sleep(0.002)
-            assert inner.runner.pool.held == 0 and not inner.busy
+            # What was given up ends with its step.
+            wait_for(lambda inner=inner: not inner.busy and inner.runner.pool.held == 0)
             inner.runner.pool.check()

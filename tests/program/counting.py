@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -47,3 +47,10 @@ def all_at_once(engine: fp.Engine, texts: int) -> Iterator[None]:
         yield
     finally:
         watcher.join()
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it never came to that"
+        time.sleep(0.002)

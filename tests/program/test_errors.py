@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from foretell import program as fp
 from foretell.errors import ForetellError, RequestError
+from tests.program.counting import forwards, wait_for
 from tests.program.test_one_batch import tell
 
 LONG_GEN = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -96,13 +97,28 @@ def test_a_branch_that_fails_loses_nothing_of_the_others(engine: fp.Engine) -> N
     assert [error is None for error in state.ret_value] == [True, False, True]
 
 
-def test_a_failed_text_takes_its_branches_along(engine: fp.Engine) -> None:
+def test_a_failed_text_takes_along_what_waits_for_it(engine: fp.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    async def fail(*_: object) -> None:
+        await asyncio.to_thread(asked.wait, 30)
+        raise ForetellError("not today")
+
     @fp.function
     def program(s: fp.ProgramState) -> None:
-        s += "The" + fp.gen("x", grammar=BROKEN)
-        s.fork(2)[0]["x"]
+        s += "The" + fp.gen("x")
+        forks = s.fork(2)
+        forks += fp.gen("y")
+        s += fp.gen("z")
+        asked.set()
+        forks.join()
+        assert s["y"] == [None, None]
+        for read in (forks[1].text, lambda: forks[0]["y"], lambda: s["z"]):
+            with pytest.raises(fp.ProgramError, match=line(program, 2) + " not today"):
+                read()
 
-    with pytest.raises(fp.ProgramError, match=line(program, 2)):
+    monkeypatch.setattr(engine, "write", fail)
+    with pytest.raises(fp.ProgramError, match="not today"):
         program(backend=engine)
 
 
@@ -129,10 +145,12 @@ def test_cancelling_frees_the_pages(engine: fp.Engine) -> None:
         forks.join()
 
     inner = engine.llm.engine
-    state = long.run(backend=engine, stream=True)
-    wait_for(lambda: len(inner.scheduler.running) == 4)
-    state.cancel()
-    assert isinstance(state.error(), fp.Cancelled)
+    with forwards(engine) as count:
+        state = long.run(backend=engine, stream=True)
+        wait_for(lambda: len(inner.scheduler.running) == 4)
+        state.cancel()
+        assert isinstance(state.error(), fp.Cancelled)
+    assert count.made < LONG_GEN["max_tokens"] * 0.8
     wait_for(lambda: not inner.busy and inner.runner.pool.held == 0)
     with pytest.raises(fp.Cancelled):
         list(state.text_iter())
@@ -166,24 +184,35 @@ def test_an_interrupted_batch_ends_at_once(engine: fp.Engine) -> None:
 
 
 def test_a_program_without_end_is_ended(engine: fp.Engine) -> None:
+    rounds = []
+
     @fp.function
-    def forever(s: fp.ProgramState, text: str = "The") -> None:
-        s += text
-        while True:
+    def forever(s: fp.ProgramState) -> None:
+        s += "The"
+        while rounds.append("gen") is None:
             s += fp.gen("x", max_tokens=1)
 
     @fp.function
     def bomb(s: fp.ProgramState) -> None:
         s += "The"
-        while True:
+        while rounds.append("fork") is None:
             s.fork(100)
 
     for program in (forever, bomb):
         with pytest.raises(fp.ProgramError, match="more than 250 generations and branches") as caught:
             program(backend=engine, max_generations=250)
         assert line(program, 4) in str(caught.value)
+    assert (rounds.count("gen"), rounds.count("fork")) == (251, 3)
+
+    @fp.function
+    def reading(s: fp.ProgramState) -> None:
+        s += "z" * 950
+        while True:
+            s += fp.gen("x", max_tokens=1)
+            s["x"]
+
     with pytest.raises(fp.ProgramError, match="leaves? no|takes at most|left after the prompt"):
-        forever("z" * 950, backend=engine)  # the model's context ends it
+        reading(backend=engine)  # the model's context ends it
 
 
 def test_many_threads_get_what_each_gets_alone(engine: fp.Engine) -> None:
@@ -236,10 +265,3 @@ def test_wrong_options_of_a_batch_are_refused(engine: fp.Engine, options: dict[s
         tell.run_batch([{"of": "fox"}], backend=engine, **options)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="list of arguments by name"):
         tell.run_batch(["fox"], backend=engine)  # type: ignore[list-item]
-
-
-def wait_for(holds: Callable[[], bool], seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it never came to that"
-        time.sleep(0.002)
