@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from .item import Item
 from .measure import PLAIN, Arm
 
 ADAPT = ("auto", "mix")  # these find out how far to guess
-NEED_A_MODEL = ("model",)
+NEED_A_MODEL = ("model", "eagle", "block", "medusa", "mtp", "distilled")
 
 
 def arms_of(names: Sequence[str], nodes: Sequence[int], base: SpeculationConfig) -> list[Arm]:
@@ -26,6 +27,20 @@ def arms_of(names: Sequence[str], nodes: Sequence[int], base: SpeculationConfig)
             label = name if adapts or len(nodes) == 1 else f"{name}, {count} tokens"
             arms[label] = Arm(label, replace(base, drafter=name.replace("+", ","), num_speculative_tokens=count))
     return list(arms.values())
+
+
+def grid_of(names: Sequence[str], nodes: Sequence[int | None], base: SpeculationConfig) -> list[Arm]:
+    """Every drafter with every number of tokens guessed; None lets it find out how many."""
+    arms: list[Arm] = []
+    for name, count in itertools.product(names, dict.fromkeys(nodes)):
+        config = replace(base, drafter=name.replace("+", ","), num_speculative_tokens=count)
+        if config.budget == 0 or name == PLAIN.name:
+            raise RequestError("drafter", "is compared with plain decoding; name one that guesses")
+        length = "" if len(nodes) == 1 else ", adaptive" if count is None else f", {count} tokens"
+        arms.append(Arm(f"{name}{length}", config))
+    if not arms:
+        raise RequestError("drafter", "is empty; name one that guesses")
+    return arms
 
 
 def default_names(kinds: Iterable[str], layers: int, items: Sequence[Item]) -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
-from time import perf_counter
 
 from foretell.draft.base import Drafter
 from foretell.errors import RequestError
@@ -14,14 +12,14 @@ from foretell.types import Request, SpeculationChoice
 
 from .item import Item
 from .measure import PLAIN, Arm, Job
+from .packs import again, long_enough, variations
 from .plan import Plan
 from .scenes import STAND_INS
 from .seats import Seat, Seats
 from .stage import NO_GUESS, EngineStage
 from .stand_ins import stand_in
 from .together import Batch, Together
-
-SHORTEST = 16  # tokens; what ends sooner tells nothing of speed
+from .writing import write
 
 
 class EngineBatches:
@@ -41,7 +39,7 @@ class EngineBatches:
 
     def prepare(self, items: Sequence[Item], temperature: float, batch: int, batches: int) -> list[Batch]:
         """So many batches of texts that no other is like; those that do not fit the model's context are left out."""
-        fitting = [item for item in items if self._alone.fits(_again(item, 1), self._plan)]
+        fitting = [item for item in items if self._alone.fits(again(item, 1), self._plan)]
         if not fitting:
             task = items[0].task if items else "the workload"
             raise RequestError("max_tokens", f"leaves no prompt of {task} that fits into this model's context")
@@ -70,49 +68,13 @@ class EngineBatches:
     def write(self, arm: Arm, batch: Batch) -> Together:
         """Write a batch and take the time."""
         self._seats[arm.name].take()
-        engine, failures = self.llm.engine, self.llm.engine.stats.drafter_failures
-        requests = [self._request(arm, job) for job in batch]
-        tracks = [engine.add(request) for request in requests]
-        try:
-            while any(track.timings.first_token is None for track in tracks):
-                engine.step()
-            began, early = perf_counter(), sum(track.seq.written for track in tracks)
-            while engine.busy:
-                engine.step()
-            seconds = perf_counter() - began
-        finally:
-            for request in requests:  # where all went well there is nothing left to abort
-                engine.abort(request.id)
-        texts = tuple(tuple(track.seq.tokens[len(track.seq.request.prompt) :]) for track in tracks)
-        return Together(
-            texts,
-            steps=sum(track.speculation.steps for track in tracks),
-            timed=sum(map(len, texts)) - early,
-            seconds=seconds,
-            failures=engine.stats.drafter_failures - failures,
-        )
+        stats = self.llm.engine.stats
+        failures = stats.drafter_failures
+        course = write(self.llm, [self._request(arm, job) for job in batch])
+        return Together(course.texts, course.steps, course.timed, course.decoding, stats.drafter_failures - failures)
 
     def _request(self, arm: Arm, job: Job) -> Request:
         choice = SpeculationChoice(prediction=job.prediction if arm.reads_prediction else None)
         choice = NO_GUESS if arm == PLAIN else choice
         (request,) = self.llm.assembly.requests.make(f"batch-{next(self._names)}", list(job.prompt), job.params, choice)
         return request
-
-
-def variations(items: Sequence[Item], count: int) -> list[Item]:
-    """So many of them; where there are fewer they are asked again, in other words, so that no two texts are one."""
-    return [_again(items[i % len(items)], i // len(items)) for i in range(count)]
-
-
-def long_enough(item: Item, plan: Plan) -> Item:
-    """One whose text does not end before it can be timed."""
-    shortest = min(SHORTEST, item.max_tokens, plan.max_tokens or SHORTEST)
-    return replace(item, sampling={"min_tokens": shortest, **item.sampling})
-
-
-def _again(item: Item, time: int) -> Item:
-    if not time:
-        return item
-    *before, last = item.messages
-    last = {**last, "content": f"{last['content']}\n\n(Answer number {time + 1}.)"}
-    return replace(item, id=f"{item.id}, again {time}", messages=(*before, last))

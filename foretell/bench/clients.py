@@ -1,4 +1,4 @@
-"""A caller of the server: one chat as a stream over HTTP, and when its words came. Nothing but the standard library."""
+"""A caller of a server: one text as a stream over HTTP, and when its words came. Nothing but the standard library."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
 from foretell.errors import RequestError
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 PATIENCE = 600.0  # seconds for one answer
 LONGEST_LINE = 1 << 22
 DATA, DONE = b"data:", b"[DONE]"
+SPOKEN = ("content", "reasoning_content")
+TOLD = ("timings", "metrics", "speculation")  # what llama.cpp, vLLM and we say of a text
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,25 @@ class Address:
         return cls(parts.hostname, parts.port or (443 if tls else 80), tls, path, key)
 
     def request(self, body: Mapping[str, Any]) -> bytes:
-        """A chat as it goes over the wire."""
+        """A chat as it goes over the wire, or a text to be continued where it has a prompt."""
         content = json.dumps(body).encode()
-        head = [
-            f"POST {self.path}{CHAT} HTTP/1.1",
+        path = COMPLETION if "prompt" in body else CHAT
+        return self._head(f"POST {self.path}{path}", f"Content-Length: {len(content)}") + content
+
+    def look(self, path: str) -> bytes:
+        """Asks for a page."""
+        return self._head(f"GET {self.path}{path}")
+
+    def _head(self, what: str, *more: str) -> bytes:
+        lines = [
+            f"{what} HTTP/1.1",
             f"Host: {self.host}:{self.port}",
             "Content-Type: application/json",
-            f"Content-Length: {len(content)}",
+            *more,
             "Connection: close",
             *([f"Authorization: Bearer {self.key}"] if self.key else []),
         ]
-        return "\r\n".join([*head, "", ""]).encode() + content
+        return "\r\n".join([*lines, "", ""]).encode()
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,9 @@ class Answer:
     first: float | None = None  # when the first words came
     last: float = 0.0
     error: str | None = None
+    text: str = field(default="", compare=False)
+    told: Mapping[str, Any] = field(default_factory=dict, compare=False)  # of itself, beside text and usage
+    key: str = field(default="", compare=False)  # what was asked: who asks the same gets the same text
 
     @property
     def a_token(self) -> float | None:
@@ -83,6 +96,8 @@ async def ask(
     """Send a chat and read its stream to the end. Whatever goes wrong is an answer too."""
     began = clock()
     tokens, first, last = 0, None, 0.0
+    words: list[str] = []
+    told: dict[str, Any] = {}
     try:
         async with asyncio.timeout(patience), aclosing(_events(address, address.request(body))) as events:
             async for event in events:
@@ -91,23 +106,34 @@ async def ask(
                 if _says_something(event):
                     last = clock() - began
                     first = last if first is None else first
+                    words.append(_text(event))
+                told |= {name: event[name] for name in TOLD if event.get(name)}
                 tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
     except TimeoutError:
         return Answer(tokens, first, last, f"no answer within {patience:g} s")
     except (Refused, OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
         return Answer(tokens, first, last, _one_line(error))
-    return Answer(tokens, first, last or clock() - began)
+    return Answer(tokens, first, last or clock() - began, None, "".join(words), told)
+
+
+async def look(address: Address, path: str, patience: float = 10.0) -> tuple[int, bytes]:
+    """The status and the body of a page."""
+    async with asyncio.timeout(patience):
+        reader, writer = await _connect(address)
+        try:
+            writer.write(address.look(path))
+            status, body = await _reply(reader)
+            return status, b"".join([part async for part in body])
+        finally:
+            writer.close()
 
 
 async def _events(address: Address, request: bytes) -> AsyncGenerator[dict[str, Any], None]:
     """The events of an answer, up to the one that says it is whole."""
-    reader, writer = await asyncio.open_connection(
-        address.host, address.port, ssl=address.tls or None, limit=LONGEST_LINE
-    )
+    reader, writer = await _connect(address)
     try:
         writer.write(request)
-        status, headers = await _head(reader)
-        body = _chunks(reader) if headers.get("transfer-encoding", "").lower() == "chunked" else _rest(reader)
+        status, body = await _reply(reader)
         if status != 200:
             raise Refused(f"HTTP {status}: {_words(b''.join([part async for part in body]))}")
         async for line in _lines(body):
@@ -120,6 +146,17 @@ async def _events(address: Address, request: bytes) -> AsyncGenerator[dict[str, 
         raise Refused("the stream broke off")
     finally:
         writer.close()
+
+
+async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(address.host, address.port, ssl=address.tls or None, limit=LONGEST_LINE)
+
+
+async def _reply(reader: asyncio.StreamReader) -> tuple[int, AsyncIterator[bytes]]:
+    """The status, and the body as it comes."""
+    status, headers = await _head(reader)
+    chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+    return status, _chunks(reader) if chunked else _rest(reader, headers.get("content-length"))
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
@@ -136,7 +173,11 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         yield (await reader.readexactly(size + 2))[:-2]
 
 
-async def _rest(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+async def _rest(reader: asyncio.StreamReader, length: str | None) -> AsyncIterator[bytes]:
+    """So many bytes, or where nobody says how many all there are."""
+    if length is not None:
+        yield await reader.readexactly(int(length))
+        return
     while part := await reader.read(1 << 16):
         yield part
 
@@ -153,9 +194,16 @@ async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 def _says_something(event: Mapping[str, Any]) -> bool:
     """Words or thoughts; the role alone is none."""
     return any(
-        choice.get("delta", {}).get(name)
+        choice.get("text") or any((choice.get("delta") or {}).get(name) for name in (*SPOKEN, "tool_calls"))
         for choice in event.get("choices") or ()
-        for name in ("content", "reasoning_content", "tool_calls")
+    )
+
+
+def _text(event: Mapping[str, Any]) -> str:
+    """The words of an event, thoughts included."""
+    deltas = [(choice, choice.get("delta") or {}) for choice in event["choices"]]
+    return "".join(
+        (choice.get("text") or "") + "".join(delta.get(name) or "" for name in SPOKEN) for choice, delta in deltas
     )
 
 

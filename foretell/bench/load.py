@@ -9,7 +9,7 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -21,6 +21,7 @@ from .clients import Address, Answer, ask
 from .intervals import interval, ratio_of, redraw
 from .item import Item
 from .measure import Watch, rotated
+from .peers import steps_told
 
 OFF, AUTO, ON = "off", "auto", "on"
 
@@ -94,6 +95,10 @@ class LoadCell:
     per_token_p99: float | None
     speedup: float | None
     speedup_interval: tuple[float, float] | None
+    accepted_per_step: float | None = None  # where the server tells
+    same_text: bool | None = (
+        None  # as with speculation off; None where that is not promised, or nothing was asked twice
+    )
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,10 @@ class LoadFindings:
     @property
     def errors(self) -> int:
         return sum(cell.errors for cell in self.cells)
+
+    @property
+    def same_text(self) -> bool:
+        return all(cell.same_text is not False for cell in self.cells)
 
     @property
     def auto_over_better(self) -> dict[str, float]:
@@ -124,6 +133,7 @@ class LoadFindings:
             **self.conditions,
             "complete": self.stopped is None,
             "errors": self.errors,
+            "same_text": self.same_text,
             "auto_over_better": self.auto_over_better,
             "cells": [asdict(cell) for cell in self.cells],
         }
@@ -183,8 +193,12 @@ def run_load(
 
 def serve_slice(level: Level, arm: LoadArm, asked: Iterator[Mapping[str, Any]], seconds: float, seed: str) -> Slice:
     """One arm's turn."""
+
+    async def send(body: Mapping[str, Any]) -> Answer:
+        return replace(await ask(arm.address, body), key=str(body["seed"]))
+
     began = perf_counter()
-    answers = asyncio.run(level.run(lambda body: ask(arm.address, body), asked, seconds, seed))
+    answers = asyncio.run(level.run(send, asked, seconds, seed))
     return Slice(answers, perf_counter() - began)
 
 
@@ -209,7 +223,28 @@ def cell_of(level: Level, arm: str, slices: Sequence[Slice], plain: Sequence[Sli
         per_token_p99=quantile(later, 0.99),
         speedup=ratio_of([ratios]) if ratios else None,
         speedup_interval=interval(redraw([ratios], f"{level} {arm}", texts=False)) if len(ratios) > 1 else None,
+        accepted_per_step=_accepted(good),
+        same_text=_same(good, [answer for each in plain for answer in each.answers if answer.error is None]),
     )
+
+
+def _accepted(answers: Sequence[Answer]) -> float | None:
+    """Tokens a step, over the answers that tell."""
+    told = [(answer.tokens, steps) for answer in answers if (steps := steps_told(answer))]
+    return sum(tokens for tokens, _ in told) / sum(steps for _, steps in told) if told else None
+
+
+def _same(answers: Sequence[Answer], plain: Sequence[Answer]) -> bool | None:
+    """Whether who asked the same got the same text, where the server's rule promises that."""
+    texts = {answer.key: answer.text for answer in plain if answer.text}
+    kept = [answer for answer in answers if answer.key in texts and answer.text]
+    same = [answer.text == texts[answer.key] for answer in kept if promises_text(answer)]
+    return all(same) if same else None
+
+
+def promises_text(answer: Answer) -> bool:
+    """Under other rules than `match` a seed repeats a text only where nothing is drawn, and nobody tells."""
+    return bool((answer.told.get("speculation") or {}).get("rule") == "match")
 
 
 def _ratios(slices: Sequence[Slice], plain: Sequence[Slice], closed: bool) -> list[float]:

@@ -14,6 +14,8 @@ HEAD = (
     "first token p50 / p99, ms",
     "a token p50 / p99, ms",
     "ratio to off",
+    "accepted per step",
+    "same text",
 )
 
 
@@ -38,6 +40,8 @@ def remarks(findings: LoadFindings) -> list[str]:
         lines.append(f"{load}: auto is {ratio:.2f} of the better of the others.")
     for cell in findings.cells:
         reasons = "; ".join(f"{reason} ({count} times)" for reason, count in cell.reasons.items())
+        if cell.same_text is False:
+            lines.append(f"NOT THE SAME TEXT as with speculation off: {cell.load}, {cell.arm}.")
         if reasons:
             lines.append(f"ERRORS, {cell.load}, {cell.arm}: {reasons}.")
     if findings.stopped is not None:
@@ -55,6 +59,8 @@ def _row(cell: LoadCell) -> list[str]:
         f"{_ms(cell.first_token_p50)} / {_ms(cell.first_token_p99)}",
         f"{_ms(cell.per_token_p50)} / {_ms(cell.per_token_p99)}",
         shown(cell.speedup, cell.speedup_interval),
+        "-" if cell.accepted_per_step is None else f"{cell.accepted_per_step:.2f}",
+        {True: "yes", False: "NO", None: "-"}[cell.same_text],
     ]
 
 

@@ -18,11 +18,20 @@ def describe(llm: LLM) -> dict[str, Any]:
     runner = llm.engine.runner
     on_gpu = runner.device.type == "cuda"
     return {
+        **describe_host(),
         "device": torch.cuda.get_device_name(runner.device) if on_gpu else processor(),
         "dtype": str(runner.model.dtype).removeprefix("torch."),
-        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+    }
+
+
+def describe_host() -> dict[str, Any]:
+    """The machine itself."""
+    return {
+        "device": processor(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
 

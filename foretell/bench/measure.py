@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -10,6 +11,8 @@ from foretell.config import SpeculationConfig
 from foretell.params import SamplingParams
 
 from .item import Item
+from .packs import packs, side_by_side
+from .places import Places
 from .plan import Plan
 
 T = TypeVar("T")
@@ -31,7 +34,7 @@ class Arm:
 
     def applies_to(self, job: Job) -> bool:
         """A drafter of predictions has nothing to say where there is none."""
-        return self.speculation.drafter != "prediction" or job.prediction is not None
+        return self.speculation.drafter != "prediction" or any(each.prediction is not None for each in job.all)
 
 
 PLAIN = Arm("plain", SpeculationConfig(drafter="none"))
@@ -39,7 +42,7 @@ PLAIN = Arm("plain", SpeculationConfig(drafter="none"))
 
 @dataclass(frozen=True)
 class Job:
-    """One text that every arm writes."""
+    """One text that every arm writes, with those that are written beside it."""
 
     item: str
     task: str
@@ -47,25 +50,40 @@ class Job:
     prompt: tuple[int, ...]
     params: SamplingParams
     prediction: str | None = None
+    beside: tuple[Job, ...] = ()
+
+    @property
+    def all(self) -> tuple[Job, ...]:
+        return (self, *self.beside)
+
+    @property
+    def batch(self) -> int:
+        """Texts at once."""
+        return 1 + len(self.beside)
 
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a job. Times are seconds by the wall clock."""
+    """What became of a job. Times are seconds by the wall clock; tokens of several texts stand end to end."""
 
     tokens: tuple[int, ...]
     steps: int
-    decoding: float  # from the first token to the last
+    decoding: float  # from the first token, where several texts are written the last of their first ones, to the end
     whole: float  # from asking to the end; of it:
     drafting: float  # in the drafter
     running: float  # in the target's forwards and their judgement
     failures: int = 0  # steps whose guesses were lost because the drafter failed
     promised: bool = True  # whether the text must be the one that plain decoding gives
+    timed: int | None = None  # tokens that came while decoding was timed; None: all but the first
+    pace: tuple[tuple[float, int], ...] = ()  # for each of those steps and texts: its seconds, the tokens it brought
+    places: Places = Places()
+    origins: tuple[str, ...] = ()  # for each token who proposed it
+    lengths: tuple[int, ...] = ()  # tokens of each text, where there are several
 
     @property
     def a_token(self) -> float | None:
         """Seconds of decoding for one token; the first belongs to the prompt."""
-        later = len(self.tokens) - 1
+        later = len(self.tokens) - 1 if self.timed is None else self.timed
         return self.decoding / later if later > 0 and self.decoding > 0 else None
 
 
@@ -95,6 +113,9 @@ class Stage(Protocol):
     def write(self, arm: Arm, job: Job) -> Written:
         """Do a job and take the time."""
 
+    def spell(self, tokens: Sequence[int]) -> list[str]:
+        """The words of each token."""
+
 
 def rotated(arms: Sequence[T], by: int) -> list[T]:
     """A B C, then B C A, then C A B: nobody is always first, or always behind the same one."""
@@ -110,14 +131,14 @@ def measure(
     Arms start each pass over the items with nothing learnt: one that remembers finished texts would otherwise meet
     in the second round what it wrote in the first.
     """
-    done, total = 0, plan.rounds * len(plan.temperatures) * len(items)
-    for number in range(plan.rounds):
-        for temperature in plan.temperatures:
-            stage.refresh(arms)
-            for place, item in enumerate(items):
-                watch(done, total, f"{item.task}, round {number + 1}")
-                for job in stage.prepare(item, temperature, plan):
-                    for arm in rotated([arm for arm in arms if arm.applies_to(job)], place + number):
-                        samples.append(Sample(job, temperature, number, arm.name, stage.write(arm, job)))
-                done += 1
+    work = {batch: packs(items, batch, plan) for batch in plan.batches}
+    done, total = 0, plan.rounds * len(plan.temperatures) * sum(map(len, work.values()))
+    for number, temperature, batch in itertools.product(range(plan.rounds), plan.temperatures, plan.batches):
+        stage.refresh(arms)
+        for place, pack in enumerate(work[batch]):
+            watch(done, total, f"{pack[0].task}, round {number + 1}")
+            for job in side_by_side([stage.prepare(item, temperature, plan) for item in pack]):
+                for arm in rotated([arm for arm in arms if arm.applies_to(job)], place + number):
+                    samples.append(Sample(job, temperature, number, arm.name, stage.write(arm, job)))
+            done += 1
     watch(done, total, "done")

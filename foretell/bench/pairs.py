@@ -34,17 +34,18 @@ class Pair:
 
 @dataclass
 class Group:
-    """The pairs of one task, temperature and arm."""
+    """The pairs of one task, temperature, batch size and arm."""
 
     task: str
     temperature: float | None
+    batch: int
     arm: str
     pairs: list[Pair] = field(default_factory=list)
 
     @property
     def seed(self) -> str:
         """Each group draws on its own: with one seed for all, the mean of several would swing as one of them."""
-        return f"{self.task} {self.temperature} {self.arm}"
+        return f"{self.task} {self.temperature} {self.batch} {self.arm}"
 
     @cached_property
     def ratios(self) -> list[list[float]]:
@@ -75,21 +76,21 @@ class Group:
 
 
 def grouped(samples: Sequence[Sample], arms: Sequence[str]) -> list[Group]:
-    """Pairs by task, arm and temperature, arms in the order given.
+    """Pairs by task, arm, temperature and batch size, arms in the order given.
 
     What has no plain partner, as in a run that was stopped, is left out.
     """
     plain = {_occasion(each): each.written for each in samples if each.arm == PLAIN.name}
-    groups: dict[tuple[str, float | None, str], Group] = {}
+    groups: dict[tuple[str, float | None, int, str], Group] = {}
     for each in samples:
         if each.arm == PLAIN.name or _occasion(each) not in plain:
             continue
-        key = (each.job.task, each.temperature, each.arm)
+        key = (each.job.task, each.temperature, each.job.batch, each.arm)
         pair = Pair((each.job.item, each.job.turn), plain[_occasion(each)], each.written)
         groups.setdefault(key, Group(*key)).pairs.append(pair)
     tasks = list(dict.fromkeys(group.task for group in groups.values()))
-    return sorted(groups.values(), key=lambda group: (tasks.index(group.task), arms.index(group.arm)))
+    return sorted(groups.values(), key=lambda group: (tasks.index(group.task), group.batch, arms.index(group.arm)))
 
 
-def _occasion(sample: Sample) -> tuple[str, int, float | None, int]:
-    return sample.job.item, sample.job.turn, sample.temperature, sample.round
+def _occasion(sample: Sample) -> tuple[str, int, int, float | None, int]:
+    return sample.job.item, sample.job.turn, sample.job.batch, sample.temperature, sample.round

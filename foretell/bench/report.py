@@ -9,22 +9,25 @@ from .results import ALL, Cell, Result
 
 
 def markdown(result: Result) -> str:
-    """A row for each task and arm, and columns for each temperature."""
+    """A row for each task, batch size and arm, and columns for each temperature."""
     cells = [*result.cells, *result.overall]
     temperatures = list(dict.fromkeys(cell.temperature for cell in cells))
-    rows: dict[tuple[str, str], dict[float | None, Cell]] = {}
+    batches = len({cell.batch for cell in cells}) > 1
+    rows: dict[tuple[str, int, str], dict[float | None, Cell]] = {}
     for task in (*dict.fromkeys(cell.task for cell in result.cells), ALL):
         for cell in cells:
             if cell.task == task:
-                rows.setdefault((task, cell.arm), {})[cell.temperature] = cell
-    head = ["task", "drafter"]
+                rows.setdefault((task, cell.batch, cell.arm), {})[cell.temperature] = cell
+    named = ["task", *(["at once"] if batches else []), "drafter"]
+    head = list(named)
     for temperature in temperatures:
-        at = "" if len(temperatures) == 1 else f", {_degree(temperature)}"
+        at = "" if len(temperatures) == 1 else f", {degree(temperature)}"
         head += [f"accepted per step{at}", f"time drafting{at}", f"ratio to plain{at}"]
-    lines = [_line([*head, "same text"]), _line(["---"] * 2 + ["---:"] * (len(head) - 2) + ["---"])]
-    for (_, arm), found in rows.items():
+    lines = [_line([*head, "same text"]), _line(["---"] * len(named) + ["---:"] * (len(head) - len(named)) + ["---"])]
+    for (_, batch, arm), found in rows.items():
         columns = [part for temperature in temperatures for part in _columns(found.get(temperature))]
-        lines.append(_line([_task(list(found.values())), arm, *columns, _same(list(found.values()))]))
+        row = [_task(list(found.values())), *([str(batch)] if batches else []), arm]
+        lines.append(_line([*row, *columns, _same(list(found.values()))]))
     return "\n".join(lines)
 
 
@@ -42,12 +45,12 @@ def remarks(result: Result) -> list[str]:
     for cell in result.cells:
         if cell.same_text is False:
             lines.append(
-                f"NOT THE SAME TEXT: {cell.arm}, {cell.task}, {_degree(cell.temperature)}: {'; '.join(cell.differing)}."
+                f"NOT THE SAME TEXT: {cell.arm}, {cell.task}, {degree(cell.temperature)}: {'; '.join(cell.differing)}."
             )
     for cell in result.overall:
         if cell.drafter_failures:
             lines.append(
-                f"{cell.arm} FAILED in {cell.drafter_failures} steps, {_degree(cell.temperature)}; see the log."
+                f"{cell.arm} FAILED in {cell.drafter_failures} steps, {degree(cell.temperature)}; see the log."
             )
     if not result.complete:
         lines.append("Stopped before the end: the table has what was finished.")
@@ -75,5 +78,6 @@ def _same(cells: Sequence[Cell]) -> str:
     return "NO" if False in found else "yes" if True in found else "not promised"
 
 
-def _degree(temperature: float | None) -> str:
+def degree(temperature: float | None) -> str:
+    """A temperature in a word."""
     return "T as asked" if temperature is None else f"T={temperature:g}"

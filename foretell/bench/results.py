@@ -9,8 +9,11 @@ from statistics import fmean, median
 from typing import Any
 
 from .intervals import half_width, interval, mean_of, ratio_of
+from .latency import Latency, token_times
 from .measure import Sample, Written
 from .pairs import Group, grouped
+from .places import Places
+from .texts import TextRecord
 
 ALL = "all"
 
@@ -42,6 +45,12 @@ class Cell:
     same_text: bool | None  # None where the rule promises the distribution and not the tokens
     differing: tuple[str, ...]
     drafter_failures: int  # steps whose guesses were lost
+    batch: int = 1  # texts at once
+    places: Places = Places()
+    token_seconds: Latency | None = None  # of each token behind the first
+    plain_token_seconds: Latency | None = None
+    text_seconds: Latency | None = None  # from asking to the end, all texts that were asked for at once
+    plain_text_seconds: Latency | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class Result:
     complete: bool = True
     prompts: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()  # items that do not fit into the model's context
+    texts: tuple[TextRecord, ...] = ()  # what was asked and written; not part of the JSON
 
     @property
     def same_text(self) -> bool:
@@ -74,12 +84,12 @@ class Result:
 
 
 def summarise(samples: Sequence[Sample], arms: Sequence[str]) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
-    """The cells of each task, and for each arm and temperature the one over all tasks."""
+    """The cells of each task, and for each arm, temperature and batch size the one over all tasks."""
     groups = grouped(samples, arms)
     cells = [cell_of(group) for group in groups]
-    together: dict[tuple[str, float | None], list[int]] = {}
+    together: dict[tuple[str, float | None, int], list[int]] = {}
     for place, cell in enumerate(cells):
-        together.setdefault((cell.arm, cell.temperature), []).append(place)
+        together.setdefault((cell.arm, cell.temperature, cell.batch), []).append(place)
     overall = [over_all([groups[i] for i in places], [cells[i] for i in places]) for places in together.values()]
     return tuple(cells), tuple(overall)
 
@@ -95,7 +105,7 @@ def cell_of(group: Group) -> Cell:
         temperature=group.temperature,
         arm=group.arm,
         tasks=1,
-        texts=len({pair.text for pair in group.pairs}),
+        texts=group.batch * len({pair.text for pair in group.pairs}),
         tokens=tokens,
         steps=steps,
         accepted_per_step=tokens / steps,
@@ -109,6 +119,8 @@ def cell_of(group: Group) -> Cell:
         same_text=all(same) if same else None,
         differing=tuple(dict.fromkeys(differing)),
         drafter_failures=sum(text.failures for text in texts),
+        batch=group.batch,
+        **_waits([group]),
     )
 
 
@@ -138,7 +150,22 @@ def over_all(groups: Sequence[Group], cells: Sequence[Cell]) -> Cell:
         same_text=all(same) if same else None,
         differing=tuple(name for cell in cells for name in cell.differing),
         drafter_failures=sum(cell.drafter_failures for cell in cells),
+        batch=cells[0].batch,
+        **_waits(groups),
     )
+
+
+def _waits(groups: Sequence[Group]) -> dict[str, Any]:
+    """How far guesses stood and how long readers waited, all texts in one."""
+    ours = [text for group in groups for text in group.others]
+    plain = [text for group in groups for text in group.plain]
+    return {
+        "places": Places.total(text.places for text in ours),
+        "token_seconds": Latency.of(second for text in ours for second in token_times(text.pace)),
+        "plain_token_seconds": Latency.of(second for text in plain for second in token_times(text.pace)),
+        "text_seconds": Latency.of(text.whole for text in ours),
+        "plain_text_seconds": Latency.of(text.whole for text in plain),
+    }
 
 
 def _together(draws: Sequence[list[float] | None]) -> list[float] | None:

@@ -12,6 +12,7 @@ from .item import Item
 from .measure import PLAIN, Arm, Sample, Stage, Watch, measure
 from .plan import Plan
 from .results import Result, summarise
+from .texts import records
 from .workloads import take
 
 
@@ -56,5 +57,6 @@ def run(order: Order, stage: Stage, watch: Watch) -> Finished:
         complete=stopped is None,
         prompts=tuple(item.id for item in items),
         left_out=tuple(item.id for item in left_out),
+        texts=records(samples, stage.spell),
     )
     return Finished(result, stopped)

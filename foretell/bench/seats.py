@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from contextlib import contextmanager
@@ -22,9 +23,13 @@ from .measure import Arm
 
 
 class TimedDrafter(Wrapper):
-    """Adds up the seconds that are spent in another drafter."""
+    """Adds up the seconds that are spent in another drafter, and how far its guesses stood."""
 
     seconds = 0.0
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self._drafts: Counter[tuple[int, int]] = Counter()
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         with self._clock():
@@ -34,13 +39,25 @@ class TimedDrafter(Wrapper):
         with self._clock():
             return super().offers(seqs, nodes)
 
+    def follow(self, outcomes: list[Outcome]) -> None:
+        with self._clock():
+            super().follow(outcomes)
+
     def observe(self, outcomes: list[Outcome]) -> None:
+        for each in outcomes:
+            if each.verdict is not None and len(each.draft):
+                self._drafts[max(each.draft.depths()), len(each.verdict.path)] += 1
         with self._clock():
             super().observe(outcomes)
 
     def forget(self, seq: Sequence) -> None:
         with self._clock():
             super().forget(seq)
+
+    def take_drafts(self) -> Counter[tuple[int, int]]:
+        """Drafts since it was last asked, by how far they went and how far they stood."""
+        drafts, self._drafts = self._drafts, Counter()
+        return drafts
 
     @contextmanager
     def _clock(self) -> Iterator[None]:
@@ -105,13 +122,15 @@ class Seats:
         if not any(has_weights(name) for name in named):
             return draft.build(parts)
         names = dict.fromkeys((*named, draft.WITH_REQUEST))
-        return MixDrafter([self._loaded[name] if has_weights(name) else make(parts, name) for name in names], named)
+        return MixDrafter(
+            [self._loaded[name] if has_weights(name) else make(parts, name) for name in names], draft.defaults(config)
+        )
 
 
 def has_weights(name: str) -> bool:
-    """Whether a drafter brings a model, or a copy of the target in fewer bits."""
+    """Whether a drafter brings a model, a head, or a copy of the target in fewer bits."""
     config = SpeculationConfig(drafter=name)
-    return bool(draft.models_wanted(config) or draft.copies_wanted(config))
+    return bool(draft.models_wanted(config) or draft.copies_wanted(config) or draft.heads_wanted(config))
 
 
 def open_with(arms: Several[Arm], **options: Any) -> LLM:

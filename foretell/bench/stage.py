@@ -1,21 +1,25 @@
-"""Writes the texts of a bench with our own engine, one at a time, and takes the time."""
+"""Writes the texts of a bench with our own engine and takes the time."""
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from foretell.engine.stats import Speculation
 from foretell.grammar import GrammarSpec
 from foretell.llm import LLM
-from foretell.outputs import RequestOutput
 from foretell.params import SamplingParams
-from foretell.types import SpeculationChoice
+from foretell.tokenizer import StreamDecoder
+from foretell.types import Request, SpeculationChoice
 
 from .item import Item
 from .measure import PLAIN, Arm, Job, Written
+from .places import Places
 from .plan import Plan
 from .seats import Seat, Seats
+from .writing import write
 
 WARM_UP = "Count from one to ten and back again."  # no item of a workload: who learns from it learns nothing of use
 WARM_UP_TOKENS = 8
@@ -30,6 +34,7 @@ class EngineStage:
         self._plain = seats.make(PLAIN.speculation)
         self._seats: dict[str, Seat] = {}
         self._answers: dict[tuple[str, int, int], str] = {}  # to the turns before the last
+        self._names = itertools.count()
 
     def refresh(self, arms: Sequence[Arm]) -> None:
         self._seats.clear()  # first the old ones go, with their memory
@@ -63,20 +68,36 @@ class EngineStage:
     def write(self, arm: Arm, job: Job) -> Written:
         seat, stats = self._seats[arm.name], self.llm.engine.stats
         seat.take()
+        seat.drafter.take_drafts()
         drafting, running, failures = seat.drafter.seconds, stats.running_seconds, stats.drafter_failures
-        choice = SpeculationChoice(prediction=job.prediction if arm.reads_prediction else None)
-        choice = NO_GUESS if arm == PLAIN else choice
-        (output,) = self.llm.generate([list(job.prompt)], job.params, speculation=choice)
+        course = write(self.llm, [self._request(arm, each) for each in job.all])
         return Written(
-            tokens=output.outputs[0].token_ids,
-            steps=output.speculation.steps,
-            decoding=output.timings.decode,
-            whole=output.timings.total,
+            tokens=tuple(token for text in course.texts for token in text),
+            steps=course.steps,
+            decoding=course.decoding,
+            whole=course.whole,
             drafting=seat.drafter.seconds - drafting,
             running=stats.running_seconds - running,
             failures=stats.drafter_failures - failures,
-            promised=_promises(output, job.params),
+            promised=all(_promises(track.speculation, job.params) for track in course.tracks),
+            timed=course.timed,
+            pace=course.pace,
+            places=Places.counted(seat.drafter.take_drafts()),
+            origins=tuple(origin for track in course.tracks for origin in track.speculation.origins),
+            lengths=tuple(map(len, course.texts)),
         )
+
+    def spell(self, tokens: Sequence[int]) -> list[str]:
+        """The words of each token; those of one that ends inside a character come with the next."""
+        decoder = StreamDecoder(self.llm.tokenizer, skip_special=False)
+        words = [decoder.push([token]) for token in tokens]
+        return [*words[:-1], words[-1] + decoder.flush()] if words else []
+
+    def _request(self, arm: Arm, job: Job) -> Request:
+        choice = SpeculationChoice(prediction=job.prediction if arm.reads_prediction else None)
+        choice = NO_GUESS if arm == PLAIN else choice
+        (request,) = self.llm.assembly.requests.make(f"bench-{next(self._names)}", list(job.prompt), job.params, choice)
+        return request
 
     def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """As the model is asked; one without a chat template reads what was said."""
@@ -115,7 +136,6 @@ def _max_tokens(item: Item, plan: Plan) -> int:
     return item.max_tokens if plan.max_tokens is None else min(item.max_tokens, plan.max_tokens)
 
 
-def _promises(output: RequestOutput, params: SamplingParams) -> bool:
+def _promises(record: Speculation, params: SamplingParams) -> bool:
     """Whether these very tokens are promised: `match` does always, the other lossless rules where nothing is drawn."""
-    record = output.speculation
     return record.rule == "match" or (record.lossless and params.temperature == 0)

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from foretell import __version__
-from foretell.bench.plan import DRAFTERS, OFFLINE, Plan, quick
-from foretell.bench.workloads import OWN, WORKLOADS, load
-from foretell.config import EngineConfig, SpeculationConfig
-from foretell.errors import RequestError
-from foretell.options import add_options, given_options
-
-from .bench_common import look_at, numbers, wholes, words
+from .bench_check import CHECK
+from .bench_common import check_places
+from .bench_compare import COMPARE
 from .bench_load import LOAD
 from .bench_never_slower import NEVER_SLOWER
+from .bench_offline import DRAFTERS_BENCH, OFFLINE_BENCH
+from .bench_synthetic import SYNTHETIC
 from .command import Command
-from .common import add_output_arguments, check_out, give
-
-if TYPE_CHECKING:
-    from foretell.bench.item import Item
-    from foretell.bench.measure import Arm
-    from foretell.bench.run import Finished
-    from foretell.build import Opened
-    from foretell.llm import LLM
-
-OTHER_TEXT = 1  # the exit code where a text differs that must not
-FIXED_NODES = (4,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,146 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    check_out(args)
+    check_places(args)
     return BENCHES[args.bench].run(args)
 
 
-def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--drafters",
-        type=words,
-        metavar="A,B",
-        help="those to compare; a+b is both behind one (default: all that need no other model)",
-    )
-    parser.add_argument(
-        "--num-speculative-tokens",
-        type=wholes,
-        default=FIXED_NODES,
-        dest="nodes",
-        metavar="N,N",
-        help="tokens guessed each step, one number or several; auto finds its own (default: 4)",
-    )
-    fixed = {"drafter", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
-    add_common_arguments(parser, DRAFTERS, without=fixed)
-
-
-def run_drafters(args: argparse.Namespace) -> int:
-    from foretell.bench.arms import arms_of, default_names
-    from foretell.draft.registry import KINDS
-
-    plan, items = asked(args, DRAFTERS)
-    base = SpeculationConfig(**given_options(args, SpeculationConfig))
-    arms = arms_of(args.drafters or (), args.nodes, base)
-    check_arms(arms)
-    target = look_at(args)
-    if not arms:
-        arms = arms_of(default_names(KINDS, target.config.layers, items), args.nodes, base)
-    return measure(args, target, arms, plan, items)
-
-
-def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common_arguments(parser, OFFLINE)
-
-
-def run_offline(args: argparse.Namespace) -> int:
-    from foretell.bench.measure import Arm
-
-    plan, items = asked(args, OFFLINE)
-    config = SpeculationConfig(**given_options(args, SpeculationConfig))
-    if config.budget == 0:
-        raise RequestError("drafter", "is compared with plain decoding; name one that guesses")
-    arms = [Arm(config.drafter, config)]
-    check_arms(arms)
-    return measure(args, look_at(args), arms, plan, items)
-
-
-def add_common_arguments(
-    parser: argparse.ArgumentParser, plan: Plan, without: frozenset[str] | set[str] = frozenset()
-) -> None:
-    """What is asked and how often, the model, and how to guess."""
-    group = parser.add_argument_group("workload")
-    # SpeculationConfig has a `workload` of its own, so inside this one goes by another name.
-    names = f"{', '.join(WORKLOADS)} (default: {OWN})"
-    group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
-    group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
-    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
-    per_task, max_tokens = plan.per_task or "all", plan.max_tokens or "as each asks"
-    group.add_argument("--per-task", type=int, metavar="N", help=f"prompts of each task (default: {per_task})")
-    group.add_argument("--max-tokens", type=int, metavar="N", help=f"the most a text (default: {max_tokens})")
-    known = ",".join("as each asks" if each is None else f"{each:g}" for each in plan.temperatures)
-    group.add_argument("--temperature", type=numbers, metavar="T,T", help=f"one or several (default: {known})")
-    group.add_argument(
-        "--rounds", type=int, metavar="N", help=f"how often each text is written (default: {plan.rounds})"
-    )
-    group.add_argument(
-        "--quick", action="store_true", help="a prompt a task, short and greedy: about a minute on a quiet machine"
-    )
-    add_output_arguments(parser)
-    add_options(parser.add_argument_group("model"), EngineConfig)
-    add_options(parser.add_argument_group("speculation"), SpeculationConfig, skip=frozenset({"workload", *without}))
-
-
-def asked(args: argparse.Namespace, usual: Plan) -> tuple[Plan, list[Item]]:
-    """How much, and of what."""
-    plan = quick(usual) if args.quick else usual
-    plan = plan.but(args.per_task, args.max_tokens, args.rounds, args.temperature)
-    return plan, load(args.asked, args.data, args.tasks)
-
-
-def check_arms(arms: list[Arm]) -> None:
-    """Refuse a drafter that is not known before a model is loaded."""
-    from foretell import draft
-
-    for arm in arms:
-        draft.arms(arm.speculation)
-
-
-def measure(args: argparse.Namespace, target: Opened, arms: list[Arm], plan: Plan, items: list[Item]) -> int:
-    """Run, print the table, write the JSON; what stopped the run goes on once that is done."""
-    from foretell.bench.progress import Progress
-    from foretell.bench.run import Order, run
-    from foretell.bench.seats import Seats, open_with
-    from foretell.bench.stage import EngineStage
-
-    llm = open_with(arms, **given_options(args, EngineConfig))
-    order = Order(args.bench, arms, items, plan, conditions(args, llm, arms, plan))
-    done = run(order, EngineStage(llm, Seats(llm, target)), Progress())
-    tell(args, done)
-    if done.stopped is not None:
-        raise done.stopped
-    return 0 if done.result.same_text else OTHER_TEXT
-
-
-def tell(args: argparse.Namespace, done: Finished) -> None:
-    """Standard output is for the table, or with --json for the JSON alone."""
-    from foretell.bench.report import markdown, remarks
-
-    stream = sys.stderr if args.json else sys.stdout
-    print(markdown(done.result), "", *remarks(done.result), sep="\n", file=stream, flush=True)
-    give(done.result.as_json(), args)
-
-
-def conditions(args: argparse.Namespace, llm: LLM, arms: list[Arm], plan: Plan) -> dict[str, Any]:
-    """What a reader needs to measure it again."""
-    from foretell.bench.machine import describe
-
-    return {
-        "version": __version__,
-        "model": llm.config.model,
-        "workload": args.asked,
-        "drafters": {arm.name: arm.speculation.num_speculative_tokens for arm in arms},
-        "temperatures": list(plan.temperatures),
-        "max_tokens": plan.max_tokens,
-        "rounds": plan.rounds,
-        "per_task": plan.per_task,
-        "machine": describe(llm),
-    }
-
-
 BENCHES = {
-    "drafters": Command("compare drafters, task by task", add_drafters_arguments, run_drafters),
-    "offline": Command("speculation against none over a workload", add_offline_arguments, run_offline),
+    "offline": OFFLINE_BENCH,
+    "drafters": DRAFTERS_BENCH,
+    "synthetic": SYNTHETIC,
     "never-slower": NEVER_SLOWER,
     "load": LOAD,
+    "compare": COMPARE,
+    "check": CHECK,
 }
 BENCH = Command("measure what speculation gains here", add_arguments, run_bench)

@@ -1,15 +1,24 @@
-"""What several benches share: flags of several values, and the target before it is loaded."""
+"""What several benches share: flags of several values, where results go, and the target before it is loaded."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from foretell.bench.brief import brief
 from foretell.config import EngineConfig
 from foretell.options import given_options
 
+from .common import add_output_arguments, check_out, give, write_whole
+
 if TYPE_CHECKING:
     from foretell.build import Opened
+
+AUTO = "auto"
 
 
 def look_at(args: argparse.Namespace) -> Opened:
@@ -18,6 +27,41 @@ def look_at(args: argparse.Namespace) -> Opened:
 
     config = EngineConfig(**given_options(args, EngineConfig))
     return open_model(config.model, config, say_on_stderr)
+
+
+def weights(target: Opened) -> str:
+    """What its weights are made of."""
+    return str(target.dtype).removeprefix("torch.") if target.bits is None else f"int{target.bits}"
+
+
+def add_result_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags for results: for programs, and for people with a browser."""
+    add_output_arguments(parser)
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts to FILE, for a browser")
+
+
+def check_places(args: argparse.Namespace) -> None:
+    """Refuse a place that cannot be written to before any work is done."""
+    check_out(args)
+    check_out(argparse.Namespace(out=args.html))
+
+
+def tell(
+    args: argparse.Namespace,
+    table: str,
+    remarks: Sequence[str],
+    result: Mapping[str, Any],
+    page: Callable[[], str],
+) -> None:
+    """A table and its remarks for people, one JSON line last for programs; --json prints the whole object alone."""
+    stream = sys.stderr if args.json else sys.stdout
+    print(table, "", *remarks, sep="\n", file=stream, flush=True)
+    give(result, args)
+    if args.html is not None:
+        write_whole(args.html, page())
+        print(f"A page of it: {args.html}", file=stream)
+    if not args.json:
+        print(json.dumps(brief(result), ensure_ascii=False))
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -39,3 +83,11 @@ def wholes(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in words(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 2,4,8") from None
+
+
+def budgets(text: str) -> tuple[int | None, ...]:
+    """Whole numbers between commas; `auto` stands for one that is found out."""
+    try:
+        return tuple(None if word == AUTO else int(word) for word in words(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as auto,4,8") from None

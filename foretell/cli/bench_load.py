@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
@@ -16,16 +16,16 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
-from .bench_common import numbers, wholes, words
+from .bench_common import add_result_arguments, numbers, tell, wholes, words
 from .command import Command
-from .common import add_output_arguments, give
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FAILED = 1  # the exit code where a request failed
+FAILED = 1  # the exit code where a request failed or a text differs
 CONCURRENCY = (1, 4, 16, 64)
 FIXED = 4
+QUICK: dict[str, Any] = {"seconds": 12.0, "turns": 2}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--fixed",
         type=int,
-        default=FIXED,
         metavar="N",
         help=f"tokens guessed each step by the second server that is started; 0 starts none (default: {FIXED})",
     )
@@ -50,18 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--rate", type=numbers, default=(), metavar="R,R", help="so many requests a second, at random")
     plan = LoadPlan(())
-    group.add_argument(
-        "--seconds", type=float, default=plan.seconds, help=f"of each load, shared by the arms ({plan.seconds:g})"
-    )
-    group.add_argument(
-        "--turns", type=int, default=plan.turns, metavar="N", help=f"slices of each arm in that time ({plan.turns})"
-    )
+    group.add_argument("--seconds", type=float, help=f"of each load, shared by the arms ({plan.seconds:g})")
+    group.add_argument("--turns", type=int, metavar="N", help=f"slices of each arm in that time ({plan.turns})")
     group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
     group.add_argument(
         "--max-tokens", type=int, default=plan.max_tokens, metavar="N", help=f"the most a text ({plan.max_tokens})"
     )
+    group.add_argument("--quick", action="store_true", help="1 and 4 callers, one server: under a minute")
     group.add_argument("--temperature", type=float, metavar="T", help="default: as the model recommends")
-    add_output_arguments(parser)
+    add_result_arguments(parser)
     add_options(parser.add_argument_group("model, of a server that is started"), EngineConfig)
     without = frozenset({"num_speculative_tokens", "num_speculative_tokens_per_batch_size"})
     add_options(parser.add_argument_group("speculation, of a server that is started"), SpeculationConfig, skip=without)
@@ -72,16 +68,24 @@ def run(args: argparse.Namespace) -> int:
 
     settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
     check_settings(args, settings)
-    plan = LoadPlan(levels(args), args.seconds, args.turns, args.max_tokens, args.temperature)
+    plan = plan_of(args)
     items = load("own", tasks=args.tasks)
     with ExitStack() as stack:
         arms = arms_of(*servers(args, settings, stack))
         check(arms, items, plan)
         found = run_load(arms, items, plan, Progress(), conditions(args, plan, arms, settings))
-    tell(args, found)
+    report(args, found)
     if found.stopped is not None:
         raise found.stopped
-    return FAILED if found.errors else 0
+    return FAILED if found.errors or not found.same_text else 0
+
+
+def plan_of(args: argparse.Namespace) -> LoadPlan:
+    """How much, with what a user asked for in the place of our own."""
+    plan = LoadPlan(levels(args), max_tokens=args.max_tokens, temperature=args.temperature)
+    given = {"seconds": args.seconds, "turns": args.turns}
+    usual = QUICK if args.quick else {}
+    return replace(plan, **usual | {name: value for name, value in given.items() if value is not None})
 
 
 def check_settings(args: argparse.Namespace, settings: dict[str, Any]) -> None:
@@ -99,7 +103,8 @@ def check_settings(args: argparse.Namespace, settings: dict[str, Any]) -> None:
 
 def levels(args: argparse.Namespace) -> tuple[Level, ...]:
     """Callers who wait for answers, callers who do not, or both."""
-    concurrency: Sequence[int] = args.concurrency or (() if args.rate else CONCURRENCY)
+    usual = CONCURRENCY[:2] if args.quick else CONCURRENCY
+    concurrency: Sequence[int] = args.concurrency or (() if args.rate else usual)
     return (*map(ClosedLoop, concurrency), *map(Poisson, args.rate))
 
 
@@ -111,19 +116,18 @@ def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack
         fixed = None if args.fixed_url is None else Address.parse(args.fixed_url, args.api_key)
         return Address.parse(args.base_url, args.api_key), fixed
     adaptive = Address.parse(stack.enter_context(own_server(settings)).url)
-    if not args.fixed:
+    fixed_length = (0 if args.quick else FIXED) if args.fixed is None else args.fixed
+    if not fixed_length:
         return adaptive, None
-    other = stack.enter_context(own_server(settings | {"num_speculative_tokens": args.fixed}))
+    other = stack.enter_context(own_server(settings | {"num_speculative_tokens": fixed_length}))
     return adaptive, Address.parse(other.url)
 
 
-def tell(args: argparse.Namespace, found: LoadFindings) -> None:
-    """Standard output is for the table, or with --json for the JSON alone."""
+def report(args: argparse.Namespace, found: LoadFindings) -> None:
     from foretell.bench.load_report import markdown, remarks
+    from foretell.bench.page.load import page
 
-    stream = sys.stderr if args.json else sys.stdout
-    print(markdown(found), "", *remarks(found), sep="\n", file=stream, flush=True)
-    give(found.as_json(), args)
+    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(

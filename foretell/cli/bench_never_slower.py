@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,8 @@ from foretell.bench.workloads import load
 from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
 
-from .bench_common import look_at, wholes, words
+from .bench_common import add_result_arguments, look_at, tell, wholes, words
 from .command import Command
-from .common import add_output_arguments, give
 
 if TYPE_CHECKING:
     from foretell.bench.never_slower import Findings
@@ -26,7 +24,7 @@ BELOW, INCONCLUSIVE = 1, 4  # exit codes
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="six short cells: about two minutes on two cores")
-    add_output_arguments(parser)
+    add_result_arguments(parser)
     group = parser.add_argument_group("cells")
     group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
     known = f"only these (default: {', '.join(MAIN)}, and at batch 1 all that need no other model)"
@@ -66,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     # Without schemas: a grammar guesses as well, and this one is about drafters.
     stage = EngineBatches(llm, Seats(llm, target), Plan(max_tokens=extent.max_tokens, schemas=False))
     found = never_slower.run(stage, scenes, by_task, extent, Progress(), conditions(llm, scenes, extent))
-    tell(args, found)
+    report(args, found)
     if found.stopped is not None:
         raise found.stopped
     return exit_code(found)
@@ -81,13 +79,11 @@ def extent_of(args: argparse.Namespace) -> Extent:
     return replace(usual, rounds=rounds, most_rounds=most, max_tokens=length)
 
 
-def tell(args: argparse.Namespace, found: Findings) -> None:
-    """Standard output is for the table, or with --json for the JSON alone."""
+def report(args: argparse.Namespace, found: Findings) -> None:
     from foretell.bench.bar_report import markdown, remarks
+    from foretell.bench.page.never_slower import page
 
-    stream = sys.stderr if args.json else sys.stdout
-    print(markdown(found), "", *remarks(found), sep="\n", file=stream, flush=True)
-    give(found.as_json(), args)
+    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def exit_code(found: Findings) -> int:

@@ -48,6 +48,9 @@ class FakeStage:
         steps = len(tokens) if arm.name == "plain" else self.steps
         return Written(tokens, steps, decoding, decoding + 1.0, drafting=0.25 * decoding, running=0.5 * decoding)
 
+    def spell(self, tokens: Sequence[int]) -> list[str]:
+        return [f"<{token}>" for token in tokens]
+
 
 def arms(*names: str) -> list[Arm]:
     return [Arm(name, SpeculationConfig(drafter="prediction" if name == "prediction" else "ngram")) for name in names]

@@ -19,12 +19,12 @@ from foretell.bench import serving
 from foretell.bench.arrivals import ClosedLoop, Poisson
 from foretell.bench.clients import Address, Answer, ask
 from foretell.bench.item import Item
-from foretell.bench.load import LoadArm, LoadPlan, Slice, arms_of, bodies, cell_of, quantile, run_load
+from foretell.bench.load import LoadArm, LoadFindings, LoadPlan, Slice, arms_of, bodies, cell_of, quantile, run_load
 from foretell.bench.load_report import markdown, remarks
 from foretell.cli import main as program
 from foretell.cli.bench import BENCH
 from foretell.errors import ForetellError, RequestError
-from tests.server.process import ServerProcess, write_server_folder
+from tests.server.process import ServerProcess
 
 from .fakes import items, watch_nothing
 
@@ -217,6 +217,25 @@ def test_a_cell_has_its_times_and_its_ratio() -> None:
     assert cell_of(ClosedLoop(4), "auto", ours, ()).speedup is None
 
 
+def telling(text: str, key: str, accepted: int, rule: str = "match") -> Answer:
+    timings = {"predicted_n": 8, "draft_n": 9, "draft_n_accepted": accepted}
+    return Answer(8, 0.1, 0.2, text=text, told={"timings": timings, "speculation": {"rule": rule}}, key=key)
+
+
+def test_who_asked_the_same_gets_the_same_text() -> None:
+    plain = [Slice([telling("one", "1", 0), telling("two", "2", 0)], 1.0)]
+    for answers, same in [
+        ([telling("one", "1", 4), telling("new", "3", 4)], True),
+        ([telling("one", "1", 4), telling("other", "2", 4)], False),
+        ([telling("other", "2", 4, "rejection")], None),
+        ([telling("new", "3", 4)], None),
+    ]:
+        cell = cell_of(ClosedLoop(1), "auto", [Slice(answers, 1.0)], plain)
+        assert cell.same_text is same and cell.accepted_per_step == 2.0
+    wrong = LoadFindings({}, (replace(cell, same_text=False),))
+    assert not wrong.same_text and any("NOT THE SAME TEXT" in line for line in remarks(wrong))
+
+
 def test_quantiles() -> None:
     values = [float(i) for i in range(1, 101)]
     assert (quantile(values, 0.5), quantile(values, 0.99), quantile([3.0], 0.99)) == (51.0, 100.0, 3.0)
@@ -246,7 +265,10 @@ def test_arms_take_turns_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None
     told = json.loads(json.dumps(found.as_json()))
     assert told["auto_over_better"] == {"1 at once": pytest.approx(0.95), "4 at once": pytest.approx(0.95)}
     assert told["errors"] == 0 and told["complete"] is True and len(told["cells"]) == 6
-    assert "| 4 at once | auto | 3 | 0 | 19.0 | 100.0 / 100.0 | 10.0 / 10.0 | 1.90 (1.90 to 1.90) |" in markdown(found)
+    assert (
+        "| 4 at once | auto | 3 | 0 | 19.0 | 100.0 / 100.0 | 10.0 / 10.0 | 1.90 (1.90 to 1.90) | - | - |"
+        in markdown(found)
+    )
     assert not any("--fixed-url" in line for line in remarks(found))
 
 
@@ -264,17 +286,6 @@ def test_a_stop_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Against a real server
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_server_folder(tmp_path_factory.mktemp("models") / "loaded")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(folder) as process:
-        yield process
 
 
 def command(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> tuple[int, str, str]:
@@ -302,11 +313,13 @@ def test_a_server_under_load(capsys: pytest.CaptureFixture[str], server: ServerP
     for cell in told["cells"]:
         assert cell["errors"] == 0 and cell["requests"] >= 1 and 0 < cell["tokens"] <= 8 * cell["requests"]
         assert cell["tokens_per_second"] > 0 and cell["speedup"] > 0
+        assert cell["same_text"] in (None, True) and cell["accepted_per_step"] >= 1
         assert 0 < cell["first_token_p50"] <= cell["first_token_p99"] and cell["per_token_p50"] > 0
     counted = server.metrics()["foretell:generation_tokens_total"] - before
     warm_up = counted - sum(cell["tokens"] for cell in told["cells"])
     assert 2 <= warm_up <= 16, "every token was counted but those of the first request to each arm"
     assert "off and auto are compared" in err
+    assert any(cell["same_text"] for cell in told["cells"] if cell["arm"] == "auto"), "texts were compared"
 
 
 def test_an_error_fails_the_run(

@@ -19,8 +19,9 @@ from foretell.bench.plan import Plan
 from foretell.bench.results import summarise
 from foretell.bench.stage import NO_GUESS, EngineStage
 from foretell.bench.workloads import load, take
-from foretell.config import SpeculationConfig
-from foretell.draft.registry import KINDS
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.draft.registry import HEADS, KINDS
+from foretell.models.heads.open import SHIPPED
 from tests.bench.fakes import watch_nothing
 
 STORED = Path(__file__).parent / "accepted.json"
@@ -33,15 +34,16 @@ OTHER_MODELS = ("model",)
 
 
 def drafters() -> list[str]:
-    """Every kind there is, so that a new one cannot be forgotten."""
-    return [NEEDS.get(kind, kind) for kind in KINDS if kind not in OTHER_MODELS]
+    """Every kind there is, so that a new one cannot be forgotten; of heads those that come with the package."""
+    heads = {*HEADS, "distilled"}
+    here = [kind for kind in KINDS if kind not in heads or (SHIPPED / EngineConfig.model / kind).exists()]
+    return [NEEDS.get(kind, kind) for kind in here if kind not in OTHER_MODELS]
 
 
 def accepted_per_step(names: list[str]) -> dict[str, float]:
     """Over one prompt of each task, greedy, in the model's own integers: the same on every machine with our kernels."""
     from foretell.bench.seats import Seats, open_with
     from foretell.build import open_model, say_nothing
-    from foretell.config import EngineConfig
 
     arms = arms_of(names, [LENGTH], SpeculationConfig())
     llm = open_with(arms, quiet=True)

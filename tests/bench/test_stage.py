@@ -18,8 +18,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.llm import LLM
-from foretell.outputs import RequestOutput
-from foretell.types import Budget, Draft, Sequence, SpeculationChoice
+from foretell.types import Budget, Draft, Request, Sequence, SpeculationChoice
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +96,14 @@ def test_a_prediction_goes_to_those_who_read_it(llm: LLM, target: Opened, monkey
     stage = EngineStage(llm, Seats(llm, target))
     stage.refresh(arms)
     (job,) = stage.prepare(Item("fox", "edit", text="The quick", prediction="brown fox"), 0.0, Plan(max_tokens=4))
-    generate, given = llm.generate, []
+    requests, given = llm.assembly.requests, []
+    make = requests.make
 
-    def seen(*args: Any, speculation: SpeculationChoice) -> list[RequestOutput]:
+    def seen(name: str, prompt: list[int], params: Any, speculation: SpeculationChoice) -> list[Request]:
         given.append((speculation.enabled, speculation.prediction))
-        return generate(*args, speculation=speculation)
+        return make(name, prompt, params, speculation)
 
-    monkeypatch.setattr(llm, "generate", seen)
+    monkeypatch.setattr(requests, "make", seen)
     for arm in arms:
         stage.write(arm, job)
     assert given == [(False, None), (True, None), (True, "brown fox"), (True, "brown fox")]

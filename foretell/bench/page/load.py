@@ -1,0 +1,101 @@
+"""The page of `bench load`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..load import OFF, LoadCell, LoadFindings
+from ..load_report import markdown, remarks
+from .charts import Row, RowChart, Shape, Tile, colour, interval_shapes
+from .render import render
+from .scales import Tick, duration, ratio_scale, time_scale, value_scale
+from .tables import table_of
+
+
+def page(found: LoadFindings) -> str:
+    """All of a run on one page."""
+    arms = list(dict.fromkeys(cell.arm for cell in found.cells))
+    colours = {arm: "plain" if arm == OFF else colour(place) for place, arm in enumerate(arms)}
+    failed = [f"{found.errors} requests failed: see the remarks."] if found.errors else []
+    stopped = ["The run was stopped before its end: this is what was finished."] if found.stopped else []
+    return render(
+        title="Foretell bench: load",
+        headline=headline(found),
+        lead="Callers who stream chats from a server; arms take turns in slices of time, so that what the machine does "
+        "to one it does to all.",
+        tiles=[Tile(f"{cell.tokens_per_second:.0f}", f"{cell.load}, {cell.arm}", "tokens/s") for cell in found.cells],
+        charts=[ratios(found, colours), speeds(found, colours), first_words(found, colours), a_token(found, colours)],
+        table=table_of(markdown(found)),
+        facts=found.conditions,
+        remarks=remarks(found),
+        warnings=[*failed, *stopped],
+    )
+
+
+def headline(found: LoadFindings) -> str:
+    told = [f"{ratio:.2f} at {load}" for load, ratio in found.auto_over_better.items()]
+    return f"auto over the better of the others: {', '.join(told)}" if told else "A server under load"
+
+
+def ratios(found: LoadFindings, colours: dict[str, str]) -> RowChart:
+    bounds = [bound for cell in found.cells for bound in (*(cell.speedup_interval or ()), cell.speedup or 1.0)]
+    scale, ticks = ratio_scale(bounds)
+
+    def row(cell: LoadCell) -> Row:
+        if cell.speedup is None:
+            return Row(cell.arm, value="–")
+        low, high = cell.speedup_interval or (cell.speedup, cell.speedup)
+        places = [scale.at(value) for value in (low, cell.speedup, high)]
+        between = "" if cell.speedup_interval is None else f"{low:.2f} to {high:.2f}"
+        return Row(cell.arm, interval_shapes(places, colours[cell.arm]), f"{cell.speedup:.2f}×", between)
+
+    about = "Tokens a second over those with speculation off, by pairs of slices."
+    guide = Tick(scale.at(1.0), "off")
+    return RowChart("How many times as fast", about, _by_load(found, row), ticks, guide=guide)
+
+
+def speeds(found: LoadFindings, colours: dict[str, str]) -> RowChart:
+    scale, ticks = value_scale([cell.tokens_per_second for cell in found.cells])
+
+    def row(cell: LoadCell) -> Row:
+        shapes = [Shape("box", 0.0, scale.at(cell.tokens_per_second), colours[cell.arm])]
+        return Row(cell.arm, shapes, f"{cell.tokens_per_second:.1f}", "tokens/s", f"{cell.requests} requests")
+
+    return RowChart("Tokens a second", "Of all callers together.", _by_load(found, row), ticks)
+
+
+def first_words(found: LoadFindings, colours: dict[str, str]) -> RowChart:
+    about = "The mark is the median, the line reaches to what 99 in 100 do not exceed."
+    return _waits(found, colours, "First words", about, lambda cell: (cell.first_token_p50, cell.first_token_p99))
+
+
+def a_token(found: LoadFindings, colours: dict[str, str]) -> RowChart:
+    about = "Behind the first words, by texts: the mark is the median, the line reaches to the 99th of a hundred."
+    return _waits(found, colours, "A token", about, lambda cell: (cell.per_token_p50, cell.per_token_p99))
+
+
+def _waits(
+    found: LoadFindings,
+    colours: dict[str, str],
+    title: str,
+    about: str,
+    times: Callable[[LoadCell], tuple[float | None, float | None]],
+) -> RowChart:
+    known = [value for cell in found.cells for value in times(cell) if value is not None]
+    scale, ticks = time_scale(known)
+
+    def row(cell: LoadCell) -> Row:
+        middle, high = times(cell)
+        if middle is None or high is None:
+            return Row(cell.arm, value="–")
+        places = (scale.at(middle), scale.at(middle), scale.at(high))
+        return Row(cell.arm, interval_shapes(places, colours[cell.arm]), duration(middle), f"p99 {duration(high)}")
+
+    return RowChart(title, about, _by_load(found, row), ticks)
+
+
+def _by_load(found: LoadFindings, row: Callable[[LoadCell], Row]) -> list[Row]:
+    rows: list[Row] = []
+    for load in dict.fromkeys(cell.load for cell in found.cells):
+        rows += [Row(load, heading=True), *(row(cell) for cell in found.cells if cell.load == load)]
+    return rows

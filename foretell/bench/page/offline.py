@@ -1,0 +1,206 @@
+"""The page of `bench offline` and `bench drafters`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..places import Places
+from ..report import degree, remarks
+from ..results import Cell, Result
+from .charts import Column, ColumnChart, Key, Panel, Row, RowChart, Shape, Table, Tile, interval_shapes
+from .render import Chart, render
+from .scales import Tick, ratio_scale, value_scale
+from .series import Series, by_task, series_of
+from .texts import shown_texts
+from .waits import waits_chart
+
+FEWEST = 5  # drafts that reached a place, for its share to be shown
+PARTS = (
+    ("drafting", "guessing", "draft"),
+    ("running", "checking: the target's forwards", "verify"),
+    ("rest", "the host", "host"),
+)
+
+
+def page(result: Result) -> str:
+    """All of a run on one page."""
+    series = series_of(result)
+    best = max(series, key=lambda each: each.overall.speedup or 0.0)
+    charts: list[Chart] = [ratios(series), accepted(series), positions(series), time_split(series), token_waits(series)]
+    return render(
+        title=f"Foretell bench: {result.bench}",
+        headline=headline(series, best),
+        lead=lead(result),
+        tiles=tiles(best.overall, result.same_text),
+        charts=charts,
+        table=table(result),
+        facts=result.conditions,
+        remarks=remarks(result),
+        warnings=warnings(result),
+        texts=shown_texts(result.texts),
+    )
+
+
+def headline(series: Sequence[Series], best: Series) -> str:
+    ratio = best.overall.speedup
+    if ratio is None:
+        return "The texts were too short to be timed"
+    if len(series) > 1:
+        return f"The fastest of {len(series)} settings, {best.name}, writes {ratio:.2f} times as fast as plain decoding"
+    return f"With guesses by {best.name}, texts come {ratio:.2f} times as fast as by plain decoding"
+
+
+def lead(result: Result) -> str:
+    machine = result.conditions.get("machine", {})
+    where = f" on {machine['device']}" if "device" in machine else ""
+    tasks = len(dict.fromkeys(cell.task for cell in result.cells))
+    model = result.conditions.get("model", "a model")
+    return (
+        f"{model}{where}: {len(result.prompts)} prompts of {tasks} tasks, each written plainly and with guesses in "
+        "turn, in one run. Ratios come with 95% intervals over texts and rounds."
+    )
+
+
+def warnings(result: Result) -> list[str]:
+    found = [] if result.same_text else ["Some texts differ from plain decoding's, and must not: see the remarks."]
+    return found if result.complete else [*found, "The run was stopped before its end: this is what was finished."]
+
+
+def tiles(cell: Cell, same: bool) -> list[Tile]:
+    bounds = cell.speedup_interval
+    between = "" if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
+    ratio = "–" if cell.speedup is None else f"{cell.speedup:.2f}×"
+    rates = [_rate(cell.plain_tokens_per_second), _rate(cell.tokens_per_second)]
+    told = {True: "yes", False: "NO", None: "not promised"}[cell.same_text if same else False]
+    return [
+        Tile(ratio, "as fast as plain", between),
+        Tile(f"{cell.accepted_per_step:.2f}", "tokens a step", "1 is plain decoding"),
+        Tile(rates[1], "tokens a second", f"plain: {rates[0]}"),
+        Tile(told, "same text", f"{cell.texts} texts", "good" if told == "yes" else "bad" if told == "NO" else ""),
+    ]
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}"
+
+
+def ratios(series: Sequence[Series]) -> RowChart:
+    cells = [cell for each in series for cell in (*each.cells, each.overall)]
+    bounds = [bound for cell in cells for bound in (*(cell.speedup_interval or ()), cell.speedup or 1.0)]
+    scale, ticks = ratio_scale(bounds)
+
+    def row(name: str, cell: Cell, colour: str) -> Row:
+        if cell.speedup is None:
+            return Row(name, value="too short")
+        low, high = cell.speedup_interval or (cell.speedup, cell.speedup)
+        places = [scale.at(value) for value in (low, cell.speedup, high)]
+        between = "" if cell.speedup_interval is None else f"{low:.2f} to {high:.2f}"
+        note = f"{cell.texts} texts, {cell.tokens} tokens"
+        return Row(name, interval_shapes(places, colour), f"{cell.speedup:.2f}×", between, note)
+
+    rows, folded = by_task(series, row)
+    return RowChart(
+        "How many times as fast",
+        "Plain decoding's time a token over that with guesses. The line through a dot is what other texts of the task "
+        "and other rounds would give, with 95% confidence.",
+        rows,
+        ticks,
+        guide=Tick(scale.at(1.0), "plain"),
+        folded=folded,
+    )
+
+
+def accepted(series: Sequence[Series]) -> RowChart:
+    scale, ticks = value_scale([cell.accepted_per_step for each in series for cell in each.cells], low=1.0)
+
+    def row(name: str, cell: Cell, colour: str) -> Row:
+        end = scale.at(cell.accepted_per_step)
+        note = f"{cell.tokens} tokens in {cell.steps} steps"
+        return Row(name, [Shape("box", 0.0, max(end, 0.4), colour)], f"{cell.accepted_per_step:.2f}", note=note)
+
+    rows, folded = by_task(series, row)
+    return RowChart(
+        "Tokens a step yields",
+        "Guesses that stood and the model's own token; 1 is plain decoding. A step with guesses takes somewhat longer, "
+        "so the ratio above is smaller.",
+        rows,
+        ticks,
+        folded=folded,
+    )
+
+
+def positions(series: Sequence[Series]) -> ColumnChart:
+    panels = [Panel(each.name, each.colour, _columns(each.overall.places)) for each in series]
+    return ColumnChart(
+        "How far guesses stand",
+        "Of the drafts that reach a place, how many in a hundred stand up to it; 1 is the first guess. "
+        f"Places that fewer than {FEWEST} drafts reached are left out.",
+        panels,
+    )
+
+
+def _columns(places: Places) -> list[Column]:
+    shares = [
+        (place, reached, share)
+        for place, (reached, share) in enumerate(zip(places.reached, places.shares, strict=True), start=1)
+        if reached >= FEWEST
+    ]
+    return [
+        Column(round(100 * share, 1), str(place), f"{100 * share:.0f}", f"{share:.1%} of {reached} drafts")
+        for place, reached, share in shares
+    ]
+
+
+def time_split(series: Sequence[Series]) -> RowChart:
+    def row(name: str, cell: Cell, colour: str) -> Row:
+        shapes, start, told = [], 0.0, []
+        for part, words, css in PARTS:
+            end = start + 100 * cell.time[part]
+            shapes.append(Shape("box", round(start, 2), round(min(end, 100.0), 2), css))
+            told.append(f"{words} {cell.time[part]:.1%}")
+            start = end
+        shares = [f"{100 * cell.time[part]:.0f}" for part, _, _ in PARTS]
+        return Row(name, shapes, " / ".join(shares), "%", "; ".join(told))
+
+    _, ticks = value_scale([100.0], unit="%")
+    rows, folded = by_task(series, row)
+    return RowChart(
+        "Where the time goes",
+        "From asking to the end of a text, prompts being cached: guessing, checking in the target's forwards, and the "
+        "rest, which is the host's.",
+        rows,
+        ticks,
+        [Key(words, css) for _, words, css in PARTS],
+        folded=folded,
+    )
+
+
+def token_waits(series: Sequence[Series]) -> RowChart:
+    """Plain decoding first: it was measured beside each series, and that beside the first will do."""
+    waits = [("plain", "plain", series[0].overall.plain_token_seconds)]
+    waits += [(each.name, each.colour, each.overall.token_seconds) for each in series]
+    found = [(name, css, wait) for name, css, wait in waits if wait is not None]
+    return waits_chart(
+        "How long a token takes",
+        "Behind a text's first token; a step that brings several shares its time among them.",
+        found,
+    )
+
+
+def table(result: Result) -> Table:
+    head = ["task", "drafter", "T", "at once", "texts", "tokens", "steps", "accepted per step", "ratio", "low", "high"]
+    head += ["tokens/s", "plain tokens/s", "noise", "same text"]
+    return Table(head, [_figures(cell) for cell in (*result.cells, *result.overall)], words=2)
+
+
+def _figures(cell: Cell) -> list[str]:
+    low, high = cell.speedup_interval or (None, None)
+    ratios = ["–" if value is None else f"{value:.3f}" for value in (cell.speedup, low, high)]
+    rates = [
+        "–" if value is None else f"{value:.1f}" for value in (cell.tokens_per_second, cell.plain_tokens_per_second)
+    ]
+    counts = [str(value) for value in (cell.batch, cell.texts, cell.tokens, cell.steps)]
+    noise = "–" if cell.noise is None else f"{cell.noise:.1%}"
+    same = {True: "yes", False: "NO", None: "not promised"}[cell.same_text]
+    degrees = degree(cell.temperature).removeprefix("T=").removeprefix("T ")
+    return [cell.task, cell.arm, degrees, *counts, f"{cell.accepted_per_step:.3f}", *ratios, *rates, noise, same]

@@ -1,0 +1,61 @@
+"""foretell bench check URL: a dozen short requests, and a verdict in words."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from foretell import __version__
+from foretell.bench.check import MAX_TOKENS, TASKS, run_check
+from foretell.bench.peers import Endpoint
+from foretell.bench.workloads import load, take
+
+from .bench_common import add_result_arguments, tell
+from .command import Command
+
+if TYPE_CHECKING:
+    from foretell.bench.check import CheckFindings
+    from foretell.bench.item import Item
+
+FAILED = 1  # the exit code where a request failed or a text differs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="of a server that runs, such as http://127.0.0.1:8000")
+    parser.add_argument("--api-key", metavar="KEY", help="the key it wants")
+    parser.add_argument("--quick", action="store_true", help="accepted for the sake of the others: it is quick anyway")
+    add_result_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from foretell.bench.progress import Progress
+
+    endpoint = Endpoint.named(args.url, args.api_key)
+    endpoint.meet()
+    found = run_check(endpoint, short_prompts(), Progress(), conditions(endpoint))
+    report(args, found)
+    if found.stopped is not None:
+        raise found.stopped
+    return FAILED if found.reasons or found.facts.same_text is False else 0
+
+
+def short_prompts() -> list[Item]:
+    """The two shortest of each task, first one of each."""
+    ranked = sorted(load("own", tasks=TASKS), key=lambda item: len(str(item.messages)))
+    items, _ = take(sorted(ranked, key=lambda item: TASKS.index(item.task)), 2, lambda item: True)
+    return [*items[::2], *items[1::2]]
+
+
+def report(args: argparse.Namespace, found: CheckFindings) -> None:
+    from foretell.bench.check_report import markdown, remarks
+    from foretell.bench.page.check import page
+
+    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+
+
+def conditions(endpoint: Endpoint) -> dict[str, object]:
+    """What a reader needs to measure it again."""
+    return {"version": __version__, "server": endpoint.describe(), "max_tokens": MAX_TOKENS, "temperature": 0.0}
+
+
+CHECK = Command("a dozen short requests to a server, and whether speculation pays there", add_arguments, run)

@@ -1,0 +1,172 @@
+"""foretell bench compare: the same prompts through transformers and any server with OpenAI's API."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretell import __version__
+from foretell.bench.compare import QUICK, ComparePlan
+from foretell.bench.peers import Endpoint, check_names
+from foretell.bench.workloads import OWN, WORKLOADS, load, take
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.errors import RequestError
+from foretell.options import add_options, given_options, nearest
+
+from .bench_common import add_result_arguments, look_at, tell, words
+from .command import Command
+
+if TYPE_CHECKING:
+    from foretell.bench.compare import CompareFindings
+    from foretell.bench.item import Item
+    from foretell.bench.peers import Peer
+
+FAILED = 1  # the exit code where a request failed
+OURS, PLAIN = OWN_SERVER = ("foretell", "foretell:plain")
+IN_PROCESS = ("transformers", "transformers:lookup")
+DEFAULT = (PLAIN, OURS, "transformers")
+PER_TASK = 2
+QUICK_TASKS = ("chat", "code", "edit", "extraction")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "peers",
+        nargs="*",
+        default=DEFAULT,
+        metavar="PEER",
+        help="[NAME=]URL of a server; foretell and foretell:plain start one of ours; transformers and "
+        f"transformers:lookup run in this process (default: {' '.join(DEFAULT)}). Fields of the request may stand "
+        "behind the URL: ours=http://127.0.0.1:8000?speculative=false",
+    )
+    parser.add_argument("--baseline", metavar="NAME", help="whom the others are compared with (default: the first)")
+    parser.add_argument("--api-key", metavar="KEY", help="the key that servers want")
+    group = parser.add_argument_group("workload")
+    names = f"{', '.join(WORKLOADS)} (default: {OWN})"
+    group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
+    group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
+    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument("--per-task", type=int, metavar="N", help=f"prompts of each task (default: {PER_TASK})")
+    usual = ComparePlan()
+    group.add_argument("--max-tokens", type=int, metavar="N", help=f"the most a text (default: {usual.max_tokens})")
+    group.add_argument("--temperature", type=float, metavar="T", help=f"default: {usual.temperature:g}")
+    group.add_argument("--rounds", type=int, metavar="N", help=f"how often each is asked (default: {usual.rounds})")
+    group.add_argument("--quick", action="store_true", help="four short prompts: under a minute on a quiet machine")
+    add_result_arguments(parser)
+    add_options(parser.add_argument_group("model, of those that are started here"), EngineConfig)
+    add_options(
+        parser.add_argument_group("speculation, of a server that is started"),
+        SpeculationConfig,
+        skip=frozenset({"workload"}),
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from foretell.bench.compare import run_compare
+    from foretell.bench.progress import Progress
+
+    plan, items = plan_of(args), items_of(args)
+    baseline = args.baseline or name_of(args.peers[0])
+    with ExitStack() as stack:
+        peers = peers_of(args, stack)
+        names = [peer.name for peer in peers]
+        if baseline not in names:
+            raise RequestError("baseline", f"{baseline!r} is nobody of these; {nearest(baseline, names)}")
+        found = run_compare(peers, items, plan, baseline, Progress(), conditions(args, plan, peers))
+    report(args, found)
+    if found.stopped is not None:
+        raise found.stopped
+    return FAILED if found.errors else 0
+
+
+def plan_of(args: argparse.Namespace) -> ComparePlan:
+    """How much, with what a user asked for in the place of our own."""
+    given = {"max_tokens": args.max_tokens, "temperature": args.temperature, "rounds": args.rounds}
+    usual = QUICK if args.quick else ComparePlan()
+    return replace(usual, **{name: value for name, value in given.items() if value is not None})
+
+
+def items_of(args: argparse.Namespace) -> list[Item]:
+    """What is asked; of a conversation of several turns the first, since answers differ."""
+    tasks = args.tasks or (QUICK_TASKS if args.quick and args.asked == OWN else ())
+    per_task = (1 if args.quick else PER_TASK) if args.per_task is None else args.per_task
+    if per_task < 1:
+        raise RequestError("per_task", f"must be 1 or more, not {per_task}")
+    items, _ = take(load(args.asked, args.data, tasks), per_task, lambda item: True)
+    return items
+
+
+def name_of(peer: str) -> str:
+    return peer if peer in (*OWN_SERVER, *IN_PROCESS) else Endpoint.named(peer).name
+
+
+def peers_of(args: argparse.Namespace, stack: ExitStack) -> list[Peer]:
+    """Everybody, in the order they were named; servers that run are asked first, then ours is started."""
+    settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
+    EngineConfig(**given_options(args, EngineConfig))
+    SpeculationConfig(**given_options(args, SpeculationConfig))
+    found: dict[str, Peer] = {}
+    for word in args.peers:
+        if word not in (*OWN_SERVER, *IN_PROCESS):
+            endpoint = Endpoint.named(word, args.api_key)
+            endpoint.meet()
+            found[word] = endpoint
+    found |= in_process(args)
+    found |= own_servers(args, settings, stack)
+    peers = [found[word] for word in args.peers]
+    check_names(peers)
+    return peers
+
+
+def in_process(args: argparse.Namespace) -> dict[str, Peer]:
+    named = [word for word in IN_PROCESS if word in args.peers]
+    if not named:
+        return {}
+    from foretell.bench.peer_transformers import TransformersPeer
+
+    return {peer.name: peer for peer in TransformersPeer(look_at(args), named).peers}
+
+
+def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> dict[str, Peer]:
+    """One server of ours, asked with and without speculation."""
+    from foretell.bench.serving import own_server
+
+    if not any(word in args.peers for word in OWN_SERVER):
+        return {}
+    url = stack.enter_context(own_server(settings)).url
+    found: dict[str, Peer] = {}
+    for name, extra in ((OURS, {}), (PLAIN, {"speculative": False})):
+        endpoint = Endpoint(name, Endpoint.named(url).address, extra)
+        endpoint.meet()
+        found[name] = endpoint
+    return found
+
+
+def report(args: argparse.Namespace, found: CompareFindings) -> None:
+    from foretell.bench.compare_report import markdown, remarks
+    from foretell.bench.page.compare import page
+
+    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+
+
+def conditions(args: argparse.Namespace, plan: ComparePlan, peers: list[Peer]) -> dict[str, Any]:
+    """What a reader needs to measure it again."""
+    from foretell.bench.machine import describe_host
+
+    return {
+        "version": __version__,
+        "date": str(date.today()),
+        "peers": {peer.name: peer.describe() for peer in peers},
+        "workload": args.asked,
+        "max_tokens": plan.max_tokens,
+        "temperature": plan.temperature,
+        "rounds": plan.rounds,
+        "machine": describe_host(),
+    }
+
+
+COMPARE = Command("the same prompts through transformers and any server", add_arguments, run)

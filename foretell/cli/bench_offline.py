@@ -1,0 +1,186 @@
+"""foretell bench offline and drafters: speculation against none, in our own engine, over a workload."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretell import __version__
+from foretell.bench.plan import DRAFTERS, OFFLINE, Plan, quick
+from foretell.bench.workloads import OWN, WORKLOADS, load
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.options import add_options, given_options
+
+from .bench_common import add_result_arguments, budgets, look_at, numbers, tell, weights, wholes, words
+from .command import Command
+
+if TYPE_CHECKING:
+    from foretell.bench.item import Item
+    from foretell.bench.measure import Arm
+    from foretell.bench.run import Finished
+    from foretell.build import Opened
+    from foretell.llm import LLM
+
+OTHER_TEXT = 1  # the exit code where a text differs that must not
+FIXED_NODES = (4,)
+LISTS = frozenset({"drafter", "num_speculative_tokens"})  # flags of SpeculationConfig that take several here
+
+
+def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--drafters",
+        type=words,
+        metavar="A,B",
+        help="those to compare; a+b is both behind one (default: all that need no other model)",
+    )
+    parser.add_argument(
+        "--num-speculative-tokens",
+        type=wholes,
+        default=FIXED_NODES,
+        dest="nodes",
+        metavar="N,N",
+        help="tokens guessed each step, one number or several; auto finds its own (default: 4)",
+    )
+    add_common_arguments(parser, DRAFTERS, without=LISTS | {"num_speculative_tokens_per_batch_size"})
+
+
+def run_drafters(args: argparse.Namespace) -> int:
+    from foretell.bench.arms import arms_of, default_names
+    from foretell.draft.registry import KINDS
+
+    plan, items = asked(args, DRAFTERS)
+    base = SpeculationConfig(**given_options(args, SpeculationConfig))
+    arms = arms_of(args.drafters or (), args.nodes, base)
+    check_arms(arms)
+    target = look_at(args)
+    if not arms:
+        arms = arms_of(default_names(KINDS, target.config.layers, items), args.nodes, base)
+    return measure(args, target, arms, plan, items)
+
+
+def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--drafter",
+        type=words,
+        default=(SpeculationConfig().drafter,),
+        dest="drafters",
+        metavar="A,B",
+        help="who guesses, one or several; a+b is both behind one (default: auto)",
+    )
+    parser.add_argument(
+        "--num-speculative-tokens",
+        type=budgets,
+        default=(None,),
+        dest="nodes",
+        metavar="N,N",
+        help="tokens guessed each step, one number or several; auto finds out how many (default: auto)",
+    )
+    add_common_arguments(parser, OFFLINE, without=LISTS)
+
+
+def run_offline(args: argparse.Namespace) -> int:
+    from foretell.bench.arms import grid_of
+
+    plan, items = asked(args, OFFLINE)
+    arms = grid_of(args.drafters, args.nodes, SpeculationConfig(**given_options(args, SpeculationConfig)))
+    check_arms(arms)
+    return measure(args, look_at(args), arms, plan, items)
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, plan: Plan, without: frozenset[str]) -> None:
+    """What is asked and how often, the model, and how to guess."""
+    group = parser.add_argument_group("workload")
+    # SpeculationConfig has a `workload` of its own, so inside this one goes by another name.
+    names = f"{', '.join(WORKLOADS)} (default: {OWN})"
+    group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
+    group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
+    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    per_task, max_tokens = plan.per_task or "all", plan.max_tokens or "as each asks"
+    group.add_argument("--per-task", type=int, metavar="N", help=f"prompts of each task (default: {per_task})")
+    group.add_argument("--max-tokens", type=int, metavar="N", help=f"the most a text (default: {max_tokens})")
+    known = ",".join("as each asks" if each is None else f"{each:g}" for each in plan.temperatures)
+    group.add_argument("--temperature", type=numbers, metavar="T,T", help=f"one or several (default: {known})")
+    group.add_argument(
+        "--batch",
+        "--concurrency",
+        type=wholes,
+        dest="batches",
+        metavar="N,N",
+        help="texts of a task written at once, one number or several (default: 1)",
+    )
+    group.add_argument(
+        "--rounds", type=int, metavar="N", help=f"how often each text is written (default: {plan.rounds})"
+    )
+    group.add_argument(
+        "--quick", action="store_true", help="a prompt a task, short and greedy: under a minute on a quiet machine"
+    )
+    add_result_arguments(parser)
+    add_options(parser.add_argument_group("model"), EngineConfig)
+    add_options(parser.add_argument_group("speculation"), SpeculationConfig, skip=without | {"workload"})
+
+
+def asked(args: argparse.Namespace, usual: Plan) -> tuple[Plan, list[Item]]:
+    """How much, and of what."""
+    plan = quick(usual) if args.quick else usual
+    plan = plan.but(args.per_task, args.max_tokens, args.rounds, args.temperature, args.batches)
+    return plan, load(args.asked, args.data, args.tasks)
+
+
+def check_arms(arms: list[Arm]) -> None:
+    """Refuse a drafter that is not known before a model is loaded."""
+    from foretell import draft
+
+    for arm in arms:
+        draft.arms(arm.speculation)
+
+
+def measure(args: argparse.Namespace, target: Opened, arms: list[Arm], plan: Plan, items: list[Item]) -> int:
+    """Run, print the table, write the JSON and the page; what stopped the run goes on once that is done."""
+    from foretell.bench.progress import Progress
+    from foretell.bench.run import Order, run
+    from foretell.bench.seats import Seats, open_with
+    from foretell.bench.stage import EngineStage
+
+    llm = open_with(arms, **given_options(args, EngineConfig))
+    if not llm.assembly.profiler.controller.costs.known:
+        llm.measure()
+    order = Order(args.bench, arms, items, plan, conditions(args, llm, target, arms, plan))
+    done = run(order, EngineStage(llm, Seats(llm, target)), Progress())
+    report(args, done)
+    if done.stopped is not None:
+        raise done.stopped
+    return 0 if done.result.same_text else OTHER_TEXT
+
+
+def report(args: argparse.Namespace, done: Finished) -> None:
+    from foretell.bench.page.offline import page
+    from foretell.bench.report import markdown, remarks
+
+    result = done.result
+    tell(args, markdown(result), remarks(result), result.as_json(), lambda: page(result))
+
+
+def conditions(args: argparse.Namespace, llm: LLM, target: Opened, arms: list[Arm], plan: Plan) -> dict[str, Any]:
+    """What a reader needs to measure it again."""
+    from foretell.bench.machine import describe
+
+    return {
+        "version": __version__,
+        "date": str(date.today()),
+        "model": llm.config.model,
+        "weights": weights(target),
+        "workload": args.asked,
+        "drafters": {arm.name: arm.speculation.num_speculative_tokens for arm in arms},
+        "temperatures": list(plan.temperatures),
+        "batches": list(plan.batches),
+        "max_tokens": plan.max_tokens,
+        "rounds": plan.rounds,
+        "per_task": plan.per_task,
+        "machine": describe(llm),
+    }
+
+
+DRAFTERS_BENCH = Command("compare drafters, task by task", add_drafters_arguments, run_drafters)
+OFFLINE_BENCH = Command("speculation against none over a workload", add_offline_arguments, run_offline)

@@ -1,0 +1,102 @@
+"""foretell bench synthetic: the engine alone, with guesses that are right at a set rate."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from foretell import __version__
+from foretell.bench.synthetic import QUICK, SyntheticPlan
+from foretell.bench.workloads import load
+from foretell.config import EngineConfig
+from foretell.options import add_options, given_options
+
+from .bench_common import add_result_arguments, look_at, numbers, tell, weights, wholes
+from .command import Command
+
+if TYPE_CHECKING:
+    from foretell.bench.synthetic import SyntheticFindings
+    from foretell.build import Opened
+    from foretell.llm import LLM
+
+TASKS = ("chat", "math", "story")  # with short prompts: texts of a batch begin together
+OFF = 1  # the exit code where the law does not hold, or a text differs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    usual = SyntheticPlan()
+    group = parser.add_argument_group("guesses")
+    rates, lengths, batches = (",".join(map(str, each)) for each in (usual.rates, usual.lengths, usual.batches))
+    group.add_argument(
+        "--acceptance", type=numbers, metavar="A,A", help=f"how often a guess is right (default: {rates})"
+    )
+    group.add_argument("--lengths", type=wholes, metavar="N,N", help=f"guesses each step (default: {lengths})")
+    group.add_argument("--batch", type=wholes, metavar="N,N", help=f"texts at once (default: {batches})")
+    group.add_argument("--max-tokens", type=int, metavar="N", help=f"of a text (default: {usual.max_tokens})")
+    group.add_argument("--texts", type=int, metavar="N", help=f"at each batch size, at least (default: {usual.texts})")
+    group.add_argument("--rounds", type=int, metavar="N", help=f"how often each is written (default: {usual.rounds})")
+    group.add_argument("--quick", action="store_true", help="one rate and length: under a minute on a quiet machine")
+    add_result_arguments(parser)
+    add_options(parser.add_argument_group("model"), EngineConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    from foretell.bench.plan import Plan
+    from foretell.bench.progress import Progress
+    from foretell.bench.seats import Seats
+    from foretell.bench.synthetic import run_synthetic
+    from foretell.bench.synthetic_stage import SyntheticBatches
+    from foretell.llm import LLM
+
+    plan = plan_of(args)
+    target = look_at(args)
+    llm = LLM(drafter="ngram", **given_options(args, EngineConfig))
+    settings = {setting.arm.name: setting for setting in plan.settings}
+    stage = SyntheticBatches(llm, Seats(llm, target), Plan(max_tokens=plan.max_tokens), settings)
+    found = run_synthetic(stage, load("own", tasks=TASKS), plan, Progress(), conditions(llm, target, plan))
+    report(args, found)
+    if found.stopped is not None:
+        raise found.stopped
+    return 0 if found.holds and found.same_text else OFF
+
+
+def plan_of(args: argparse.Namespace) -> SyntheticPlan:
+    """How much, with what a user asked for in the place of our own."""
+    given = {
+        "rates": args.acceptance,
+        "lengths": args.lengths,
+        "batches": args.batch,
+        "max_tokens": args.max_tokens,
+        "texts": args.texts,
+        "rounds": args.rounds,
+    }
+    return replace(
+        QUICK if args.quick else SyntheticPlan(), **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def report(args: argparse.Namespace, found: SyntheticFindings) -> None:
+    from foretell.bench.page.synthetic import page
+    from foretell.bench.synthetic_report import markdown, remarks
+
+    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+
+
+def conditions(llm: LLM, target: Opened, plan: SyntheticPlan) -> dict[str, Any]:
+    """What a reader needs to measure it again."""
+    from foretell.bench.machine import describe
+
+    return {
+        "version": __version__,
+        "date": str(date.today()),
+        "model": llm.config.model,
+        "weights": weights(target),
+        "max_tokens": plan.max_tokens,
+        "rounds": plan.rounds,
+        "machine": describe(llm),
+    }
+
+
+SYNTHETIC = Command("the engine alone, with guesses that are right at a set rate", add_arguments, run)

@@ -1,0 +1,231 @@
+"""The same prompts through others: who they are, what they tell, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell.bench.clients import Address
+from foretell.bench.compare import ComparePlan, run_compare
+from foretell.bench.compare_report import markdown, remarks
+from foretell.bench.item import Item
+from foretell.bench.peers import Asked, Endpoint, Reply, accepted_guesses
+from foretell.cli import main as program
+from foretell.errors import RequestError
+from tests.server.process import ServerProcess
+
+from .fakes import items, watch_nothing
+from .peers import Script, serving
+
+CHAT = Item("hello", "chat", ({"role": "user", "content": "Hi"},))
+ASKED = Asked(8, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "port", "extra"),
+    [
+        ("http://127.0.0.1:8080", "127.0.0.1:8080", 8080, {}),
+        ("llama=http://127.0.0.1:8080/v1", "llama", 8080, {}),
+        (
+            "off=127.0.0.1:9?speculative=false&top_k=1&rule=match",
+            "off",
+            9,
+            {"speculative": False, "top_k": 1, "rule": "match"},
+        ),
+        ("127.0.0.1:9?a=b", "127.0.0.1:9", 9, {"a": "b"}),
+    ],
+)
+def test_a_peer_is_a_name_and_an_address(text: str, name: str, port: int, extra: dict[str, Any]) -> None:
+    peer = Endpoint.named(text, "key")
+    assert (peer.name, peer.address, peer.extra) == (name, Address("127.0.0.1", port, key="key"), extra)
+
+
+def test_llama_cpp_tells_of_guesses_in_its_answer() -> None:
+    script = Script("llamacpp", timings={"predicted_n": 8, "draft_n": 10, "draft_n_accepted": 4})
+    with serving(script) as url:
+        peer = Endpoint.named(f"llama={url}?seed=3")
+        peer.meet()
+        reply = peer.write(CHAT, ASKED)
+    assert (reply.text, reply.tokens, reply.steps, reply.error) == ("one two three four", 8, 4.0, None)
+    assert reply.first is not None and 0 < reply.first <= reply.last
+    (body,) = script.asked
+    assert body["cache_prompt"] is False and body["model"] == "folder/m.gguf" and body["seed"] == 3
+    assert (body["max_tokens"], body["temperature"], body["messages"]) == (8, 0.0, list(CHAT.messages))
+    assert peer.describe() == {"address": url.removeprefix("http://"), "kind": "llamacpp", "model": "m.gguf", "seed": 3}
+
+
+def test_without_guesses_a_step_is_a_token() -> None:
+    with serving(Script("llamacpp", timings={"predicted_n": 8})) as url:
+        peer = Endpoint.named(url)
+        peer.meet()
+        assert peer.write(CHAT, ASKED).steps == 8.0
+
+
+def test_vllm_tells_of_guesses_in_its_metrics() -> None:
+    script = Script("vllm")
+    script.metrics = 'vllm:spec_decode_num_accepted_tokens_total{{model_name="m"}} {accepted}.0\nother 3\n'
+    with serving(script) as url:
+        peer = Endpoint.named(url)
+        peer.meet()
+        replies = [peer.write(CHAT, ASKED) for _ in range(2)]
+    assert peer.counts and [reply.steps for reply in replies] == [4.0, 4.0], "8 tokens, 4 of them guessed"
+    salts = {body["cache_salt"] for body in script.asked}
+    assert len(salts) == 2, "nobody finds in a cache what was asked before"
+
+
+def test_who_tells_nothing_is_still_timed() -> None:
+    script = Script("somebody")
+    with serving(script) as url:
+        peer = Endpoint.named(url)
+        peer.meet()
+        reply = peer.write(Item("text", "t", text="Once upon"), ASKED)
+    assert reply.steps is None and reply.tokens == 8 and not peer.counts
+    assert script.asked[0]["prompt"] == "Once upon" and "cache_salt" not in script.asked[0]
+
+
+def test_a_text_without_a_count_is_a_fault() -> None:
+    script = Script("somebody")
+    script.usage = None
+    with serving(script) as url:
+        assert "how many tokens" in str(Endpoint.named(url).write(CHAT, ASKED).error)
+
+
+def test_metrics_by_any_prefix() -> None:
+    name = "spec_decode_num_accepted_tokens_total"
+    assert accepted_guesses(f'# HELP x\nvllm:{name}{{engine="0"}} 3.0\nvllm:{name}{{engine="1"}} 4.0\n') == 7.0
+    assert accepted_guesses(f"{name} 5") == 5.0
+    assert accepted_guesses(f"{name}_per_pos 5\n") is None
+
+
+def test_who_does_not_answer_is_said_before_anything_is_asked() -> None:
+    script = Script("vllm")
+    script.status = 401
+    with serving(script) as url, pytest.raises(RequestError, match="--api-key"):
+        Endpoint.named(url).meet()
+    with pytest.raises(RequestError, match="nobody answers at 127.0.0.1:1; start the server"):
+        Endpoint.named("http://127.0.0.1:1").meet()
+
+
+class FakePeer:
+    """Takes a known time for a token."""
+
+    def __init__(self, name: str, seconds: Callable[[Item], float], text: str = "same", **reply: Any) -> None:
+        self.name, self.seconds, self.text, self.reply = name, seconds, text, reply
+        self.log: list[str] = []
+        self.stop_after = 999
+
+    def write(self, item: Item, asked: Asked) -> Reply:
+        if len(self.log) == self.stop_after:
+            raise KeyboardInterrupt
+        self.log.append(item.id)
+        return Reply(
+            **{"text": self.text, "tokens": 11, "first": 1.0, "last": 1.0 + 10 * self.seconds(item), **self.reply}
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+
+def test_the_ratio_is_by_pairs_and_the_first_round_is_dropped() -> None:
+    base = FakePeer("base", lambda item: 1.0, steps=11.0)
+    fast = FakePeer("fast", lambda item: 0.25 if item.task == "code" else 1.0, "other", steps=5.5)
+    found = run_compare(
+        [base, fast], items(code=2, chat=1), ComparePlan(rounds=2), "base", watch_nothing, {"model": "m"}
+    )
+    assert len(base.log) == len(fast.log) == 3 * 3
+    cells = {(cell.task, cell.arm): cell for cell in found.cells}
+    assert cells["code", "fast"].speedup == pytest.approx(4.0) and cells["code", "base"].speedup == pytest.approx(1.0)
+    assert cells["code", "fast"].tokens_per_second == pytest.approx(4.0)
+    assert cells["code", "fast"].accepted_per_step == pytest.approx(2.0)
+    assert (cells["code", "fast"].same_text, cells["code", "base"].same_texts) == (False, 2)
+    overall = {cell.arm: cell for cell in found.overall}
+    assert overall["fast"].speedup == pytest.approx(2.0), "the geometric mean of the tasks"
+    assert overall["fast"].speedup_interval == pytest.approx((2.0, 2.0))
+    assert json.loads(json.dumps(found.as_json()))["baseline"] == "base"
+    assert "| all | fast | 2.5 | 1000 / 1000 | 2.00 | 2.00 (2.00 to 2.00) | 0 of 3 |" in markdown(found)
+
+
+def test_errors_are_counted_and_told() -> None:
+    base = FakePeer("base", lambda item: 1.0)
+    broken = FakePeer("broken", lambda item: 1.0, error="HTTP 500: no")
+    found = run_compare([base, broken], items(code=1), ComparePlan(rounds=2), "base", watch_nothing, {})
+    cell = found.cells[1]
+    assert (cell.errors, cell.speedup, cell.tokens_per_second, found.errors) == (2, None, None, 2)
+    assert any("ERRORS, broken, code: HTTP 500: no (2 times)" in line for line in remarks(found))
+
+
+def test_a_stop_leaves_what_there_is() -> None:
+    base = FakePeer("base", lambda item: 1.0)
+    base.stop_after = 4
+    found = run_compare([base], items(code=2), ComparePlan(rounds=3), "base", watch_nothing, {})
+    assert isinstance(found.stopped, KeyboardInterrupt) and found.cells[0].texts == 2
+    base = FakePeer("base", lambda item: 1.0)
+    base.stop_after = 1
+    with pytest.raises(KeyboardInterrupt):
+        run_compare([base], items(code=2), ComparePlan(), "base", watch_nothing, {})
+
+
+# As it is typed
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    try:
+        code = program.main(["bench", *words])
+    except SystemExit as leaving:
+        code = int(str(leaving.code))
+    return code, *capsys.readouterr()
+
+
+def test_our_server_with_and_without_guesses_beside_transformers(
+    capsys: pytest.CaptureFixture[str], server: ServerProcess, folder: Path, tmp_path: Path
+) -> None:
+    out, page = tmp_path / "c.json", tmp_path / "c.html"
+    words = [
+        "compare",
+        f"off={server.url}?speculative=false",
+        f"on={server.url}",
+        "transformers",
+        "transformers:lookup",
+    ]
+    words += ["--model", str(folder), "--threads", "1", "--tasks", "chat,edit", "--per-task", "1", "--max-tokens", "24"]
+    code, said, _ = command(capsys, *words, "--rounds", "2", "--out", str(out), "--html", str(page))
+    assert code == 0
+    told = json.loads(out.read_text())
+    cells = {(cell["task"], cell["arm"]): cell for cell in told["cells"]}
+    assert set(cells) == {
+        (t, a) for t in ("chat", "edit") for a in ("off", "on", "transformers", "transformers:lookup")
+    }
+    for (_, arm), cell in cells.items():
+        assert cell["errors"] == 0 and cell["tokens_per_second"] > 0 and cell["first_token"]["p50"] > 0
+        assert cell["same_text"] is True, "the same weights, greedy: everybody writes one text"
+        assert cell["accepted_per_step"] == 1.0 if arm in ("off", "transformers") else cell["accepted_per_step"] >= 1.0
+    assert told["peers"]["on"]["kind"] == "foretell" and "transformers" in told["peers"]["transformers"]["kind"]
+    last = json.loads(said.splitlines()[-1])
+    assert last["bench"] == "compare" and {row["arm"] for row in last["overall"]} == {arm for _, arm in cells}
+    assert "Foretell bench: compare" in page.read_text()
+
+
+def test_what_cannot_be_is_said_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for words, message in [
+        (["compare", "http://127.0.0.1:1"], "nobody answers at 127.0.0.1:1"),
+        (["compare", "ftp://host"], "is no address"),
+        (["compare", "transformers", "--workload", "gsm8k"], "is not shipped"),
+        (["compare", "transformers", "--workload", "trace", "--data", str(tmp_path / "none.jsonl")], "there is no"),
+        (["compare", "transformers", "--per-task", "0"], "per_task: must be 1 or more"),
+        (["compare", "transformers", "--rounds", "0"], "rounds: must be 1 or more"),
+        (["compare", "--html", str(tmp_path)], "is a folder"),
+    ]:
+        code, _, err = command(capsys, *words)
+        assert code == 2 and message in err and err.count("\n") == 1, (words, err)
+
+
+def test_names_must_differ_and_the_baseline_be_one_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Script("vllm")) as url:
+        code, _, err = command(capsys, "compare", url, url)
+        assert code == 2 and "two are called" in err
+        code, _, err = command(capsys, "compare", f"a={url}", "--baseline", "b")
+        assert code == 2 and "is nobody of these" in err

@@ -1,0 +1,179 @@
+"""The page of a run: whole, safe, and right in a real browser at both widths and in both colours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from foretell.bench.measure import Arm, Job, Written
+from foretell.bench.page.offline import page
+from foretell.bench.page.scales import Scale, duration, ratio_scale, round_step, time_scale, value_scale
+from foretell.bench.page.tables import table_of
+from foretell.bench.places import Places
+from foretell.bench.plan import Plan
+from foretell.bench.results import Result
+from foretell.bench.run import Order, run
+from tests.browser import DESKTOP, PHONE, browser, open_page
+
+from .fakes import FakeStage, arms, items, watch_nothing
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+__all__ = ["browser"]  # the fixture
+
+NASTY = "<script>document.title='pwned'</script><b>&amp;"
+MACHINE = {"device": "a processor", "cores": 2}
+FACTS = {"model": "smollm2-135m", "version": "0.1.0", "machine": MACHINE, "max_tokens": None}
+SMALL = "[...document.querySelectorAll('svg text, small, td, .label')]"
+
+
+class Writing(FakeStage):
+    """Also tells how far guesses stood, when tokens came, and who proposed them."""
+
+    def write(self, arm: Arm, job: Job) -> Written:
+        written = super().write(arm, job)
+        a_token = written.decoding / (len(written.tokens) - 1)
+        pace = tuple((a_token * (1 + i % 3), 1 + i % 3) for i in range(5))
+        if arm.name == "plain":
+            return replace(written, pace=pace)
+        origins = tuple("target" if i % 3 else "ngram" for i in range(len(written.tokens)))
+        return replace(written, pace=pace, origins=origins, places=Places((40, 30, 20, 6, 1), (30, 15, 6)))
+
+    def spell(self, tokens: Any) -> list[str]:
+        return [f"{NASTY} word{token} " for token in tokens]
+
+
+def result(names: tuple[str, ...] = ("auto",), batches: tuple[int, ...] = (1,), **tasks: int) -> Result:
+    def seconds(arm: str, job: Job, time: int) -> float:
+        return 0.02 * (1 + 0.1 * time) / (1.0 if arm == "plain" else 1.6 + 0.2 * len(job.task))
+
+    plan = Plan(temperatures=(0.0,), rounds=3, batches=batches)
+    order = Order("offline", arms(*names), items(**(tasks or {"code": 2, "chat": 2, "edit": 2})), plan, dict(FACTS))
+    return run(order, Writing(seconds, steps=5), watch_nothing).result
+
+
+# Places on a line
+
+
+def test_scales() -> None:
+    assert Scale(0, 10).at(2.5) == 25.0 and Scale(0, 10).at(99) == 100.0 and Scale(1, 1).at(1) == 50.0
+    assert Scale(1, 100, logarithmic=True).at(10) == 50.0
+    scale, ticks = ratio_scale([1.3, 4.0])
+    assert "1×" in [tick.label for tick in ticks] and 0 < scale.at(1.0) < scale.at(4.0) < 100
+    scale, ticks = value_scale([3.4], low=1.0)
+    assert ticks[0].label == "1" and ticks[0].at == 0.0 and ticks[-1].at == 100.0 and scale.high >= 3.4
+    assert len(ticks) <= 8 and len(time_scale([0.0001, 30.0])[1]) <= 8
+    assert value_scale([])[1] and time_scale([])[1] and ratio_scale([])[1], "nothing to show is no fault"
+    assert (round_step(10), round_step(0.3), round_step(700)) == (2.0, 0.05, 200.0)
+    assert (duration(2.0), duration(0.0123), duration(0.00005)) == ("2 s", "12.3 ms", "50 µs")
+
+
+def test_a_table_of_markdown() -> None:
+    table = table_of("| a | b | c |\n| --- | ---: | --- |\n| x | 1 | yes |")
+    assert (table.head, table.rows, table.words) == (["a", "b", "c"], [["x", "1", "yes"]], 1)
+
+
+# The page itself
+
+
+def test_one_file_that_asks_for_nothing() -> None:
+    text = page(result())
+    assert text.startswith("<!doctype html>") and "{{" not in text and "{%" not in text
+    assert not re.search(r'(src|href)="(?!data:)', text) and "@import" not in text and "url(" not in text
+    assert "<script" not in text, "not even what a model wrote"
+    assert "&lt;script&gt;" in text, "that is shown as it was written"
+
+
+def test_it_shows_what_the_run_found() -> None:
+    found = result()
+    text = page(found)
+    for cell in found.cells:
+        assert cell.speedup is not None and cell.speedup_interval is not None
+        assert f"<b>{cell.speedup:.2f}×</b>" in text and f"{cell.speedup_interval[0]:.2f} to " in text
+    assert "75.0% of " in text and "50.0% of " in text, "acceptance by place"
+    assert "guessing" in text and "checking" in text and "the host" in text
+    assert "p99 " in text and "a processor" in text and "not set" in text
+    assert text.count('<details class="text">') == 6 and "4 of 11 tokens guessed" in text
+    assert text.count("the same text</span>") == 6
+
+
+def test_places_that_few_reached_are_left_out() -> None:
+    assert page(result(code=1)).count('class="column"') == 4
+
+
+def test_what_is_wrong_is_shown_first() -> None:
+    found = result()
+    wrong = replace(found, complete=False, cells=(replace(found.cells[0], same_text=False), *found.cells[1:]))
+    text = page(wrong)
+    assert text.count('role="alert"') == 2 and "must not" in text and '<div class="tile bad"><b>NO</b>' in text
+
+
+def test_many_settings_have_their_tasks_behind_a_click() -> None:
+    few, many = page(result(("a", "b"))), page(result(("a", "b"), (1, 2)))
+    assert "Task by task" not in few and "Task by task" in many
+    assert "The fastest of 4 settings" in many and "b, 2 at once" in many
+
+
+def test_a_text_too_short_to_be_timed_is_no_fault() -> None:
+    stage = FakeStage(tokens=lambda arm, job: (7,), steps=1)
+    found = run(Order("offline", arms("a"), items(code=1), Plan(rounds=1), {}), stage, watch_nothing).result
+    assert "too short" in page(found)
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("pages") / "run.html"
+    path.write_text(page(result(("auto", "ngram"))), encoding="utf-8")
+    yield path.as_uri()
+
+
+@pytest.mark.parametrize(("size", "dark"), list(product((DESKTOP, PHONE), (False, True))))
+def test_it_looks_right(browser: Browser, file: str, size: tuple[int, int], dark: bool) -> None:
+    with open_page(browser, file, size, dark) as opened:
+        view = opened.page
+        assert opened.overflow == 0, "nobody has to push it sideways"
+        assert view.title() == "Foretell bench: offline", "what a model wrote did not run"
+        colours = view.evaluate("(({backgroundColor: b, color: c}) => [b, c])(getComputedStyle(document.body))")
+        ground, ink = (sum(map(int, re.findall(r"\d+", each)[:3])) for each in colours)
+        assert (ground < 120 and ink > 600) if dark else (ground > 600 and ink < 120)
+        assert_marks_are_drawn(view)
+        assert_texts_open(view)
+        assert opened.overflow == 0, "nor when texts are open"
+        assert opened.screenshot(f"offline-{size[0]}-{'dark' if dark else 'light'}").stat().st_size > 20_000
+    assert not opened.errors and not opened.asked
+
+
+def assert_marks_are_drawn(view: Any) -> None:
+    """Every mark lies in its line, and text is large enough to be read."""
+    boxes = view.evaluate(
+        """[...document.querySelectorAll('.track svg')].map(svg => {
+            const line = svg.getBoundingClientRect();
+            return [...svg.querySelectorAll('circle, rect')].map(mark => {
+                const box = mark.getBoundingClientRect();
+                return [box.left - line.left, line.right - box.right, box.width];
+            });
+        })"""
+    )
+    marks = [mark for each in boxes for mark in each]
+    assert len(marks) > 20
+    assert all(left >= -7 and right >= -7 and width > 0 for left, right, width in marks)
+    sizes = view.evaluate(f"{SMALL}.map(each => parseFloat(getComputedStyle(each).fontSize))")
+    assert min(sizes) >= 11
+
+
+def assert_texts_open(view: Any) -> None:
+    """Prompts and texts are behind a click."""
+    words = view.locator("details.text .words").first
+    assert not words.is_visible()
+    view.locator("details.task > summary").first.click()
+    view.locator("details.text > summary").first.click()
+    assert words.is_visible() and NASTY in words.inner_text()

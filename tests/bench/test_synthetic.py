@@ -1,0 +1,178 @@
+"""Guesses at a set rate: the law, texts apart and in step, and the command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from foretell.bench.item import Item
+from foretell.bench.measure import PLAIN, Arm, Job
+from foretell.bench.set_rates import SetRateOracle, even_draws, free_draws
+from foretell.bench.synthetic import Setting, SyntheticPlan, expected_tokens, run_synthetic
+from foretell.bench.synthetic_report import markdown, remarks
+from foretell.bench.together import Batch, Together
+from foretell.cli import main as program
+from foretell.errors import RequestError
+from foretell.params import SamplingParams
+from foretell.types import Budget, Draft, Outcome, Request, Share, Verdict
+from foretell.types import Sequence as Text
+
+from .fakes import items, watch_nothing
+
+
+def test_the_law() -> None:
+    assert expected_tokens(0.0, 4) == 1.0 and expected_tokens(1.0, 4) == 5.0
+    assert expected_tokens(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
+    assert Setting(0.8, 4, "sequence").expected(8) == pytest.approx(3.3616)
+    assert Setting(0.8, 4, "batch").expected(8) == pytest.approx(expected_tokens(0.8**8, 4))
+
+
+@pytest.mark.parametrize("count", [20, 50, 137])
+def test_draws_are_even_whenever_they_are_counted(count: int) -> None:
+    drawn = list(itertools.islice(even_draws(), count))
+    for share in (0.2, 0.41, 0.8):
+        assert sum(each < share for each in drawn) == pytest.approx(share * count, abs=1.5)
+    loose = list(itertools.islice(free_draws(), 5000))
+    assert fmean(loose) == pytest.approx(0.5, abs=0.02) and loose[:count] != drawn
+
+
+def sequence(number: int, prompt: tuple[int, ...]) -> Text:
+    return Text(number, Request(str(number), prompt, SamplingParams(), 0, 1000), list(prompt))
+
+
+def standing(oracle: SetRateOracle, texts: Sequence[Text], length: int) -> list[int]:
+    """How many guesses of each are right: up to the first wrong one."""
+    drafts = oracle.propose(list(texts), [Budget(length)] * len(texts))
+    right = [list(itertools.takewhile(lambda token: token == 7, draft.tokens)) for draft in drafts]
+    return [len(each) for each in right]
+
+
+@pytest.mark.parametrize(("rate", "length"), [(0.5, 2), (0.8, 4), (0.95, 8)])
+def test_guesses_stand_by_the_law_text_by_text(rate: float, length: int) -> None:
+    texts = [sequence(i, (i,)) for i in range(8)]
+    oracle = SetRateOracle(
+        {text.request.prompt: [7] * 1000 for text in texts}, 32, Setting(rate, length, "sequence"), 8
+    )
+    counts = [standing(oracle, texts, length) for _ in range(100)]
+    assert fmean(sum(each) / 8 + 1 for each in counts) == pytest.approx(expected_tokens(rate, length), rel=0.01)
+    assert any(len(set(each)) > 1 for each in counts), "each text has its own luck"
+
+
+def test_in_step_all_keep_what_stands_for_every_text() -> None:
+    texts = [sequence(i, (i,)) for i in range(4)]
+    oracle = SetRateOracle({text.request.prompt: [7] * 9000 for text in texts}, 32, Setting(0.8, 4, "batch"), 4)
+    counts = [standing(oracle, texts, 4) for _ in range(2000)]
+    assert all(len(set(each)) == 1 for each in counts)
+    assert fmean(each[0] + 1 for each in counts) == pytest.approx(expected_tokens(0.8**4, 4), rel=0.04)
+
+
+def outcome(text: Text, length: int, stood: int) -> Outcome:
+    return Outcome(Share.of(text, 1), Draft.chain([7] * length), Verdict(tuple(range(stood)), 7))
+
+
+def test_only_whole_drafts_count_and_in_step_only_those_of_all() -> None:
+    one, two = sequence(1, (1,)), sequence(2, (2,))
+    apart, in_step = (SetRateOracle({}, 32, Setting(0.8, 4, mode), 2) for mode in ("sequence", "batch"))
+    for oracle in (apart, in_step):
+        oracle.observe([outcome(one, 4, 3), outcome(two, 3, 3)])
+        oracle.observe([outcome(one, 4, 1), outcome(two, 4, 1)])
+    assert apart.drafts == {3: 1, 1: 2} and in_step.drafts == {1: 2}
+
+
+def test_every_round_draws_the_same() -> None:
+    text = sequence(1, (5,))
+    oracles = [SetRateOracle({(5,): [7] * 1000}, 32, Setting(0.8, 4, "sequence"), 1) for _ in range(2)]
+    first, second = ([standing(oracle, [text], 4) for _ in range(20)] for oracle in oracles)
+    assert first == second
+
+
+class FakeSynthetic:
+    """Writes at a speed that is known, with drafts that are known."""
+
+    def __init__(self, drafts: dict[int, int], stop_after: int = 999) -> None:
+        self.drafts, self.left = drafts, stop_after
+
+    def prepare(self, items: Sequence[Item], temperature: float, batch: int, batches: int) -> list[Batch]:
+        assert all(item.sampling == {"ignore_eos": True} for item in items)
+        job = Job(items[0].id, "code", 0, (1,), SamplingParams())
+        return [(job,) * batch for _ in range(batches)]
+
+    def refresh(self, arms: Sequence[Arm]) -> None:
+        assert PLAIN not in arms
+
+    def write(self, arm: Arm, batch: Batch) -> Together:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return Together(((1, 2, 3),) * len(batch), 3, 10, 10.0 if arm == PLAIN else 5.0)
+
+    def take_drafts(self, arm: Arm) -> Counter[int]:
+        return Counter() if arm == PLAIN else Counter(self.drafts)
+
+
+ONE = SyntheticPlan(rates=(0.5,), lengths=(2,), batches=(1, 8), texts=1, rounds=2)
+
+
+def test_a_cell_has_its_law_and_its_ratio() -> None:
+    found = run_synthetic(FakeSynthetic({2: 1, 1: 1, 0: 2}), items(code=1), ONE, watch_nothing, {})
+    cell = found.cells[0]
+    assert (cell.mode, cell.batch, cell.drafts) == ("sequence", 1, 8)
+    assert cell.accepted_per_step == pytest.approx(1.75) and cell.off == pytest.approx(0.0)
+    assert cell.speedup == pytest.approx(2.0) and cell.speedup_interval == pytest.approx((2.0, 2.0))
+    assert found.holds and found.same_text and json.loads(json.dumps(found.as_json()))["within_tolerance"] is True
+    assert "| 0.5 | 2 | 8 | all in step | 1.75 |" in markdown(found)
+
+
+def test_what_is_off_the_law_is_said() -> None:
+    found = run_synthetic(FakeSynthetic({2: 1, 0: 1}), items(code=1), ONE, watch_nothing, {})
+    assert not found.holds
+    assert any("OFF THE LAW by 14.3%" in line and "each text by itself" in line for line in remarks(found))
+    assert not any("OFF THE LAW" in line and "all in step" in line for line in remarks(found)), "too few draws to tell"
+
+
+def test_a_stop_leaves_the_batch_sizes_that_were_finished() -> None:
+    found = run_synthetic(FakeSynthetic({1: 1}, stop_after=11), items(code=1), ONE, watch_nothing, {})
+    assert {cell.batch for cell in found.cells} == {1} and isinstance(found.stopped, KeyboardInterrupt)
+    assert remarks(found)[-1].startswith("Stopped before the end")
+
+
+def test_the_engine_keeps_the_law_at_every_batch_size(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    """Tokens a step within 2% of the law at batch 1, 8 and 32, and never fewer than all in step."""
+    out = tmp_path / "synthetic.json"
+    words = ["bench", "synthetic", "--model", str(folder), "--acceptance", "0.8", "--lengths", "4", "--rounds", "1"]
+    code = program.main([*words, "--max-tokens", "40", "--threads", "1", "--out", str(out)])
+    said, _ = capsys.readouterr()
+    told = json.loads(out.read_text())
+    assert code == 0 and told["within_tolerance"] and told["same_text"]
+    cells = {(cell["batch"], cell["mode"]): cell for cell in told["cells"]}
+    assert set(cells) == {(batch, mode) for batch in (1, 8, 32) for mode in ("sequence", "batch")}
+    for (batch, mode), cell in cells.items():
+        assert cell["drafts"] > 50
+        if mode == "sequence":
+            assert cell["accepted_per_step"] == pytest.approx((1 - 0.8**5) / (1 - 0.8), rel=0.02)
+        elif batch > 1:
+            assert 1.0 <= cell["accepted_per_step"] < 1.4 < cells[batch, "sequence"]["accepted_per_step"]
+    assert json.loads(said.splitlines()[-1])["bench"] == "synthetic"
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"rates": (1.5,)}, "acceptance"),
+        ({"lengths": (0,)}, "lengths"),
+        ({"batches": (0,)}, "batches"),
+        ({"rounds": 0}, "rounds"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(settings: dict[str, object], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SyntheticPlan(**settings)  # type: ignore[arg-type]
+    assert caught.value.field == field
