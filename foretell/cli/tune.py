@@ -14,6 +14,7 @@ from foretell.bench.workloads import OWN, WORKLOADS, load, take
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
+from foretell.tune.space import LENGTHS
 
 from .bench_common import look_at, wholes, words
 from .command import Command
@@ -57,10 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num-speculative-tokens",
         type=wholes,
-        default=(2, 4, 8),
+        default=LENGTHS,
         dest="nodes",
         metavar="N,N",
-        help="lengths to try beside adapting ones (default: 2,4,8)",
+        help=f"lengths to try beside adapting ones (default: {','.join(map(str, LENGTHS))})",
     )
     group.add_argument(
         "--out",
