@@ -14,6 +14,7 @@ from foretell.bench.workloads import OWN, WORKLOADS, load, take
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
+from foretell.tune.space import LENGTHS
 
 from .bench_common import look_at, wholes, words
 from .command import Command
@@ -57,10 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num-speculative-tokens",
         type=wholes,
-        default=(2, 4, 8),
+        default=LENGTHS,
         dest="nodes",
         metavar="N,N",
-        help="lengths to try beside adapting ones (default: 2,4,8)",
+        help=f"lengths to try beside adapting ones (default: {','.join(map(str, LENGTHS))})",
     )
     group.add_argument(
         "--out",
@@ -111,7 +112,7 @@ def arms_to_try(args: argparse.Namespace, base: SpeculationConfig, items: list[I
     from foretell.draft.registry import KINDS
     from foretell.tune.space import Space, is_sampled
 
-    names = args.drafters or default_names(KINDS, target.config.layers, items)
+    names = args.drafters or [*default_names(KINDS, target.config.layers, items), *heads_of(args)]
     own = f"self:int{target.bits}"
     names = [name for name in names if name != own or args.drafters]
     arms = Space(names, args.nodes, is_sampled(items, args.temperature)).arms(base)
@@ -120,6 +121,15 @@ def arms_to_try(args: argparse.Namespace, base: SpeculationConfig, items: list[I
     if not arms:
         raise RequestError("drafters", "leave nothing to try; name some, such as ngram,suffix")
     return arms
+
+
+def heads_of(args: argparse.Namespace) -> list[str]:
+    """The heads that come with the package for this model."""
+    from foretell.draft.registry import HEADS
+    from foretell.models.heads.open import SHIPPED
+
+    model = given_options(args, EngineConfig).get("model", EngineConfig.model)
+    return [kind for kind in HEADS if "/" not in model and (SHIPPED / model / kind).is_dir()]
 
 
 def search(args: argparse.Namespace, arms: list[Arm], items: list[Item], plan: Plan, target: Opened) -> int:

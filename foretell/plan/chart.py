@@ -9,8 +9,8 @@ from html import escape
 
 from .plot import Curve
 
-WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 52, 104, 40, 44
+WIDTH, HEIGHT = 480, 270
+LEFT, RIGHT, TOP, BOTTOM = 44, 88, 38, 44
 LABEL = 14  # pixels between two labels at the ends of lines
 STYLE = """
 :root { --ink: #1f2933; --faint: #d5dbe1; --soft: #6b7785; --paper: #ffffff; }

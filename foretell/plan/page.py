@@ -18,7 +18,7 @@ h1 { font-size: 1.35rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .86rem; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--faint); white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; white-space: normal; vertical-align: bottom; }
-.charts svg { min-width: 27rem; width: 100%; }
+.charts svg { width: 100%; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem; }
 pre { overflow-x: auto; font-size: .8rem; }
 """.strip()

@@ -11,8 +11,9 @@ from typing import Any
 
 from foretell.bench.item import Item
 from foretell.bench.measure import PLAIN, Arm, Sample, Stage, Watch, measure
+from foretell.bench.pairs import Group, grouped
 from foretell.bench.plan import Plan
-from foretell.bench.results import Cell, summarise
+from foretell.bench.results import ALL, Cell, cell_of
 
 KEPT = 3  # of so many arms one goes on
 FINALISTS = 2
@@ -39,7 +40,7 @@ class Rung:
     @cached_property
     def cells(self) -> dict[str, Cell]:
         """What is seen of each arm here alone; those that went on were chosen by what was seen before."""
-        return {cell.arm: cell for cell in summarise(self.samples, [arm.name for arm in self.arms])[1]}
+        return over_texts(self.samples, self.arms)
 
 
 @dataclass
@@ -109,7 +110,7 @@ class Search:
 
     def _all_cells(self) -> dict[str, Cell]:
         samples = [sample for rung in self.rungs for sample in rung.samples]
-        return {cell.arm: cell for cell in summarise(samples, [arm.name for arm in self.arms])[1]}
+        return over_texts(samples, self.arms)
 
     def standing(self) -> list[tuple[Arm, Cell]]:
         """Every arm that was timed, as its last rung saw it: who came farther first, then who is faster.
@@ -124,6 +125,17 @@ class Search:
                 cell = rung.cells[arm.name]
                 found.setdefault(arm.name, (arm, cell if cell.speedup_interval else whole[arm.name]))
         return list(found.values())
+
+
+def over_texts(samples: Sequence[Sample], arms: Sequence[Arm]) -> dict[str, Cell]:
+    """Each arm over all texts alike; by task, as a bench has it, a task of one text would leave no interval."""
+    groups: dict[str, list[Group]] = {}
+    for group in grouped(samples, [arm.name for arm in arms]):
+        groups.setdefault(group.arm, []).append(group)
+    return {
+        name: cell_of(replace(some[0], task=ALL, pairs=[pair for group in some for pair in group.pairs]))
+        for name, some in groups.items()
+    }
 
 
 def rungs_for(arms: int) -> int:

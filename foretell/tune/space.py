@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foretell.bench.arms import ADAPT
+from foretell.bench.arms import ADAPT, NEED_A_MODEL
 from foretell.bench.item import Item
 from foretell.bench.measure import PLAIN, Arm
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 
-DRAWING = ("model", "self", "exit")  # whose guesses are drawn where a request samples, so that a rule can matter
+DRAWING = (*NEED_A_MODEL, "self", "exit")  # whose guesses may be drawn where a request samples: a rule can matter
 LENGTHS = (2, 4, 8)
 BLOCK = "block"
 

@@ -126,6 +126,14 @@ def test_another_text_is_never_taken() -> None:
     assert name == "right" and words.startswith("right: 1.5")
 
 
+def test_tasks_of_one_text_have_an_interval_together() -> None:
+    stage = TimedStage({"a": 1.5}, noise=0.05)
+    found = search(stage, ["a", "b"], budget=100.0, chat=1, code=1, math=1, story=1)
+    found.run()
+    (arm, cell), _ = found.standing()
+    assert arm.name == "a" and cell.texts == 4 and cell.speedup_interval is not None and cell.task == "all"
+
+
 def test_evidence_has_ratios_with_intervals() -> None:
     stage = TimedStage({"a": 1.5}, noise=0.05)
     found = search(stage, ["a", "b"], budget=300.0)
