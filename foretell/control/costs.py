@@ -21,10 +21,8 @@ LEAN_RATE, CHANGED = 0.1, 0.5
 USUAL_RATE = 0.05  # how fast the usual surprise is learnt
 FIRST = 3  # steps whose median sets the pace: any single one may have been an odd one
 LOADED = 32  # lessons that what an earlier run learnt counts for
-KNOWN_WELL, THINNED = (
-    64,
-    16,
-)  # steps after which one of about as many rows as a late one teaches little: one of so many is learnt
+KNOWN_WELL = 64  # steps after which one of about as many rows as a late one teaches little:
+THINNED = 32  # one of so many is learnt
 
 Vector = NDArray[np.float64]
 
@@ -56,11 +54,11 @@ class Fit:
             self.spread = self.spread + PACE**2 * np.outer(self.mean, self.mean)
             self.usual, self.lean = FIRST_NOISE, 0.0
         # The pace of all wanders together: a slower machine makes every step dearer by the same share.
-        self.spread = self.spread + DRIFT**2 * np.outer(self.mean, self.mean)
+        self.spread = self.spread + (DRIFT**2 * self.mean)[:, None] * self.mean
         seen = self.spread @ features
         gain = seen / (float(features @ seen) + (max(self.usual, NOISE) * expected) ** 2)
         self.mean = np.maximum(self.mean + gain * surprise * expected, 0.0)
-        self.spread = self.spread - np.outer(gain, seen)
+        self.spread -= gain[:, None] * seen
 
     def dump(self) -> dict[str, Any]:
         return {"mean": self.mean.tolist(), "spread": self.spread.tolist(), "usual": self.usual}
@@ -162,7 +160,7 @@ class StepCosts:
 
     def _take_over(self) -> None:
         self._curve, self._prices = None, []
-        self.single = self.seconds(1)
+        self.single = 0.0 if self._fit is None else float(self._fit.mean[0])  # the first knot is one row
 
     def _start(self) -> Fit:
         """What the first steps say, by the pace of the middle one."""
