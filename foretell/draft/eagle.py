@@ -29,7 +29,7 @@ class EagleDrafter(HeadDrafter):
 
     def __init__(self, runner: ModelRunner, head: EagleHead | MtpHead, pages: HeadPages, *settings: Any) -> None:
         super().__init__(runner, head, pages, *settings)
-        native = native_for_head(head, pages.keys)
+        native = native_for_head(head)
         self._native = None if native is None else NativeChain(native, head, pages.keys, pages.values)
         if self._native is not None:
             self.read_natively(self._native, runner.taps)
