@@ -23,7 +23,7 @@ from .engine.profile import Profiler
 from .engine.requests import AUTO, Limits, RequestMaker, check_rule
 from .engine.scheduler import Scheduler
 from .errors import RequestError
-from .heads import Heads, distilled
+from .heads import Heads, distilled, settled
 from .hub import Checkpoint, open_checkpoint, resolve
 from .kernels.rounded import Rounding
 from .kv.cache import LayerShape
@@ -157,8 +157,8 @@ def build_engine(
     """Find the models, count the memory, load them, and make the loop. `drafter` overrides the config's."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    # Wrong names fail before a long load.
-    check_rule(speculation.rule)
+    speculation = settled(speculation, config.model)
+    check_rule(speculation.rule)  # wrong names fail before a long load
     if drafter is not None and not drafter.name:
         raise RequestError("drafter", f"{type(drafter).__name__} has no name; give it one, for the records")
     wanted = () if drafter is not None else draft.models_wanted(speculation)

@@ -240,7 +240,8 @@ def _in_our_words(given: dict[str, Any], drafter: str) -> dict[str, Any]:
         lengths = _up_to(theirs["disable_by_batch_size"], given.pop("num_speculative_tokens", None))
         found["num_speculative_tokens_per_batch_size"] = lengths
     drawing = theirs.get("draft_sample_method", "probabilistic")
-    if drawing not in ("greedy", "probabilistic") or (drawing == "greedy" and drafter.startswith("model")):
+    draws = drafter.partition(":")[0] in ("model", "eagle", "block", "medusa", "mtp", "distilled")
+    if drawing not in ("greedy", "probabilistic") or (drawing == "greedy" and draws):
         raise _refusal("draft_sample_method", "must be probabilistic: a draft model draws as the request samples")
     return found
 

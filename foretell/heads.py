@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 
+from .config import SpeculationConfig
 from .draft import PlacedHead
 from .draft.heads_check import OPENINGS, examine
 from .draft.heads_kinds import beside
+from .errors import ModelError
 from .hub import Checkpoint, open_checkpoint, resolve
 from .kv.cache import LayerShape
 from .models.config import ModelConfig
 from .models.decoder import Decoder
 from .models.heads import Head, Lender
-from .models.heads.open import OpenedHead, open_head, open_own, pack_head, shipped
+from .models.heads.open import (
+    CONVERT,
+    SHIPPED,
+    OpenedHead,
+    check_weights,
+    open_head,
+    open_own,
+    pack_head,
+    shipped,
+)
 from .models.read_config import read_config
 from .runner.runner import ModelRunner
 from .tokenizer import Tokenizer
@@ -104,4 +117,23 @@ def _open(name: str, target: Target, model: str) -> OpenedHead:
     kind, _, folder = name.partition(":")
     if kind == "mtp" and not folder:
         return open_own(target.checkpoint, target.config)
-    return open_head(resolve(folder) if folder else shipped(model, kind), target.config)
+    return open_head(_found(folder) if folder else shipped(model, kind), target.config)
+
+
+def _found(folder: str) -> Path:
+    """A head's folder, or that of a Hugging Face id, whose heads often come pickled."""
+    try:
+        return resolve(folder)
+    except ModelError as error:
+        if os.path.isdir(folder):
+            check_weights(Path(folder))
+        raise ModelError(f"{error}; pickled weights are not read, and this converts them: {CONVERT}") from error
+
+
+def settled(speculation: SpeculationConfig, model: str) -> SpeculationConfig:
+    """With `auto`, also those of the heads that come with the package for a model that its file `auto` names."""
+    file = SHIPPED / model / "auto"
+    names = [name.strip() for name in speculation.drafter.split(",")]
+    if "auto" not in names or "/" in model or not file.is_file():
+        return speculation
+    return replace(speculation, drafter=",".join([*names, *file.read_text().split()]))

@@ -25,7 +25,7 @@ class BlockDrafter(HeadDrafter):
 
     def __init__(self, runner: ModelRunner, head: BlockHead, pages: HeadPages, *settings: Any) -> None:
         super().__init__(runner, head, pages, *settings)
-        native = native_for_head(head, pages.keys) if head.config.layer.window is None else None
+        native = native_for_head(head) if head.config.layer.window is None else None
         places = (pages.keys, pages.values, runner.pool.count)
         self._native = None if native is None else NativeBlock(native, head, *places)
         if self._native is not None:

@@ -187,10 +187,10 @@ class NativeBlock(NativeHead):
         return self.library.blocks(self._block, record), states, logits
 
 
-def native_for_head(head: Head[Any], keys: list[Tensor]) -> Library | None:
+def native_for_head(head: Head[Any]) -> Library | None:
     """The library, where it has all of the head's layers and computes where they are."""
     native = library()
-    if native is None or not keys or keys[0].device.type != "cpu" or keys[0].dtype != torch.float32:
+    if native is None or head.like.device.type != "cpu" or head.like.dtype != torch.float32:
         return None
     wide = (module for module in head.modules() if isinstance(module, Linear) and module.outputs > 1)
     packed = all(module.native is not None for module in wide)

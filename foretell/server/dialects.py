@@ -19,6 +19,8 @@ ALGORITHMS = {
     "EAGLE3": "eagle3",
     "NEXTN": "mtp",
     "DFLASH": "dflash",
+    "DSPARK": "dspark",
+    "MEDUSA": "medusa",
     "NONE": "none",
     "DRAFT-SIMPLE": "draft_model",
     "DRAFT-EAGLE3": "eagle3",

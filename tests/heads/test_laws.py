@@ -12,35 +12,54 @@ from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.heads import HeadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.engine.engine import Engine
+from foretell.models.config import ModelConfig
 from foretell.models.heads import HeadConfig, Lender
 from foretell.runner.runner import ModelRunner
-from foretell.types import Budget, Draft, Outcome, Sequence, Share
-from tests.laws.test_same_text import SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
+from foretell.types import Budget, Draft, Outcome, Sequence, Share, SpeculationChoice
+from tests.laws.test_same_text import FAMILIES, SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
 from tests.tiny import CONFIG, CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tiny_decoder, tree_around
-
-FEW = {name: SAMPLING[name] for name in ("greedy", "sampled", "top p")}
 
 
 def heads_and_a_seer(truth: list[list[int]]) -> MixDrafter:
     """The texts move on by several tokens at a time, and others than the head guessed them."""
-    arms: list[Drafter] = [OwnHead(HEADS[name]) for name in ("eagle", "block", "medusa", "mtp")]
+    names = {"eagle": False, "block": True, "medusa": False, "mtp": True}
+    arms: list[Drafter] = [OwnHead(HEADS[name], packed=packed) for name, packed in names.items()]
     seer = oracle(truth, 0.3)
     seer.name = "seer"
     return MixDrafter([*arms, seer])
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-@pytest.mark.parametrize("sampling", FEW)
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_head_never_changes_the_text(config: HeadConfig, sampling: str, world: World) -> None:
-    assert generate(OwnHead(config), world, **SAMPLING[sampling]) == truth_for(sampling)
+def test_a_head_never_changes_the_text(config: HeadConfig, world: World) -> None:
+    """As torch defines it, and as it is served."""
+    assert generate(OwnHead(config), world, temperature=1.0) == truth_for("sampled")
+    assert generate(OwnHead(config, packed=True), world) == truth_for("greedy")
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-@pytest.mark.parametrize("sampling", FEW)
+@pytest.mark.parametrize("sampling", SAMPLING)
 def test_several_heads_never_change_the_text(sampling: str, world: World) -> None:
     truth = truth_for(sampling)
     assert generate(heads_and_a_seer(truth), world, **SAMPLING[sampling]) == truth
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_heads_obey_over_every_kind_of_decoder(family: ModelConfig, packed: bool) -> None:
+    truth = generate(NoDrafter(), World(config=family), temperature=1.0)
+    for config in HEADS.values():
+        assert generate(OwnHead(config, packed=packed), World(config=family), temperature=1.0) == truth
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_what_is_drawn_under_other_rules_is_judged(rule: str) -> None:
+    """Those rules draw other texts than plain decoding does, by the same law; they need what a draft says of itself."""
+    engine = World().engine(OwnHead(HEADS["eagle"], packed=True))
+    choice = SpeculationChoice(rule=rule)
+    tracks = [add(engine, str(i), prompt, choice, temperature=1.0)[0] for i, prompt in enumerate(PROMPTS)]
+    run(engine)
+    assert engine.stats.speculation.drafted > 50 and all(track.seq.finish for track in tracks)
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
@@ -130,15 +149,15 @@ class Compared(OwnHead):
 PREEMPTIONS: dict[str, Callable[[Engine], None]] = {"": lambda engine: None, "preempted": preempt_youngest}
 
 
-@pytest.mark.parametrize("world", [WORLDS["page 4"], WORLDS["page 16, short steps"], WORLDS["page 1"]], ids=str)
+@pytest.mark.parametrize("world", ["page 4", "page 16, short steps", "page 1"])
 @pytest.mark.parametrize("disturb", PREEMPTIONS.values(), ids=PREEMPTIONS)
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_a_guess_and_what_it_is_made_of_depend_on_the_tokens_alone(
-    config: HeadConfig, disturb: Callable[[Engine], None], world: World
+    config: HeadConfig, disturb: Callable[[Engine], None], world: str
 ) -> None:
     truth = truth_for("sampled")
-    compared = Compared(config, world.page_size, tree_around(truth))
-    assert generate(compared, world, disturb, temperature=1.0) == truth
+    compared = Compared(config, WORLDS[world].page_size, tree_around(truth))
+    assert generate(compared, WORLDS[world], disturb, temperature=1.0) == truth
     assert compared.compared > 20
 
 

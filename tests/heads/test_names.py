@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from foretell import LLM, SamplingParams
+from foretell import heads as heads_module
 from foretell.config import SpeculationConfig
 from foretell.draft import arms, heads_wanted, models_wanted
 from foretell.errors import ForetellError, ModelError, RequestError
 from foretell.hub import open_checkpoint
-from foretell.models.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, make_head, write_head
+from foretell.models.heads import BlockConfig, EagleConfig, HeadConfig, Lender, MedusaConfig, make_head, write_head
 from foretell.models.heads import open as opening
 from foretell.models.heads.layer import initialise
+from foretell.models.load import load_model
 from foretell.models.read_config import read_config
 from tests.folder import write_tiny_folder
 from tests.heads.teaching import LAYER
@@ -114,3 +116,31 @@ def test_a_distilled_model_needs_no_tokenizer_of_its_own(
     llm = LLM(tiny_folder, drafter=f"distilled:{folder}", num_speculative_tokens=2, quiet=True)
     assert tokens(llm) == plain
     assert llm.engine.stats.speculation.by_drafter.keys() == {f"distilled:{folder}"}
+
+
+def test_auto_takes_what_comes_with_the_package_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads_module, "SHIPPED", tmp_path)
+    auto, named = SpeculationConfig(), SpeculationConfig(drafter="ngram")
+    assert heads_module.settled(auto, "some-model") == auto
+    (tmp_path / "some-model").mkdir()
+    (tmp_path / "some-model" / "auto").write_text("eagle block\n")
+    assert heads_module.settled(auto, "some-model").drafter == "auto,eagle,block"
+    assert heads_module.settled(named, "some-model") == named
+    assert heads_module.settled(auto, "../some-model") == auto
+
+
+def test_an_embedding_that_is_the_targets_is_not_kept_twice(tmp_path: Path, tiny_folder: Path) -> None:
+    target = load_model(open_checkpoint(tiny_folder))
+    config = EagleConfig(LAYER, target.config.vocab, 32, (1,), own_embed=True)
+    head = make_head(config)
+    initialise(head, torch.Generator().manual_seed(0))
+    assert head.embed is not None
+    for same in (True, False):
+        if same:
+            head.embed.data.copy_(target.embed.data)
+        else:
+            head.embed.data[3, 3] += 1
+        write_head(head, tmp_path / str(same))
+        opened = opening.open_head(tmp_path / str(same), target.config)
+        found = opened.load(Lender.of(target), torch.float32, 64)
+        assert (found.embed is None) == same and found.embedding.equal(head.embed)

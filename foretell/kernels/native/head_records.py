@@ -1,4 +1,4 @@
-"""What the library reads of heads, field for field: `head.h` and `reading.h` have the same."""
+"""What the library reads of heads, field for field: `head.h`, `reading.h` and `medusa.cpp` have the same."""
 
 from __future__ import annotations
 
@@ -127,6 +127,35 @@ class BlockChainRecord(ctypes.Structure):
         ("depths", POINTER),
         ("floors", POINTER),
         ("states", POINTER),
+        ("logits", POINTER),
+        ("guesses", POINTER),
+        ("sure", POINTER),
+        ("texts", NUMBER),
+        ("depth", NUMBER),
+    )
+
+
+class MedusaRecord(ctypes.Structure):
+    """`foretell::Medusa`."""
+
+    _fields_ = (
+        ("blocks", POINTER),
+        ("outputs", POINTER),
+        ("norm", POINTER),
+        ("ids", POINTER),
+        ("layers", NUMBER),
+        ("width", NUMBER),
+        ("eps", FLOAT),
+        ("level", FLAG),
+        ("shared", FLAG),
+    )
+
+
+class MedusaRowsRecord(ctypes.Structure):
+    """`foretell::MedusaRows`."""
+
+    _fields_ = (
+        ("features", POINTER),
         ("logits", POINTER),
         ("guesses", POINTER),
         ("sure", POINTER),

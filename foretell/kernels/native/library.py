@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from .build import BuildError, built_library
-from .head_records import BlockChainRecord, BlockHeadRecord, ChainRecord, HeadRecord, ReaderRecord, ReadingRecord
+from .head_records import (
+    BlockChainRecord,
+    BlockHeadRecord,
+    ChainRecord,
+    HeadRecord,
+    MedusaRecord,
+    MedusaRowsRecord,
+    ReaderRecord,
+    ReadingRecord,
+)
 from .records import ModelRecord, StepRecord
 
 LOG = logging.getLogger("foretell")
@@ -38,9 +47,10 @@ class Library:
         for guess in (self._chain, self._blocks):
             guess.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
             guess.restype = ctypes.c_int64
-        self._read = loaded.foretell_read
-        self._read.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-        self._read.restype = None
+        self._read, self._medusa = loaded.foretell_read, loaded.foretell_medusa
+        for work in (self._read, self._medusa):
+            work.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+            work.restype = None
 
     def linear(self, weights: int, x: Tensor, outputs: int) -> Tensor:
         """x [rows, in], float32 on a CPU, times the weights whose record is at that address."""
@@ -65,6 +75,10 @@ class Library:
     def read(self, reader: ReaderRecord, reading: ReadingRecord) -> None:
         """Keep what a head is to remember of places the target has run."""
         self._read(ctypes.addressof(reader), ctypes.addressof(reading), torch.get_num_threads())
+
+    def medusa(self, head: MedusaRecord, rows: MedusaRowsRecord) -> None:
+        """All guesses of Medusa heads; results go where `rows` says."""
+        self._medusa(ctypes.addressof(head), ctypes.addressof(rows), torch.get_num_threads())
 
     def top(self, x: Tensor, count: int) -> list[list[int]]:
         """Where the `count` largest of each row of x [rows, width] are, float32 on a CPU, best first; at most 64."""
