@@ -38,6 +38,7 @@ def page(result: Result) -> str:
         remarks=remarks(result),
         warnings=warnings(result),
         texts=shown_texts(result.texts),
+        guessed=True,
     )
 
 

@@ -24,8 +24,9 @@ def render(
     remarks: Sequence[str] = (),
     warnings: Sequence[str] = (),
     texts: Sequence[Any] = (),
+    guessed: bool = False,
 ) -> str:
-    """The page; whatever a model wrote is shown as text and never as markup."""
+    """The page; whatever a model wrote is shown as text and never as markup. `guessed`: texts show who proposed what."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -47,6 +48,7 @@ def render(
         remarks=remarks,
         warnings=warnings,
         texts=texts,
+        guessed=guessed,
         version=facts.get("version", ""),
     )
 
