@@ -62,8 +62,8 @@ class Chance(ModelRunner):
 class PlayedCosts(StepCosts):
     """Steps of a machine that is slower than a runner without a model."""
 
-    def observe(self, rows: int, context: int, seconds: float) -> None:
-        super().observe(rows, context, seconds + STEP + ROW * rows)
+    def observe(self, rows: int, context: int, seconds: float, pairs: int = 0) -> None:
+        super().observe(rows, context, seconds + STEP + ROW * rows, pairs)
 
 
 def controlled(drafter: Drafter) -> AdaptiveController:

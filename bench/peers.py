@@ -1,10 +1,11 @@
-"""Decoding on this CPU beside llama.cpp and OpenVINO GenAI, one table:
+"""Decoding on this CPU beside llama.cpp, OpenVINO GenAI and transformers, in one run:
 
     python bench/peers.py --llama FOLDER --gguf MODEL.gguf [--openvino FOLDER --openvino-python PYTHON] [--transformers]
 
 FOLDER holds llama-server and llama-quantize, built with native flags; MODEL.gguf is the file our default model is in;
 the OpenVINO folder is an int8 export of the same weights. Every setting is a server (or a child process) that waits
 while it is not asked; they take turns on each prompt, and each is timed by its own clock from the first token on.
+Two more tables: a prompt of 512 tokens, and eight texts at once (`peer_loads.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
-from typing import Any
+
+import peer_loads
+from peer_loads import post
 
 from foretell import LLM
 from foretell.bench.workloads import load, take
@@ -36,6 +39,7 @@ KINDS = {
     "math": "math",
 }
 NGRAM = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "10")
+EIGHT_BITS = "Q8_0"
 HERE = Path(__file__).parent
 
 
@@ -49,15 +53,6 @@ class Answer:
 
 
 Ask = Callable[[str], Answer]
-
-
-def post(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=300) as reply:
-        answer: dict[str, Any] = json.load(reply)
-        return answer
 
 
 @contextmanager
@@ -140,24 +135,22 @@ def quantized(folder: Path, gguf: Path, kinds: list[str]) -> dict[str, Path]:
     return found
 
 
-def arms(args: argparse.Namespace, stack: ExitStack, tokenizer: Tokenizer) -> dict[str, Ask]:
-    """Every setting, by the name it has in the table."""
-    found: dict[str, Ask] = {}
+@dataclass
+class Ways:
+    """Every setting, by the name it has in the tables."""
+
+    one: dict[str, Ask]
+    reading: dict[str, peer_loads.Read]
+    at_once: dict[str, peer_loads.Write]
+
+
+def arms(args: argparse.Namespace, stack: ExitStack, tokenizer: Tokenizer) -> Ways:
+    """Servers and children, started."""
+    ways = Ways({}, {}, {})
     ports = iter(range(args.port, args.port + 100))
-    files = quantized(args.llama, args.gguf, args.formats.split(","))
-    for kind, path in files.items():
-        for name, flags in ((f"llama.cpp {kind}", ()), (f"llama.cpp {kind} n-gram", NGRAM)):
-            port = next(ports)
-            command = [str(args.llama / "llama-server"), "-m", str(path), "-t", "2", "-tb", "2", "-c", "2048"]
-            stack.enter_context(server([*command, "-np", "1", "--port", str(port), *flags], port))
-            found[name] = llama(port, args.max_tokens)
-    for quantization in ("none", "int8"):
-        port = next(ports)
-        command = [sys.executable, "-m", "foretell", "serve", "--port", str(port), "--quantization", quantization]
-        stack.enter_context(server(command, port, "/ready"))
-        name = "foretell float32" if quantization == "none" else f"foretell {quantization}"
-        found[name] = ours(port, args.max_tokens, False)
-        found[f"{name} auto"] = ours(port, args.max_tokens, True)
+    add_llama(ways, args, stack, ports)
+    add_ours(ways, args, stack, ports)
+    found = ways.one
     if args.openvino:
         for mode in ("plain", "lookup"):
             command = [args.openvino_python, str(HERE / "peer_openvino.py"), str(args.openvino), mode]
@@ -165,7 +158,39 @@ def arms(args: argparse.Namespace, stack: ExitStack, tokenizer: Tokenizer) -> di
     if args.transformers:
         command = [sys.executable, str(HERE / "peer_transformers.py"), str(args.gguf), str(args.max_tokens)]
         found["transformers float32"] = stack.enter_context(child(command, tokenizer))
-    return found
+    return ways
+
+
+def add_llama(ways: Ways, args: argparse.Namespace, stack: ExitStack, ports: Iterator[int]) -> None:
+    """Each format plain and with n-gram drafts; in 8 bits also with room for eight texts."""
+    for kind, path in quantized(args.llama, args.gguf, args.formats.split(",")).items():
+        command = [str(args.llama / "llama-server"), "-m", str(path), "-t", "2", "-tb", "2"]
+        for name, flags in ((f"llama.cpp {kind}", ()), (f"llama.cpp {kind} n-gram", NGRAM)):
+            port = next(ports)
+            alone = [*command, "-c", "2048", "-np", "1", "--port", str(port), *flags]
+            stack.enter_context(server(alone, port))
+            ways.one[name] = llama(port, args.max_tokens)
+            if not flags:
+                ways.reading[name] = peer_loads.llama_reads(port)
+            if kind == EIGHT_BITS:
+                port = next(ports)
+                room = str(1024 * peer_loads.TEXTS)
+                several = [*command, "-c", room, "-np", str(peer_loads.TEXTS), "--port", str(port), *flags]
+                stack.enter_context(server(several, port))
+                ways.at_once[name] = peer_loads.llama_writes(port)
+
+
+def add_ours(ways: Ways, args: argparse.Namespace, stack: ExitStack, ports: Iterator[int]) -> None:
+    for quantization in ("none", "int8"):
+        port = next(ports)
+        command = [sys.executable, "-m", "foretell", "serve", "--port", str(port), "--quantization", quantization]
+        stack.enter_context(server(command, port, "/ready"))
+        name = "foretell float32" if quantization == "none" else f"foretell {quantization}"
+        ways.one[name] = ours(port, args.max_tokens, False)
+        ways.one[f"{name} auto"] = ours(port, args.max_tokens, True)
+        ways.reading[name] = peer_loads.we_read(port)
+        ways.at_once[name] = peer_loads.we_write(port, False)
+        ways.at_once[f"{name} auto"] = peer_loads.we_write(port, True)
 
 
 def prompts(per_kind: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
@@ -192,7 +217,8 @@ def main() -> None:
     speeds: dict[str, dict[str, list[float]]] = {}
     texts: dict[tuple[str, str], set[str]] = {}
     with ExitStack() as stack:
-        ways = arms(args, stack, tokenizer)
+        all_ways = arms(args, stack, tokenizer)
+        ways = all_ways.one
         for turn in range(args.rounds + 1):
             for kind, prompt in asked:
                 names = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
@@ -202,10 +228,20 @@ def main() -> None:
                         speeds.setdefault(name, {}).setdefault(kind, []).append(answer.speed)
                     texts.setdefault((name, prompt), set()).add(answer.text)
             print(f"round {turn} done", file=sys.stderr, flush=True)
-    report(speeds, texts, [prompt for _, prompt in asked])
+        words = [token for _, prompt in asked for token in tokenizer.encode(prompt)]
+        read = peer_loads.reading(all_ways.reading, words, args.rounds)
+        several = [prompt for _, prompt in prompts(2, tokenizer)]
+        written = peer_loads.at_once(all_ways.at_once, several, args.rounds)
+    kept = report(speeds, texts, [prompt for _, prompt in asked])
+    peer_loads.report(f"a prompt of {peer_loads.PROMPT} tokens", read)
+    peer_loads.report(f"{peer_loads.TEXTS} texts at once", written)
+    print(json.dumps({"bench": "peers", "tokens_per_second": kept, "reading": read, "at_once": written}))
 
 
-def report(speeds: dict[str, dict[str, list[float]]], texts: dict[tuple[str, str], set[str]], asked: list[str]) -> None:
+def report(
+    speeds: dict[str, dict[str, list[float]]], texts: dict[tuple[str, str], set[str]], asked: list[str]
+) -> dict[str, dict[str, float]]:
+    """The table of one text at a time."""
     kinds = list(KINDS.values())
     print("| tokens/s | " + " | ".join(kinds) + " | geometric mean | spread | same text as its plain |")
     print("| --- |" + " ---: |" * (len(kinds) + 2) + " --- |")
@@ -218,7 +254,7 @@ def report(speeds: dict[str, dict[str, list[float]]], texts: dict[tuple[str, str
         kept[name] = {"geometric_mean": geometric_mean(each), **dict(zip(kinds, each, strict=True))}
         cells = " | ".join(f"{value:.1f}" for value in [*each, geometric_mean(each)])
         print(f"| {name} | {cells} | {spread:.2f} | {same} |")
-    print(json.dumps({"bench": "peers", "tokens_per_second": kept}))
+    return kept
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,23 @@ from .engine.profile import Profiler
 from .engine.requests import AUTO, Limits, RequestMaker, check_rule
 from .engine.scheduler import Scheduler
 from .errors import RequestError
+from .heads import Heads, distilled
 from .hub import Checkpoint, open_checkpoint, resolve
-from .hub.home import home
+from .kernels.rounded import Rounding
 from .kv.cache import LayerShape
 from .kv.prefix import PrefixIndex
+from .kv.swap import Swap
 from .models.config import ModelConfig
 from .models.decoder import Decoder
 from .models.load import choose_dtype, is_rounded, load_model
 from .models.quantize import Bits, native_for
 from .models.read_config import end_ids, read_config, sampling_defaults
-from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes
+from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes, round_weights
 from .pairing import Pairing, judge_pair
-from .runner.memory import MemoryPlan, Needs, device_memory, plan_memory
+from .runner.memory import GIB, MemoryPlan, Needs, device_memory, plan_memory, step_bytes
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
+from .system import home
 from .tokenizer import Tokenizer
 from .types import SpeculationChoice
 from .verify.threshold import ThresholdSettings
@@ -74,15 +77,17 @@ class Opened:
     dtype: torch.dtype
     device: torch.device
     bits: Bits | None = None  # of a weight, where they are to be integers
+    rounding: Rounding | None = None  # of weights and rows, on a CUDA device
 
     @property
     def weights(self) -> int:
-        return prepared_bytes(self.config, self.dtype, self.device, self.bits)
+        return prepared_bytes(self.config, self.dtype, self.device, self.bits, self.rounding)
 
     @property
     def loading(self) -> int:
         """What its weights take in floats, before they are rounded."""
-        return 0 if self.bits is None else prepared_bytes(self.config, self.dtype, "meta")
+        rounded = self.bits is not None or self.rounding is not None
+        return prepared_bytes(self.config, self.dtype, "meta") if rounded else 0
 
     @property
     def token_bytes(self) -> int:
@@ -90,16 +95,27 @@ class Opened:
         layer = LayerShape(self.config.kv_heads, self.config.head_dim)
         return self.config.layers * layer.bytes_per_token(self.dtype)
 
+    def step_bytes(self, tokens: int) -> int:
+        """What its steps work with on a GPU."""
+        c = self.config
+        width = 3 * c.width + 3 * c.ffn + (2 * c.heads + 2 * c.kv_heads) * c.head_dim
+        return step_bytes(width, tokens, c.vocab, self.dtype.itemsize)
+
     def load(self) -> Decoder:
         return load_model(self.checkpoint, self.dtype, self.device)
 
     def ready(self, model: Decoder) -> Decoder:
         """The loaded model with its weights as they will run; a copy in integers is made before this."""
+        if self.rounding is not None:
+            return round_weights(model, self.rounding)
         return model if self.bits is None else quantize_weights(model, self.bits)
 
-    def runner(self, model: Decoder, room: Room, taps: tuple[int, ...] = ()) -> ModelRunner:
-        """What runs it, once it is loaded."""
-        return ModelRunner(self.ready(model), room.pages, room.page_size, min(room.context, self.config.context), taps)
+    def runner(
+        self, model: Decoder, room: Room, taps: tuple[int, ...] = (), beside: tuple[LayerShape, ...] = ()
+    ) -> ModelRunner:
+        """What runs it, once it is loaded; `beside` are further layers of its cache."""
+        context = min(room.context, self.config.context)
+        return ModelRunner(self.ready(model), room.pages, room.page_size, context, taps, beside)
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""
@@ -121,12 +137,15 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None]) -> O
     model_config = read_config(checkpoint)
     device = choose_device(config.device)
     dtype = choose_dtype(checkpoint, config.dtype, device)
+    rounding = choose_rounding(config, device)
     bits = choose_bits(config, checkpoint, device)
+    if rounding is not None:
+        say(f"{name}: weights in {rounding}, each output by its own largest, and rows likewise")
     if bits is not None:
         own = " as its file's own are; quantization none is float32" if config.quantization == "auto" else ""
         said = own if native_for(device) else ", run as floats: no native kernels"
         say(f"{name}: weights rounded to int{bits}{said}")
-    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits)
+    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits, rounding)
 
 
 def build_engine(
@@ -146,7 +165,8 @@ def build_engine(
     target = open_model(config.model, config, say)
     if drafter is None and target.bits in draft.copies_wanted(speculation):
         say(f"self:int{target.bits} is the target itself here and will not pay; quantization none makes it a copy")
-    helpers = {name: open_model(name, config, say) for name in wanted}
+    helpers = {name: distilled(name, target, config.model) or open_model(name, config, say) for name in wanted}
+    heads = Heads.opened(() if drafter is not None else draft.heads_wanted(speculation), target, config.model)
     pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
     context = _context(config, target.config)
 
@@ -154,26 +174,32 @@ def build_engine(
         if drafter is not None:
             return _plan_memory(config, target, [], drafter.memory, context)
         extra = sum(map(target.copy_bytes, draft.copies_wanted(chosen)))
-        return _plan_memory(config, target, [helpers[name] for name in draft.models_wanted(chosen)], extra, context)
+        models, few = [helpers[name] for name in draft.models_wanted(chosen)], heads.only(draft.heads_wanted(chosen))
+        return _plan_memory(config, target, models, extra + few.weights, context, few.token_bytes)
 
     def run_helper(name: str) -> ModelRunner:
         return helpers[name].runner(helpers[name].load(), room)
 
     if drafter is None:
         speculation = draft.fitted(speculation, planned)
+        heads = heads.only(draft.heads_wanted(speculation))
     memory = planned(speculation)
     room, model = Room(memory.pages, config.page_size, context), target.load()
     copies = () if drafter is not None else draft.copies_wanted(speculation)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
-    runner = target.runner(model, room, () if drafter is None else drafter.taps)
+    heads.load(model, context)  # likewise
+    runner = target.runner(model, room, () if drafter is None else drafter.taps, heads.beside)
     if drafter is None:
+        placed = heads.place(runner, say)
         vocabularies = {name: pairing.vocabularies for name, pairing in pairings.items()}
         loader = draft.Loader(
-            speculation, target, runner, helpers, vocabularies, run_helper, room.pages * room.page_size
+            speculation, target, runner, helpers, vocabularies, run_helper, room.pages * room.page_size, placed
         )
         drafter = draft.build(loader.parts(draft.models_wanted(speculation), twins), loader.again)
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
-    scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens)
+    host_room = int(config.swap_space * GIB) if target.device.type == "cuda" else 0
+    swap = Swap(runner.cache, host_room) if host_room else None
+    scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens, swap)
     controller = build_controller(speculation, drafter, target)
     engine = Engine(runner, drafter, controller, scheduler, target.tokenizer)
     profiler = Profiler(engine, controller, costs_file(config.model, target))
@@ -188,7 +214,7 @@ def build_engine(
 def costs_file(model: str, target: Opened) -> Path:
     """Where what steps cost is kept: for this model on this device with so many threads."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine()
-    kernels = (target.bits, native_for(target.device) is not None)
+    kernels = (target.bits or target.rounding, native_for(target.device) is not None)
     parts = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 
@@ -232,16 +258,20 @@ def _pair(target: Opened, helper: Opened, name: str, say: Callable[[str], None])
     return found
 
 
-def _plan_memory(config: EngineConfig, target: Opened, helpers: list[Opened], extra: int, context: int) -> MemoryPlan:
-    """A draft model has as many pages as the target, so that it can follow every text."""
-    token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers)
+def _plan_memory(
+    config: EngineConfig, target: Opened, helpers: list[Opened], extra: int, context: int, beside: int = 0
+) -> MemoryPlan:
+    """A draft model has as many pages as the target, so that it can follow every text; `beside`: bytes of heads."""
+    token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + beside
     extra += sum(helper.weights for helper in helpers)
     page_bytes = config.page_size * token_bytes
     loading = max(model.loading for model in (target, *helpers)) + extra
     needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
     free = device_memory(target.device)
-    if target.device.type == "cuda":
+    if target.device.type == "cuda":  # nobody else is to have the rest: the cache takes it, as far as texts can fill it
         free = int(free * config.gpu_memory_utilization)
+        work = sum(model.step_bytes(config.max_num_batched_tokens) for model in (target, *helpers))
+        needs = replace(needs, workspace=work, texts=config.max_num_seqs, cache_share=1.0)
     return plan_memory(needs, free, config.kv_memory)
 
 
@@ -250,13 +280,21 @@ def choose_bits(config: EngineConfig, checkpoint: Checkpoint, device: torch.devi
     if config.quantization == "auto":
         fast = device.type == "cpu" and config.dtype == "auto" and native_for(device) is not None
         return 8 if fast and is_rounded(checkpoint) else None
-    if config.quantization == "none":
+    if config.quantization == "none" or device.type != "cpu":
         return None
-    if device.type != "cpu":
-        raise RequestError(
-            "quantization", f"{config.quantization} runs on a CPU only; leave it out, or set device to cpu"
-        )
     return 8 if config.quantization == "int8" else 4
+
+
+def choose_rounding(config: EngineConfig, device: torch.device) -> Rounding | None:
+    """In what a CUDA device has weights and rows; None for floats, and on a CPU, which has ways of its own."""
+    on_cpu, wanted = device.type == "cpu", config.quantization
+    if wanted == "fp8" and on_cpu:
+        raise RequestError("quantization", "fp8 runs on a CUDA device only; on a CPU take int8 or int4")
+    if wanted == "int4" and not on_cpu:
+        raise RequestError("quantization", "int4 runs on a CPU only; take int8 or fp8, or set device to cpu")
+    if on_cpu or wanted not in ("int8", "fp8"):
+        return None
+    return "int8" if wanted == "int8" else "fp8"
 
 
 def choose_device(name: str) -> torch.device:

@@ -14,7 +14,7 @@ from .options import nearest, option, strict
 MOST_THREADS = 1024
 DEFAULT_DRAFT, MOST_DRAFTED = 16, 64
 SHORTEST_MATCH, LONGEST_MATCH, LONGEST_RUN = 2, 4, 64
-QUANTIZATIONS = ("auto", "none", "int8", "int4")
+QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
 
 
 @strict
@@ -28,7 +28,8 @@ class EngineConfig:
     dtype: str = option("auto", "float type of the weights", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
         "auto",
-        "round the weights to integers when they are loaded, on a CPU; auto: to int8 where the file's own are rounded",
+        "round the weights when they are loaded: int8; int4 on a CPU, fp8 on CUDA; auto: on a CPU to int8 where the "
+        "file's own are rounded",
         choices=QUANTIZATIONS,
     )
     device: str = option("auto", "where to run: auto, cpu or cuda")
@@ -38,6 +39,9 @@ class EngineConfig:
     page_size: int = option(16, "tokens a page of the cache holds", aliases=("--block-size",))
     kv_memory: float | None = option(None, "GiB for the cache of keys and values (default: by model and memory)")
     gpu_memory_utilization: float = option(0.9, "the most of a GPU's free memory that all parts may take")
+    swap_space: float = option(
+        4.0, "GiB of the host's memory for texts that must make way on a GPU, where copying beats reading them again"
+    )
     prefix_cache: bool = option(True, "share the cache of equal beginnings", aliases=("--enable-prefix-caching",))
     threads: int | None = option(None, "CPU threads (default: physical cores)")
 
@@ -51,6 +55,8 @@ class EngineConfig:
                 raise RequestError(name, f"must be above 0, not {value}")
         if self.quantization not in QUANTIZATIONS:
             raise RequestError("quantization", f"must be {', '.join(QUANTIZATIONS)}; not {self.quantization!r}")
+        if not 0 <= self.swap_space < math.inf:
+            raise RequestError("swap_space", f"must be 0 or more, not {self.swap_space}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise RequestError(
                 "gpu_memory_utilization", f"must be above 0 and at most 1, not {self.gpu_memory_utilization}"
@@ -70,8 +76,9 @@ class SpeculationConfig:
 
     drafter: str = option(
         "auto",
-        "how to guess ahead: none, ngram, suffix, recycle, lookahead, model:NAME, self:int8, self:int4, exit:N, or "
-        "several to choose from, with commas; auto is ngram,suffix,recycle",
+        "how to guess ahead: none, ngram, suffix, recycle, lookahead, model:NAME, self:int8, self:int4, exit:N, a head "
+        "(eagle, block, medusa, mtp, distilled: the one for this model, or with :FOLDER another), a head's folder, or "
+        "several to choose from, with commas; auto is suffix,recycle, and ngram for requests that name it",
     )
     max_draft: int | None = option(None, f"the most tokens guessed for a text in one step (default: {DEFAULT_DRAFT})")
     num_speculative_tokens: int | None = option(None, "guess just this many each step and do not adapt")
@@ -214,6 +221,7 @@ METHODS = {
     "medusa": "medusa",
     "mtp": "mtp",
     "dflash": "block",
+    "dspark": "block",
     "suffix": "suffix",
 }
 

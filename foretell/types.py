@@ -28,6 +28,7 @@ class SpeculationChoice:
     prediction: str | None = None  # the text that is expected, for the drafter `prediction`
     deadline: float | None = None  # seconds for all of `max_tokens`, from when the prompt is taken up
     min_tokens_per_second: float | None = None  # from the first token on; a text that is slower goes before others
+    details: bool = False  # whether to tell of each token how likely it was found, and which guesses fell there
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,27 @@ class TokenLogprob:
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class FallenGuess:
+    """A guess that did not stand: how sure its drafter was, and how likely the target found it."""
+
+    token: int
+    confidence: float | None
+    probability: float
+
+
+@dataclass(frozen=True)
+class TokenDetail:
+    """Of one written token: how likely the target found it, how sure its drafter was, and the guesses that fell there.
+
+    Probabilities are those of the request's settings; at temperature 0 those of the scores themselves.
+    """
+
+    probability: float
+    confidence: float | None = None  # None: the target's own token, or a drafter that says nothing
+    fallen: tuple[FallenGuess, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -220,6 +242,7 @@ class Outcome:
     logprobs: tuple[TokenLogprob, ...] | None = None  # of the kept tokens, where the request wants them
     features: Tensor | None = None
     top: tuple[tuple[int, ...], ...] = ()
+    details: tuple[TokenDetail, ...] | None = None  # of the kept tokens, where the request wants them
 
     @property
     def accepted(self) -> int:
@@ -248,3 +271,5 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish: FinishReason | None = None
     skip: str = ""  # why nothing was guessed, where the controller says so
+    drafter: str = ""  # who guessed in this step
+    details: tuple[TokenDetail, ...] | None = None

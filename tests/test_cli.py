@@ -14,6 +14,7 @@ import pytest
 
 from foretell import __version__
 from foretell.cli.main import build_parser, main
+from foretell.cli.tint import COLOURS
 from tests.folder import write_tiny_folder
 
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick"
@@ -120,8 +121,9 @@ def test_a_terminal_shows_who_proposed_what(tiny_folder: Path) -> None:
     words = ["generate", PROMPT * 2, "--raw", "--show", "--model", str(tiny_folder), "--max-tokens", "40"]
     words += ["--temperature", "0", "--ignore-eos", "--prompt-lookup-min", "1", "--num-speculative-tokens", "4"]
     coloured = in_terminal(*words)
-    assert "\x1b[32m" in coloured
+    assert any(colour in coloured for colour in COLOURS)
     assert "\x1b" not in in_terminal(*words, env={"NO_COLOR": "1"})
+    assert any(colour in in_terminal(*words, env={"NO_COLOR": ""}) for colour in COLOURS), "empty is as good as unset"
 
 
 def in_terminal(*words: str, env: dict[str, str] | None = None) -> str:

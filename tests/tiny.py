@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
 
 from foretell.certify.draws import random_decoder
 from foretell.control.controller import FixedController, Offers
 from foretell.draft.base import Drafter, NoDrafter, Wrapper
+from foretell.draft.heads_kinds import beside, head_drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
@@ -19,6 +23,20 @@ from foretell.engine.scheduler import Scheduler
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
+from foretell.models.heads import (
+    BlockConfig,
+    DistilledConfig,
+    EagleConfig,
+    Head,
+    HeadConfig,
+    LayerConfig,
+    Lender,
+    MedusaConfig,
+    MtpConfig,
+    make_head,
+)
+from foretell.models.heads.layer import initialise
+from foretell.models.heads.open import pack_head
 from foretell.models.quantize import Bits
 from foretell.models.variants import first_layers, quantized
 from foretell.params import SamplingParams
@@ -52,7 +70,15 @@ class World:
     def engine(self, drafter: Drafter | None = None) -> Engine:
         model = tiny_decoder(config=self.config).to(self.device)
         variant = drafter.make(model) if isinstance(drafter, OwnVariant) else None  # before weights are packed away
-        runner = ModelRunner(model, self.pages, self.page_size, CONTEXT)
+        heads = [arm for arm in drafter.arms.values() if isinstance(arm, OwnHead)] if drafter is not None else []
+        taps = tuple(sorted({tap for arm in heads for tap in arm.taps}))
+        shapes = tuple(shape for arm in heads for shape in arm.beside)
+        lender = Lender.of(model)  # before weights are packed away
+        runner = ModelRunner(model, self.pages, self.page_size, CONTEXT, taps, shapes)
+        first = self.config.layers
+        for arm in heads:
+            arm.bind(runner, lender, first)
+            first += len(arm.beside)
         prefix = PrefixIndex(runner.pool) if self.prefix_cache else None
         scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
         controller = Turns(self.budget) if isinstance(drafter, MixDrafter) else FixedController(self.budget)
@@ -98,6 +124,57 @@ class OwnVariant(Wrapper):
     @property
     def arms(self) -> Mapping[str, Drafter]:
         return {self.name: self}
+
+
+class OwnHead(Wrapper):
+    """A head over the target's states; bound to an engine when that is made, because it shares its pages."""
+
+    def __init__(self, config: HeadConfig, seed: int = 0, packed: bool = False, **settings: object) -> None:
+        """`packed`: with weights as they are served, and so by the native library where there is one."""
+        super().__init__(NoDrafter())
+        self.config, self.seed, self.packed, self.settings = config, seed, packed, settings
+        self.name, self.taps, self.beside = config.kind, config.taps, beside(config)
+        self.draws = self.gives_probability = True
+
+    def bind(self, runner: ModelRunner, lender: Lender, first: int) -> None:
+        head = random_head(self.config, lender, self.seed)
+        if self.packed:
+            pack_head(head, runner.model)
+        self.inner = head_drafter(runner, head, first, self.name, **self.settings)  # type: ignore[arg-type]
+
+    @property
+    def arms(self) -> Mapping[str, Drafter]:
+        return {self.name: self}
+
+
+def random_head(config: HeadConfig, lender: Lender, seed: int = 0, spread: float = 0.2) -> Head[Any]:
+    """Weights that tell tokens apart; where it has fewer tokens, every other one."""
+    head = make_head(config)
+    generator = torch.Generator().manual_seed(seed)
+    initialise(head, generator, spread=spread)
+    if config.draft_vocab is not None:
+        head.draft_ids.copy_(torch.randperm(config.vocab, generator=generator)[: config.draft_vocab].sort().values)
+    head.to(lender.embed.device)
+    head.borrow(lender)
+    head.prepare(CONTEXT)
+    return head
+
+
+LAYER = LayerConfig(width=32, heads=4, kv_heads=2, head_dim=8, ffn=48)
+HEADS: dict[str, HeadConfig] = {
+    "eagle": EagleConfig(LAYER, VOCAB, 32, (0, 1, 2), draft_vocab=24, fc_norm=True, norm_output=True),
+    "eagle of two layers": EagleConfig(LAYER, VOCAB, 32, (1, 2), layers=2, norm_before_residual=True),
+    "eagle 1": EagleConfig(LAYER, VOCAB, 32, (2,), target_norm=True, generation=1, fc_bias=True),
+    "eagle with a window": EagleConfig(replace(LAYER, window=5), VOCAB, 32, (2,), norm_before_fc=True),
+    "mtp": MtpConfig(LAYER, VOCAB, 32, (2,), target_norm=True),
+    "block": BlockConfig(LAYER, VOCAB, 32, (1, 2), draft_vocab=24, layers=2, block=4, markov_rank=4, confidence=True),
+    "causal block": BlockConfig(
+        replace(LAYER, qk_norm=True, window=6), VOCAB, 32, (2,), block=5, sample_from_anchor=False, mask_token=3,
+        causal_in_block=True,
+    ),
+    "medusa": MedusaConfig(LAYER, VOCAB, 32, (2,), target_norm=True, draft_vocab=24),
+    "distilled": DistilledConfig(LAYER, VOCAB, 32, (0,), draft_vocab=24, layers=2),
+}  # fmt: skip
 
 
 def early_exit() -> OwnVariant:

@@ -13,7 +13,7 @@ from .item import Item
 from .measure import PLAIN, Arm
 
 ADAPT = ("auto", "mix")  # these find out how far to guess
-NEED_A_MODEL = ("model",)
+NEED_A_MODEL = ("model", "eagle", "block", "medusa", "mtp", "distilled")
 
 
 def arms_of(names: Sequence[str], nodes: Sequence[int], base: SpeculationConfig) -> list[Arm]:

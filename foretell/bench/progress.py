@@ -41,4 +41,4 @@ def bar(done: int, total: int) -> str:
     """How much of the whole is done, in eighths of a character."""
     eighths = round(8 * WIDTH * done / total) if total else 8 * WIDTH
     whole, rest = divmod(eighths, 8)
-    return ("█" * whole + PARTS[rest]).ljust(WIDTH, "░")
+    return str(("█" * whole + PARTS[rest]).ljust(WIDTH, "░"))

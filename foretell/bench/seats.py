@@ -39,6 +39,10 @@ class TimedDrafter(Wrapper):
         with self._clock():
             return super().offers(seqs, nodes)
 
+    def follow(self, outcomes: list[Outcome]) -> None:
+        with self._clock():
+            super().follow(outcomes)
+
     def observe(self, outcomes: list[Outcome]) -> None:
         for each in outcomes:
             if each.verdict is not None and len(each.draft):
@@ -118,13 +122,15 @@ class Seats:
         if not any(has_weights(name) for name in named):
             return draft.build(parts)
         names = dict.fromkeys((*named, draft.WITH_REQUEST))
-        return MixDrafter([self._loaded[name] if has_weights(name) else make(parts, name) for name in names], named)
+        return MixDrafter(
+            [self._loaded[name] if has_weights(name) else make(parts, name) for name in names], draft.defaults(config)
+        )
 
 
 def has_weights(name: str) -> bool:
-    """Whether a drafter brings a model, or a copy of the target in fewer bits."""
+    """Whether a drafter brings a model, a head, or a copy of the target in fewer bits."""
     config = SpeculationConfig(drafter=name)
-    return bool(draft.models_wanted(config) or draft.copies_wanted(config))
+    return bool(draft.models_wanted(config) or draft.copies_wanted(config) or draft.heads_wanted(config))
 
 
 def open_with(arms: Several[Arm], **options: Any) -> LLM:

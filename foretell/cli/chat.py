@@ -14,7 +14,7 @@ from foretell.errors import CapacityError, RequestError
 from .command import Command
 from .common import add_engine_arguments, add_sampling_arguments, check_sampling, load_llm, sampling_params
 from .tally import Tally
-from .tint import Tint, wants_colour
+from .tint import tell, tint_for
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message to put in front")
-    parser.add_argument("--show", action="store_true", help="colour each token by who proposed it")
+    parser.add_argument(
+        "--show",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="colour each token by who proposed it, in a terminal that shows colours",
+    )
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
 
@@ -43,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         if line == "/reset":
             messages = list(opening)
         elif line:
-            messages = _turn(llm, params, messages, line, args.show and wants_colour())
+            messages = _turn(llm, params, messages, line, args.show)
     return 0
 
 
@@ -59,12 +64,12 @@ def _ask() -> str | None:
 
 
 def _turn(
-    llm: LLM, params: SamplingParams, messages: list[dict[str, str]], line: str, colour: bool
+    llm: LLM, params: SamplingParams, messages: list[dict[str, str]], line: str, show: bool
 ) -> list[dict[str, str]]:
     """Ask and answer once; a question that cannot be asked leaves the conversation as it was."""
     asked = [*messages, {"role": "user", "content": line}]
     try:
-        answer = _answer(llm, params, asked, colour)
+        answer = _answer(llm, params, asked, show)
     except (RequestError, CapacityError) as error:
         hint = " (/reset starts anew)" if messages else ""
         print(f"foretell: {error}{hint}", file=sys.stderr)
@@ -72,13 +77,14 @@ def _turn(
     return [*asked, {"role": "assistant", "content": answer}] if answer else messages
 
 
-def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]], colour: bool) -> str:
+def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]], show: bool) -> str:
     """Stream an answer; Ctrl-C keeps what there is of it."""
-    tally, tint = Tally(), Tint(llm.tokenizer, colour)
+    prompt = llm.tokenizer.encode_chat(messages)
+    tally, tint = Tally(), tint_for(llm, prompt, show, skip_special=params.skip_special_tokens)
     stream: Iterator[Delta] = iter(())
     try:
         with _ctrl_c() as pressed:
-            stream = llm.stream(messages, params)
+            stream = llm.stream(prompt, params)
             for delta in stream:
                 tally.add(delta)
                 print(tint.render(delta), end="", flush=True)
@@ -89,7 +95,7 @@ def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]], co
         if isinstance(stream, Generator):
             stream.close()
     print()
-    print(tally.summary(), file=sys.stderr)
+    tell(tally, tint)
     return tally.text
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .command import Command
 from .common import add_report_arguments, check_out, give, load_llm
 from .tally import Tally
-from .tint import LEGEND, Tint, wants_colour
+from .tint import Palette, Tint, tint_for, wants_colour
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -64,18 +64,18 @@ class Comparison:
 def run(args: argparse.Namespace) -> int:
     check_out(args)
     llm = load_llm(args)
-    colour = wants_colour()
     quiet = args.json
     if not quiet:
-        print(f"{llm.config.model}, drafter {llm.engine.drafter.name}, greedy. {LEGEND if colour else ''}\n")
-    comparisons = [_compare(llm, name, text, colour, quiet) for name, text in PROMPTS.items()]
+        legend = Palette(llm.engine.drafter.defaults).legend() if wants_colour() else ""
+        print(f"{llm.config.model}, drafter {llm.engine.drafter.name}, greedy. {legend}\n")
+    comparisons = [_compare(llm, name, text, quiet) for name, text in PROMPTS.items()]
     if not quiet:
         print("\n".join(table(comparisons)))
     give({"model": llm.config.model, "prompts": [each.as_json() for each in comparisons]}, args)
     return 0 if all(each.same_text for each in comparisons) else 1
 
 
-def _compare(llm: LLM, name: str, text: str, colour: bool, quiet: bool) -> Comparison:
+def _compare(llm: LLM, name: str, text: str, quiet: bool) -> Comparison:
     """With guesses, as they stream; then the same request without."""
     from foretell.params import SamplingParams
 
@@ -86,7 +86,7 @@ def _compare(llm: LLM, name: str, text: str, colour: bool, quiet: bool) -> Compa
     _write(
         llm, prompt, SamplingParams(max_tokens=4), guess=True
     )  # warm: neither side pays for the prompt or for caches
-    guessed = _write(llm, prompt, params, guess=True, tint=None if quiet else Tint(llm.tokenizer, colour))
+    guessed = _write(llm, prompt, params, guess=True, tint=None if quiet else tint_for(llm, prompt, True))
     if not quiet:
         print("\n    ... and the same without guesses, to compare\n")
     return Comparison(name, guessed, _write(llm, prompt, params, guess=False))

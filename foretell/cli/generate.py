@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
@@ -21,7 +20,7 @@ from .common import (
     sampling_params,
 )
 from .tally import Tally
-from .tint import Tint, wants_colour
+from .tint import tell, tint_for
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             print("\n\n".join(choice.text for choice in output.outputs))
     else:
-        _stream(llm, tokens, params, args.show and wants_colour())
+        _stream(llm, tokens, params, args.show)
     return 0
 
 
@@ -72,13 +71,13 @@ def _prompt_text(args: argparse.Namespace, llm: LLM, text: str) -> str:
     return llm.tokenizer.render_chat([*messages, {"role": "user", "content": text}])
 
 
-def _stream(llm: LLM, tokens: list[int], params: SamplingParams, colour: bool) -> None:
-    tally, tint = Tally(), Tint(llm.tokenizer, colour)
+def _stream(llm: LLM, tokens: list[int], params: SamplingParams, show: bool) -> None:
+    tally, tint = Tally(), tint_for(llm, tokens, show, skip_special=params.skip_special_tokens)
     for delta in llm.stream(tokens, params):
         tally.add(delta)
         print(tint.render(delta), end="", flush=True)
     print()
-    print(tally.summary(), file=sys.stderr)
+    tell(tally, tint)
 
 
 def as_json(llm: LLM, output: RequestOutput) -> dict[str, Any]:

@@ -18,10 +18,14 @@ from .chat import CHAT
 from .check_pair import CHECK_PAIR
 from .demo import DEMO
 from .explain import EXPLAIN
+from .export import EXPORT
 from .generate import GENERATE
 from .models import LIST, PULL
 from .pairs import PAIRS
+from .plan import PLAN
 from .serve import SERVE
+from .train import TRAIN
+from .tune import TUNE
 
 COMMANDS = {
     "demo": DEMO,
@@ -29,7 +33,11 @@ COMMANDS = {
     "chat": CHAT,
     "serve": SERVE,
     "bench": BENCH,
+    "plan": PLAN,
+    "tune": TUNE,
     "certify": CERTIFY,
+    "train": TRAIN,
+    "export": EXPORT,
     "explain": EXPLAIN,
     "pairs": PAIRS,
     "check-pair": CHECK_PAIR,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 
 from foretell.types import Draft
 
 LEVELS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)  # a drafter's own confidence, in steps; the lowest is "says nothing"
+MIDDLES = (0.1, 0.3, 0.5, 0.7, 0.87, 0.97)  # of these steps
+TRUST = 0.7  # how far a drafter's own confidence is believed before it was compared with the text
 DEPTHS = 3  # the first guess, the second, and those behind
 UNSEEN = len(LEVELS)  # the row for guesses whose confidence is not known yet
 CELLS = (len(LEVELS) + 1) * DEPTHS
@@ -21,34 +22,31 @@ HONEST, STEADY = 20.0, 0.995  # guesses it takes to doubt the rates, and how fas
 REQUEST, KIND, DRAFTER = (0.97, 16.0), (0.998, 12.0), (0.999, 12.0)
 
 
-def level(confidence: float | None) -> int:
-    """The row a confidence belongs to."""
-    if confidence is None:
-        return UNSEEN
-    return max(0, bisect_right(LEVELS, confidence) - 1)
-
-
 def cell(confidence: float | None, depth: int) -> int:
     """The cell of a guess `depth` behind the text's end; 1 is the first."""
-    return level(confidence) * DEPTHS + min(depth, DEPTHS) - 1
+    row = UNSEEN if confidence is None else max(0, bisect_right(LEVELS, confidence) - 1)
+    return row * DEPTHS + (depth if depth < DEPTHS else DEPTHS) - 1
 
 
 class Rates:
     """How often guesses stood whose forerunners stood, by cell; what is not known yet is taken from `above`."""
 
-    __slots__ = ("above", "fade", "prior", "tried", "stood", "weight")
+    __slots__ = ("above", "fade", "prior", "tried", "stood", "weight", "_believed")
 
     def __init__(self, above: Rates | None, fading: tuple[float, float], prior: float = PRIOR) -> None:
         """`prior` is what is believed where nothing is above."""
         self.above, (self.fade, self.weight), self.prior = above, fading, prior
         self.tried = [0.0] * CELLS
         self.stood = [0.0] * CELLS
+        self._believed: dict[int, float] = {}  # what untried cells are believed to be, until something is counted
 
     def rate(self, at: int, tried: float = 0.0, stood: float = 0.0) -> float:
         """How likely a guess is to stand; `tried` and `stood` were counted below and must not count twice."""
-        tried, stood = max(0.0, self.tried[at] - tried), max(0.0, self.stood[at] - stood)
-        prior = self._alike(at) if self.above is None else self.above.rate(at, self.tried[at], self.stood[at])
-        return (self.weight * prior + min(stood, tried)) / (self.weight + tried)
+        mine, right = self.tried[at], self.stood[at]
+        prior = self._alike(at) if self.above is None else self.above.rate(at, mine, right)
+        mine = mine - tried if mine > tried else 0.0
+        right = right - stood if right > stood else 0.0
+        return (self.weight * prior + (right if right < mine else mine)) / (self.weight + mine)
 
     def hope(self, at: int) -> float:
         """The rate it may well have, for all that was tried: little of it at first, or bad luck would be believed."""
@@ -56,17 +54,25 @@ class Rates:
         return min(1.0, rate + math.sqrt(rate * (1 - rate) / (1 + tried)))
 
     def _alike(self, at: int) -> float:
-        """What a cell is believed to be before it was tried: as one guess earlier, or as whatever the confidence."""
+        """What a cell is believed to be before it was tried: as one guess earlier; mostly as sure as its drafter is."""
         row, depth = divmod(at, DEPTHS)
-        if row != UNSEEN:
-            return self.rate(UNSEEN * DEPTHS + depth)
-        return self.rate(at - 1) if depth else self.prior
+        like = UNSEEN * DEPTHS + depth if row != UNSEEN else at - 1 if depth else -1
+        if like < 0:
+            return self.prior
+        found = self._believed.get(like)
+        if found is None:
+            found = self._believed[like] = self.rate(like)
+        return found if row == UNSEEN else TRUST * MIDDLES[row] + (1 - TRUST) * found
 
     def count(self, at: int, stood: bool) -> None:
-        self.tried[at] = self.tried[at] * self.fade + 1
-        self.stood[at] = self.stood[at] * self.fade + stood
-        if self.above is not None:
-            self.above.count(at, stood)
+        rates: Rates | None = self
+        while rates is not None:
+            fade = rates.fade
+            rates.tried[at] = rates.tried[at] * fade + 1
+            rates.stood[at] = rates.stood[at] * fade + stood
+            if rates._believed:
+                rates._believed.clear()
+            rates = rates.above
 
 
 @dataclass(slots=True)
@@ -81,29 +87,21 @@ class Guess:
 
     def follow(self, tokens: list[int], rates: Rates) -> bool:
         """Count what the text says by now; True when there is nothing left to learn."""
+        draft = self.draft
+        guessed, parents, sure = draft.tokens, draft.parents, draft.confidence
         while self.at < len(tokens):
-            hit = -1
-            for child in self._children():
-                stood = self.draft.tokens[child] == tokens[self.at]
-                count_guess(rates, self.draft, child, self.depth, stood)
-                hit = child if stood else hit
+            hit, token, whoever = -1, tokens[self.at], cell(None, self.depth)
+            for child in range(self.node + 1, len(parents)):  # parents come first
+                if parents[child] == self.node:
+                    stood = guessed[child] == token
+                    rates.count(whoever, stood)  # as one of whom nothing is known, and with its confidence
+                    if sure is not None:
+                        rates.count(cell(sure[child], self.depth), stood)
+                    hit = child if stood else hit
             if hit < 0:
                 return True
             self.node, self.depth, self.at = hit, self.depth + 1, self.at + 1
         return False
-
-    def _children(self) -> Values[int]:
-        if self.draft.is_chain:
-            after = self.node + 1
-            return (after,) if after < len(self.draft) else ()
-        return self.draft.children(self.node)
-
-
-def count_guess(rates: Rates, draft: Draft, node: int, depth: int, stood: bool) -> None:
-    """A guess is counted with its confidence, and as one of whom nothing is known."""
-    rates.count(cell(None, depth), stood)
-    if draft.confidence is not None:
-        rates.count(cell(draft.confidence[node], depth), stood)
 
 
 @dataclass
@@ -116,7 +114,7 @@ class Ledger:
     kind: str
     rates: dict[str, Rates] = field(default_factory=dict)
     open: list[Guess] = field(default_factory=list)
-    looked_up: dict[tuple[str, int], float] = field(default_factory=dict)
+    looked_up: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
 class Honesty:
@@ -174,15 +172,20 @@ class Acceptance:
 
     def survival(self, ledger: Ledger, arm: str, draft: Draft) -> list[float]:
         """For each node how likely it is to enter the text."""
-        rates, known, sure = self.rates(ledger, arm), ledger.looked_up, draft.confidence
+        rates, sure = self.rates(ledger, arm), draft.confidence
+        known = ledger.looked_up.get(arm)
+        if known is None:
+            known = ledger.looked_up[arm] = {}
         found: list[float] = []
-        honest = self.honesty(ledger, arm).factor
-        for node, (parent, depth) in enumerate(zip(draft.parents, draft.depths(), strict=True)):
-            key = (arm, cell(None if sure is None else sure[node], depth))
-            stands = known.get(key)
+        depths: list[int] = []
+        for node, parent in enumerate(draft.parents):
+            depth = depths[parent] + 1 if parent >= 0 else 1
+            depths.append(depth)
+            at = cell(None if sure is None else sure[node], depth)
+            stands = known.get(at)
             if stands is None:
-                stands = known[key] = rates.rate(key[1])
-            found.append(honest * stands if parent < 0 else found[parent] * stands)
+                stands = known[at] = rates.rate(at)
+            found.append(found[parent] * stands if parent >= 0 else self.honesty(ledger, arm).factor * stands)
         return found
 
     def unseen(self, ledger: Ledger, arm: str, depth: int, hopeful: bool = True) -> list[float]:

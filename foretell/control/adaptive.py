@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 
-import numpy as np
-
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
 
 from .acceptance import Acceptance
 from .controller import Controller, Offers
 from .costs import StepCosts
-from .decisions import FIXED, HURRY, NOT_ASKED, PAYS, SKIPPED, TRIAL, UNKNOWN, Decision, Decisions, in_words
+from .decisions import COMPARED, FIXED, HURRY, NOT_ASKED, PAYS, SKIPPED, TRIAL, UNKNOWN, Decision, Decisions, in_words
 from .drafting import Drafting
 from .hurry import Hurry
 from .lessons import Lessons
@@ -22,11 +20,13 @@ from .patience import Patience
 from .probes import Probes
 from .settings import AllHere, ArmTraits, Presence, Settings
 from .spending import Candidate, Market, Plan, best_plan, break_even, let_pass, share_out
+from .yardstick import Yardstick
 
 SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
 STRETCH_EVERY = 24  # of so many drafts one goes a node farther
 UNTRIED = 4  # nodes of a drafter that has hardly been tried
 FADING = 0.95  # nodes that are hardly ever taken are not guessed: a tree of sixteen costs the host as much as a row
+NOTHING = Budget()
 
 
 class AdaptiveController(Controller):
@@ -47,6 +47,7 @@ class AdaptiveController(Controller):
         self.acceptance = Acceptance({name: traits.prior for name, traits in arms.items()})
         self.decisions, self.probes, self.hurry = Decisions(), Probes(), Hurry(clock)
         self.lessons = Lessons(self.acceptance, self.drafting.is_paid, self.probes.succeeded)
+        self.yardstick = Yardstick()
         self._free = self.drafting.free
         self._drafts: Counter[str] = Counter()
         self._why: dict[int, str] = {}
@@ -55,34 +56,35 @@ class AdaptiveController(Controller):
         self._reach = float(UNTRIED)  # nodes that free drafters are asked for
         self._hurried: frozenset[int] = frozenset()  # of them those behind the speed they asked for
 
-    # Before the step
-
     def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         self.lessons.begin()
         self._why.clear()
         # A prompt's last step drafts nothing: the first token waits for no draft.
         writers = [seq for seq in seqs if seq.request.drafters and len(seq.tokens) - seq.cached == 1]
-        due = self.patience.due(writers, self.costs.single)
         late = self.hurry.behind(seqs, self.costs.single)
-        behind = [seq for seq in late if seq.request.drafters and seq.pending == 1]
-        for seq in behind:
-            if self.patience.left_alone(seq.id):
-                self.patience.wake(seq)
-                due.append(seq)
-        self._due, self._hurried = [seq for seq in due if self._cap(seq)], frozenset(seq.id for seq in behind)
+        self._due, self._hurried = self.patience.due(writers, self.costs.single) if writers else [], frozenset()
+        if late:
+            self._wake(late)
+        if self._due:
+            self._due = [seq for seq in self._due if self.settings.cap(seq)]
         if len(self._due) < len(writers):
             self._leave_alone(seqs, writers)
+        if not self._due:
+            return [], 0
         for seq in self._due:
             self.lessons.find_out(seq)
         asked = [seq for seq in self._due if not self._free.isdisjoint(seq.request.drafters)]
-        return asked, self.settings.most if self.settings.fixed is not None else min(
-            self.settings.most, int(self._reach)
-        )
+        reach = self._reach if self.settings.fixed is None else self.settings.most
+        return asked, min(self.settings.most, int(reach))
 
-    def _cap(self, seq: Sequence) -> int:
-        wanted = seq.request.speculation.max_draft
-        most = self.settings.most if wanted is None else min(self.settings.most, wanted)
-        return max(0, min(most, seq.room - 1))  # the step adds a token of its own
+    def _wake(self, late: list[Sequence]) -> None:
+        """Look at those that are behind the speed they asked for."""
+        behind = [seq for seq in late if seq.request.drafters and seq.pending == 1]
+        self._hurried = frozenset(seq.id for seq in behind)
+        for seq in behind:
+            if self.patience.left_alone(seq.id):
+                self.patience.wake(seq)
+                self._due.append(seq)
 
     def _leave_alone(self, seqs: list[Sequence], writers: list[Sequence]) -> None:
         """Count whom nobody looks at in this step."""
@@ -93,9 +95,9 @@ class AdaptiveController(Controller):
 
     def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
         """Whom `asks` left alone is left alone here, too."""
-        due, nothing = self._due, Budget()
+        due = self._due
         if not due:
-            return [nothing] * len(seqs)
+            return [NOTHING] * len(seqs)
         if self.settings.fixed is not None:
             writers = sum(seq.pending == 1 for seq in seqs)
             found = self._fixed(due, offers, self.settings.fixed(writers))
@@ -112,31 +114,51 @@ class AdaptiveController(Controller):
         for seq in due:
             self.lessons.note_offers(seq, offers.get(seq.id, {}))
             if seq.id not in found and seq.request.params.structured_outputs is not None:
-                found[seq.id] = Budget(self._cap(seq))  # room for what a grammar forces, which always stands
+                found[seq.id] = Budget(self.settings.cap(seq))  # room for what a grammar forces, which always stands
         self.patience.done()
-        return [found.get(seq.id, nothing) for seq in seqs]
+        return [found.get(seq.id, NOTHING) for seq in seqs]
 
     def watches(self, seq: Sequence) -> bool:
         return bool(seq.request.drafters) and not self.patience.left_alone(seq.id)
 
     def _market(self, seqs: list[Sequence]) -> Market:
-        writers = sum(seq.pending == 1 for seq in seqs)
-        rows = sum(min(seq.pending, SMALL) for seq in seqs)
-        curve = self.costs.curve(rows + writers * self.settings.most)
-        cached = sum(seq.cached for seq in seqs)
-        held = self.costs.seconds(rows, cached) - float(curve[rows])
-        further = np.arange(len(curve)) - rows  # each of them looks at what is cached of its text
-        curve = curve + np.maximum(further, 0) * (self.costs.pair * cached / len(seqs))
-        return Market(writers, rows, curve, max(held, 0.0))
+        writers = rows = cached = 0
+        for seq in seqs:
+            pending = len(seq.tokens) - seq.cached
+            writers += pending == 1
+            rows += min(pending, SMALL)
+            cached += seq.cached
+        curve = self.costs.prices(rows + writers * self.settings.most)
+        # Each further row looks at what is cached of its text.
+        return Market(writers, rows, curve, self.costs.looking(cached), self.costs.pair * cached / len(seqs))
 
     def _adapted(self, market: Market, due: list[Sequence], offers: Offers) -> dict[int, Budget]:
-        # In a hurry a text plans as if it were alone: it makes way for nobody.
-        alone, hurried = replace(market, writers=1), [seq.id in self._hurried for seq in due]
-        markets = [alone if first else market for first in hurried]
-        pairs = list(zip(markets, due, strict=True))
+        hurried, markets = [seq.id in self._hurried for seq in due], [market] * len(due)
+        if self._hurried:  # such a text plans as if it were alone: it makes way for nobody
+            alone = replace(market, writers=1)
+            markets = [alone if first else market for first in hurried]
+        pairs = zip(markets, due, strict=True)
         candidates = [self._candidates(each, seq, offers.get(seq.id, {})) for each, seq in pairs]
         plans = [self._plan(each, seen) for each, seen in zip(markets, candidates, strict=True)]
-        nodes = self._shared(market, plans, hurried)
+        found = self._found(market, due, plans, self._shared(market, plans, hurried))
+        self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.nodes + 1 for budget in found.values()))
+        gain = max(plan.gain for plan in plans)
+        compared = set()
+        if found and not self._hurried and self.yardstick.wanted(self.costs.steps, gain):
+            compared = set(found)
+            found.clear()
+        trials = set() if compared else self._probe(market, due, found)
+        for seq, each in zip(due, candidates, strict=True):
+            why = TRIAL if seq.id in trials else HURRY if seq.id in self._hurried else PAYS
+            why = COMPARED if seq.id in compared else why
+            taken, guessed = found.get(seq.id, NOTHING).drafter, [candidate.arm for candidate in each]
+            self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, taken, why)
+        self.yardstick.note(bool(found))
+        self.decisions.step(bool(found or compared), lambda: self._reason(market, due))
+        return found
+
+    def _found(self, market: Market, due: list[Sequence], plans: list[Plan], nodes: list[int]) -> dict[int, Budget]:
+        """Budgets of those who guess, and what that should save."""
         found: dict[int, Budget] = {}
         self._worth.clear()
         for seq, plan, count in zip(due, plans, nodes, strict=True):
@@ -145,20 +167,12 @@ class AdaptiveController(Controller):
                 count += self._stretch(seq, plan, count)
                 found[seq.id] = Budget(count, plan.arm, self.drafting.floor(market, plan.arm))
                 self.lessons.expect(seq, plan.survival)
-        self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.nodes + 1 for budget in found.values()))
-        trials = self._probe(market, due, found)
-        for seq, each in zip(due, candidates, strict=True):
-            taken = found.get(seq.id, Budget()).drafter
-            why = TRIAL if seq.id in trials else HURRY if seq.id in self._hurried else PAYS
-            guessed = [candidate.arm for candidate in each]
-            self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, taken, why)
-        self.decisions.step(bool(found), lambda: self._reason(market, due))
         return found
 
     def _plan(self, market: Market, candidates: list[Candidate]) -> Plan:
         """The best there is; a better drafter that is away is called."""
-        found, away = best_plan(market, candidates, self.settings.margin), self.presence.away
-        if found.arm not in away:
+        found = best_plan(market, candidates, self.settings.margin)
+        if found.arm in self._free or not found.arm or found.arm not in (away := self.presence.away):
             return found
         self._call(found.arm)
         return best_plan(market, [each for each in candidates if each.arm not in away], self.settings.margin)
@@ -180,14 +194,17 @@ class AdaptiveController(Controller):
     def decided(self) -> dict[Decision, int]:
         return self.decisions.counts
 
+    @property
+    def standing(self) -> tuple[bool, str]:
+        return self.decisions.on, self.decisions.reason
+
     def _candidates(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> list[Candidate]:
-        found, cap = [], self._cap(seq)
+        found, cap, ledger = [], self.settings.cap(seq), self.lessons.ledger(seq)
         for arm in seq.request.drafters:
             if arm not in self._free:
                 found.append(self._unseen(market, seq, arm, cap))
             elif arm in offered:
-                survival = self.acceptance.survival(self.lessons.ledger(seq), arm, offered[arm].cut(cap))
-                found.append(Candidate(arm, survival))
+                found.append(Candidate(arm, self.acceptance.survival(ledger, arm, offered[arm].cut(cap))))
         return found
 
     def _unseen(self, market: Market, seq: Sequence, arm: str, cap: int) -> Candidate:
@@ -201,33 +218,23 @@ class AdaptiveController(Controller):
         if plan.arm in self._free:
             return 0
         self._drafts[plan.arm] += 1
-        return min(0 if self._drafts[plan.arm] % STRETCH_EVERY else 1, self._cap(seq) - nodes)
+        return min(0 if self._drafts[plan.arm] % STRETCH_EVERY else 1, self.settings.cap(seq) - nodes)
 
     def _fixed(self, due: list[Sequence], offers: Offers, nodes: int) -> dict[int, Budget]:
         """Always so many; of several drafters the one most of whose guesses should stand."""
         found = {}
         for seq in due:
-            offered, count = offers.get(seq.id, {}), min(nodes, self._cap(seq))
-            arm = self._likeliest(seq, offered, count) if count else ""
+            offered, count = offers.get(seq.id, {}), min(nodes, self.settings.cap(seq))
+            away = self.presence.away.intersection(seq.request.drafters)
+            for arm in away:
+                self._call(arm)
+            here = [arm for arm in seq.request.drafters if arm not in away]
+            arm = self.lessons.likeliest(seq, here, offered, count) if count else ""
             if arm:
                 found[seq.id] = Budget(count, arm)
             guessed = [name for name in seq.request.drafters if name in offered or name not in self._free]
             self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, arm, FIXED)
         return found
-
-    def _likeliest(self, seq: Sequence, offered: Mapping[str, Draft], nodes: int) -> str:
-        away = self.presence.away.intersection(seq.request.drafters)
-        for arm in away:
-            self._call(arm)
-        if len(seq.request.drafters) == 1:
-            return "" if away else seq.request.drafters[0]
-        ledger, worth = self.lessons.ledger(seq), {"": 0.0}
-        for arm in seq.request.drafters:
-            if arm not in self._free and arm not in away:
-                worth[arm] = sum(self.acceptance.unseen(ledger, arm, nodes, hopeful=False))
-            elif arm in offered:
-                worth[arm] = sum(self.acceptance.survival(ledger, arm, offered[arm].cut(nodes)))
-        return max(worth, key=worth.__getitem__)
 
     def trim(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
         """Leave out what is too short, unless it was drawn: to drop a draw for what it led to would be a bias."""
@@ -238,12 +245,14 @@ class AdaptiveController(Controller):
 
     def _probe(self, market: Market, due: list[Sequence], found: dict[int, Budget]) -> set[int]:
         """Try a drafter that is not used, rarely and for one sequence, so that its day is noticed when it comes."""
-        tried = set()
+        tried: set[int] = set()
+        if len(self._free) == len(self.arms):
+            return tried
         used = {budget.drafter for budget in found.values()}
         for arm in sorted({arm for seq in due for arm in seq.request.drafters if arm not in self._free}):
             able = [seq for seq in due if arm in seq.request.drafters]
             seq = min(able, key=lambda each: self.drafting.behind(each, arm))
-            nodes = min(max(Probes.NODES, self.settings.shortest), self._cap(seq))
+            nodes = min(max(Probes.NODES, self.settings.shortest), self.settings.cap(seq))
             seconds = self.drafting.for_trial(market, seq, arm, nodes)
             if self.probes.is_due(arm, arm in used, self.patience.step, seconds + market.extra(nodes), market.plain):
                 if arm in self.presence.away:
@@ -254,16 +263,17 @@ class AdaptiveController(Controller):
                 tried.add(seq.id)
         return tried
 
-    # After the step
-
     def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
-        rows = sum(outcome.share.take + len(outcome.draft) for outcome in outcomes)
+        rows = drafted = 0
+        for outcome in outcomes:
+            rows += outcome.share.take + len(outcome.draft.tokens)
+            drafted += outcome.share.budget.nodes
         # A prompt tells little of one row, so it is not what prices begin with.
         if self.costs.wants(rows) and (self.costs.known or all(outcome.share.take == 1 for outcome in outcomes)):
             context = sum(outcome.share.start for outcome in outcomes)
             pairs = sum(each.share.start * (each.share.take + len(each.draft) - 1) for each in outcomes)
             self.costs.observe(rows, context, times.running, pairs)
-        if self.costs.known and any(outcome.share.budget.nodes for outcome in outcomes):
+        if drafted and self.costs.known:
             self.drafting.observe(outcomes, times.drafting, self.costs.single)
         if self._due:
             looked = {seq.id for seq in self._due}

@@ -43,6 +43,11 @@ class Controller(ABC):
         """Steps of texts since the start by (drafter, "drafted" or "skipped", reason), where that is counted."""
         return {}
 
+    @property
+    def standing(self) -> tuple[bool, str]:
+        """Whether guessing is on, and the words with which it was last switched."""
+        return True, ""
+
     def plain_seconds(self, batch: int, context: int) -> float | None:
         """What a step without drafts takes for `batch` texts with `context` tokens cached in all, where it is known."""
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,19 @@ from numpy.typing import NDArray
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 FEATURES = len(KNOTS) + 2
 NOISE = 0.08  # how far a step strays from what it should take, as a share, on a quiet machine
+FIRST_NOISE = 0.15  # what is believed of that before steps were seen
 OUTLIER = 3.0  # surprises are cut at so many of the usual ones
 DRIFT = 0.002  # how far the machine's pace wanders from step to step, as a share
 PACE, BEND = 0.5, 0.1  # how far off the first step's pace, and how bent the curve of rows, may be, as shares
+ALIKE = 3.0  # doublings of rows over which it bends alike: a number of rows that is not run is told by its neighbours
 LEAN_RATE, CHANGED = 0.1, 0.5
 USUAL_RATE = 0.05  # how fast the usual surprise is learnt
-KNOWN_WELL, THINNED = 64, 16  # steps after which a further one of as many rows teaches little: one of so many is learnt
+FIRST = 3  # steps whose median sets the pace: any single one may have been an odd one
+LOADED = 32  # lessons that what an earlier run learnt counts for
+KNOWN_WELL, THINNED = (
+    64,
+    16,
+)  # steps after which one of about as many rows as a late one teaches little: one of so many is learnt
 
 Vector = NDArray[np.float64]
 
@@ -31,7 +39,7 @@ class Fit:
     def __init__(self, mean: Vector, spread: NDArray[np.float64]) -> None:
         """`spread` is the covariance of the prior."""
         self.mean, self.spread = mean, spread
-        self.usual, self.lean = NOISE, 0.0  # the usual surprise, and whether they all point one way
+        self.usual, self.lean = FIRST_NOISE, 0.0  # the usual surprise, and whether they all point one way
 
     def value(self, features: Vector) -> float:
         return float(features @ self.mean)
@@ -40,12 +48,13 @@ class Fit:
         expected = max(self.value(features), 1e-9)
         surprise = seconds / expected - 1
         limit = OUTLIER * max(self.usual, NOISE)
-        self.usual += USUAL_RATE * (min(abs(surprise), 2 * limit) - self.usual)
+        # The middle one of the surprises, not their mean: that would be made of the hiccups it is to tell apart.
+        self.usual *= 1 + USUAL_RATE if abs(surprise) > self.usual else 1 - USUAL_RATE
         surprise = min(max(surprise, -limit), limit)
         self.lean += LEAN_RATE * (surprise / limit - self.lean)
         if abs(self.lean) > CHANGED:  # no chain of hiccups: the machine has another pace now
             self.spread = self.spread + PACE**2 * np.outer(self.mean, self.mean)
-            self.usual, self.lean = NOISE, 0.0
+            self.usual, self.lean = FIRST_NOISE, 0.0
         # The pace of all wanders together: a slower machine makes every step dearer by the same share.
         self.spread = self.spread + DRIFT**2 * np.outer(self.mean, self.mean)
         seen = self.spread @ features
@@ -87,7 +96,9 @@ class StepCosts:
         self.single = 0.0  # seconds of a step of one row; 0 before the first step ran
         self._fit: Fit | None = None
         self._curve: Vector | None = None
-        self._last = self._alike = 0
+        self._first: list[tuple[Vector, float]] = []  # the first steps
+        self._prices: list[float] = []
+        self._asked, self._taught = 0, dict[int, int]()  # steps, and the last one of about as many rows that taught
 
     @property
     def known(self) -> bool:
@@ -102,12 +113,17 @@ class StepCosts:
         """Seconds a further row of a text takes for each token cached of it."""
         return 0.0 if self._fit is None else float(self._fit.mean[-1])
 
+    def looking(self, context: int) -> float:
+        """Seconds a step takes to look at so many cached tokens, its further rows aside."""
+        return 0.0 if self._fit is None else float(self._fit.mean[-2]) * context
+
     def curve(self, rows: int) -> Vector:
         """Seconds of steps of 0..`rows` rows with nothing cached; never falling, because rows are not rewarded."""
         if self._fit is None:
             return np.zeros(rows + 1)
         if self._curve is None or len(self._curve) <= rows:
-            knots = np.maximum.accumulate(self._fit.mean[: len(KNOTS)])
+            size = len(KNOTS)
+            knots = np.array(never_falling(self._fit.mean[:size].tolist(), np.diag(self._fit.spread)[:size].tolist()))
             beyond = knots[-1] + (knots[-1] - knots[-2]) / (KNOTS[-1] - KNOTS[-2])
             wanted = np.arange(max(rows, 64) + 1)
             self._curve = np.interp(wanted, KNOTS, knots)
@@ -115,40 +131,56 @@ class StepCosts:
             self._curve[far] = knots[-1] + (beyond - knots[-1]) * (wanted[far] - KNOTS[-1])
         return self._curve[: rows + 1]
 
+    def prices(self, rows: int) -> list[float]:
+        """The curve as a list."""
+        if len(self._prices) <= rows:
+            self._prices = self.curve(max(rows, 64)).tolist()
+        return self._prices[: rows + 1]
+
     def wants(self, rows: int) -> bool:
         """Whether a step of so many rows is worth learning from; to be asked once a step."""
-        self._alike = self._alike + 1 if rows == self._last else 0
-        self._last = rows
-        return self.steps < KNOWN_WELL or self._alike % THINNED == 0
+        self._asked += 1
+        about = rows.bit_length()
+        if self.steps >= KNOWN_WELL and self._asked - self._taught.get(about, -THINNED) < THINNED:
+            return False
+        self._taught[about] = self._asked
+        return True
 
     def observe(self, rows: int, context: int, seconds: float, pairs: int = 0) -> None:
         """A step of the target ran."""
         if seconds <= 0:
             return
         features = _features(rows, context, pairs)
-        if self._fit is None:
-            self._fit = self._start(features, seconds)
-        self._fit.observe(features, seconds)
+        if len(self._first) < FIRST and self.steps == len(self._first):
+            self._first.append((features, seconds))
+            self._fit = self._start()
+        else:
+            assert self._fit is not None, "the first steps started it"
+            self._fit.observe(features, seconds)
         self.steps += 1
         self._take_over()
 
     def _take_over(self) -> None:
-        self._curve = None
+        self._curve, self._prices = None, []
         self.single = self.seconds(1)
 
-    def _start(self, features: Vector, seconds: float) -> Fit:
+    def _start(self) -> Fit:
+        """What the first steps say, by the pace of the middle one."""
         prior = self.prior
         tokens = [prior.token, prior.token * prior.pair]
         shape = np.array([1 + prior.row * max(0, knot - prior.free_rows) for knot in KNOTS] + tokens)
-        shape *= seconds / float(features @ shape)
-        # All may err by the pace of the first step, which may have been an odd one, and by what a row costs; around
-        # that line the curve may bend a little, near neighbours alike.
+        shape *= median_low(seconds / float(features @ shape) for features, seconds in self._first)
+        # All may err by the pace of the first steps and by what a row costs; around that line the curve may bend a
+        # little, near neighbours alike.
         place = np.log2(np.array(KNOTS, float))
         more = np.append(np.array(KNOTS, float) - 1, [0.0, 0.0])
         bend = np.diag(np.ones(len(shape)))
-        bend[: len(KNOTS), : len(KNOTS)] = BEND**2 * np.exp(-np.abs(place[:, None] - place[None, :]))
+        bend[: len(KNOTS), : len(KNOTS)] = BEND**2 * np.exp(-np.abs(place[:, None] - place[None, :]) / ALIKE)
         slope = 3 * prior.row * shape[0] * more
-        return Fit(shape, np.outer(shape, shape) * (bend + PACE**2) + np.outer(slope, slope))
+        fit = Fit(shape, np.outer(shape, shape) * (bend + PACE**2) + np.outer(slope, slope))
+        for features, seconds in self._first:
+            fit.observe(features, seconds)
+        return fit
 
     def dump(self) -> dict[str, Any]:
         """What was learnt, as plain values."""
@@ -157,7 +189,21 @@ class StepCosts:
     def load(self, kept: dict[str, Any]) -> None:
         """Go on from what an earlier run learnt; the machine may have changed, so the pace is open again."""
         self._fit = Fit.load(kept, FEATURES)
+        self.steps = LOADED if self.known else 0
         self._take_over()
+
+
+def never_falling(values: list[float], spreads: list[float]) -> list[float]:
+    """The values nearest to these that never fall; where some must give way, it is those known less well."""
+    runs: list[tuple[float, float, int]] = []  # value, weight, how many
+    for value, spread in zip(values, spreads, strict=True):
+        weight, count = 1 / max(spread, 1e-30), 1
+        while runs and runs[-1][0] > value:
+            before, heavy, many = runs.pop()
+            value = (before * heavy + value * weight) / (heavy + weight)
+            weight, count = heavy + weight, many + count
+        runs.append((value, weight, count))
+    return [value for value, _, count in runs for _ in range(count)]
 
 
 def _features(rows: int, context: int, pairs: int) -> Vector:

@@ -14,6 +14,7 @@ OFF, ON = 0.05, 0.2  # drafting is off below the one and on again above the othe
 DRAFTED, SKIPPED = "drafted", "skipped"
 PAYS, TRIAL, FIXED, HURRY = "pays", "trial", "fixed", "hurry"  # why a drafter was let guess
 NO_GUESS, LOW_ACCEPT, OUTDONE, NOT_ASKED, UNKNOWN = "no_guess", "low_accept", "outdone", "not_asked", "no_costs"
+COMPARED = "compared"  # it would have paid, but a plain step was wanted to compare with
 
 Decision = tuple[str, str, str]  # a drafter, whether it was let guess, and why
 
@@ -43,13 +44,14 @@ class Decisions:
 
     def note_all(self, arms: tuple[str, ...], guessed: Collection[str], taken: str, why: str) -> str:
         """Of a text's drafters `taken` guesses, because of `why`, or none does; returns why none does."""
-        lost = OUTDONE if taken else LOW_ACCEPT
+        beaten = COMPARED if why == COMPARED else LOW_ACCEPT
+        lost = OUTDONE if taken else beaten
         for arm in arms:
             if arm == taken:
                 self.note(arm, DRAFTED, why)
             else:
                 self.note(arm, SKIPPED, lost if arm in guessed else NO_GUESS)
-        return "" if taken else LOW_ACCEPT if guessed else NO_GUESS
+        return "" if taken else beaten if guessed else NO_GUESS
 
     def left_alone(self, texts: list[tuple[str, ...]]) -> None:
         """Texts, by their drafters, that nobody looked at in this step."""

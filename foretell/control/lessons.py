@@ -40,6 +40,18 @@ class Lessons:
         for arm, draft in offered.items():
             self.acceptance.note(self.ledger(seq), arm, draft, len(seq.tokens))
 
+    def likeliest(self, seq: Sequence, arms: list[str], offered: Mapping[str, Draft], nodes: int) -> str:
+        """Of several drafters the one most of whose guesses should stand; nobody where all have nothing to show."""
+        if len(seq.request.drafters) == 1:
+            return arms[0] if arms else ""
+        ledger, worth = self.ledger(seq), {"": 0.0}
+        for arm in arms:
+            if self.is_paid(arm):
+                worth[arm] = sum(self.acceptance.unseen(ledger, arm, nodes, hopeful=False))
+            elif arm in offered:
+                worth[arm] = sum(self.acceptance.survival(ledger, arm, offered[arm].cut(nodes)))
+        return max(worth, key=worth.__getitem__)
+
     def observe(self, outcome: Outcome) -> None:
         """What came of a text's step."""
         share, arm = outcome.share, outcome.share.budget.drafter

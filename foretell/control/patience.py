@@ -9,12 +9,13 @@ from time import perf_counter
 
 from foretell.types import Sequence
 
-PATIENCE, LITTLE = 16, 3  # looks on credit; where looks have not paid lately
+PATIENCE, LITTLE = 16, 3  # looks on credit; where looks have not paid lately, or a text is short
+CREDIT_SHARE = 0.01  # of the time a text takes plainly may go into looks on credit
 LONGEST_WAIT = 16  # steps between looks
 RECORD = 0.02  # how fast it is learnt whether looks pay
 ASK_SHARE = 0.005  # of the time may go into looks that were in vain so far,
 STEP_SECONDS, TEXT_SECONDS = 8e-6, 5e-7  # and never more than this a step and a text in it
-LOOK = 24  # a look costs as much as to catch up with so many tokens
+LOOK = 100  # a look costs as much as to catch up with so many tokens
 PACE = 0.1  # how fast the price of a look is learnt
 LEARNING = 1.7  # what guesses and drafters cost after a look: packed, judged, learnt from
 LULL = 2  # so many times fewer texts at once: what was in vain in the crowd may pay now
@@ -42,14 +43,15 @@ class Patience:
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock = clock
         self._looks: dict[int, _Looks] = {}
-        self._unit = 5e-6  # seconds to catch up with a token
-        self._allowed = self._purse = 0.0
+        self._unit = 1e-6  # seconds to catch up with a token
+        self._allowed = self._purse = self._plain = 0.0
         self._earning = 1.0  # what a look earns beyond its price, in looks, over all sequences
         self.step = self._texts = self._read = self._paid = 0
         self._began, self._woken = 0.0, False
 
     def due(self, seqs: list[Sequence], plain: float) -> list[Sequence]:
         """A step begins, which takes `plain` without drafts: whom to look at."""
+        self._plain = plain
         self._allowed = min(ASK_SHARE * plain, STEP_SECONDS + TEXT_SECONDS * len(seqs))
         self._purse = min(self._purse + self._allowed, 2 * plain)
         self.step, self._texts, self._read, self._paid = self.step + 1, len(seqs), 0, 0
@@ -58,12 +60,19 @@ class Patience:
         for seq in seqs:
             looks = known.get(seq.id)
             if looks is None:
-                looks = known[seq.id] = _Looks(PATIENCE if self._earning > 0 else LITTLE)
+                looks = known[seq.id] = _Looks(self._on_credit(seq))
             elif looks.alarm > step and looks.texts < crowd:  # the usual case while drafting is off: no more than this
                 continue
             if self._may_look(looks, len(seq.tokens)):
                 found.append(seq)
         return found
+
+    def _on_credit(self, seq: Sequence) -> float:
+        """Looks that a text begins with."""
+        if self._earning <= 0:
+            return LITTLE
+        time = seq.room * self._plain / self._texts
+        return min(max(CREDIT_SHARE * time / (LOOK * self._unit), LITTLE), PATIENCE)
 
     def _may_look(self, looks: _Looks, length: int) -> bool:
         read = LOOK + length - looks.length

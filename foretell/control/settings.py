@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from foretell.types import Sequence
+
 
 @dataclass(frozen=True)
 class ArmTraits:
@@ -45,3 +47,9 @@ class Settings:
     throughput: bool = False
     shortest: int = 0  # drafts of fewer nodes are not checked
     margin: float = 0.01
+
+    def cap(self, seq: Sequence) -> int:
+        """The most that may be guessed for a text."""
+        wanted = seq.request.speculation.max_draft
+        most = self.most if wanted is None else min(self.most, wanted)
+        return max(0, min(most, seq.room - 1))  # the step adds a token of its own

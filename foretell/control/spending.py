@@ -1,15 +1,14 @@
-"""Where rows are spent: the arithmetic of a step, as functions of numbers alone."""
+"""Where rows are spent: the arithmetic of a step, as functions of numbers alone. No arrays: they are too short."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence as Values
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
-import numpy as np
-from numpy.typing import NDArray
-
-Vector = NDArray[np.float64]
+LONGER = 0.5  # of a step may those in a hurry add to it, and to everybody's time
 
 
 @dataclass(frozen=True)
@@ -18,47 +17,53 @@ class Candidate:
 
     arm: str
     survival: list[float]
-    draft_seconds: Callable[[int], float] = field(default=lambda nodes: 0.0)  # of the first so many nodes
-
-    def most_likely_first(self) -> list[float]:
-        """A node counts for no more than those before it: what is cut is always the end."""
-        return [float(value) for value in np.minimum.accumulate(self.survival)] if self.survival else []
+    draft_seconds: Callable[[int], float] | None = None  # of the first so many nodes; None where they cost nothing
 
 
 @dataclass(frozen=True)
 class Market:
     """The step to be planned: `writers` sequences write, `rows` are run anyway, `curve[i]` prices a step of i rows.
 
-    `held` is what the step costs besides its rows, such as looking at what is cached.
+    `held` is what the step costs besides its rows, such as looking at what is cached, `further` what each further row
+    costs beside its place in the curve.
     """
 
     writers: int
     rows: int
-    curve: Vector
+    curve: Values[float]
     held: float = 0.0
+    further: float = 0.0
 
-    @property
+    @cached_property
     def plain(self) -> float:
         """Seconds of the step without drafts."""
         return float(self.curve[self.rows]) + self.held
 
     def spare(self, margin: float) -> int:
         """Further rows that cost next to nothing, by this share of the step."""
-        most = float(self.curve[self.rows]) + margin * self.plain
-        return int(np.searchsorted(self.curve, most, "right")) - 1 - self.rows
+        most, rows = margin * self.plain, 0
+        while self.rows + rows + 1 < len(self.curve) and self.extra(rows + 1) <= most:
+            rows += 1
+        return rows
 
     def extra(self, rows: int) -> float:
         """Seconds that so many further rows cost."""
         at = min(self.rows + rows, len(self.curve) - 1)
-        return float(self.curve[at] - self.curve[self.rows])
+        return float(self.curve[at]) - float(self.curve[self.rows]) + rows * self.further
 
     @cached_property
     def extra_each(self) -> list[float]:
         """By nodes what each writer pays for their rows, if all draft as many; the last holds for all beyond it."""
-        most = -(-(len(self.curve) - 1 - self.rows) // self.writers)
-        at = np.minimum(self.rows + self.writers * np.arange(most + 1), len(self.curve) - 1)
-        each: list[float] = ((self.curve[at] - self.curve[self.rows]) / self.writers).tolist()
-        return each
+        curve, rows, writers, last = self.curve, self.rows, self.writers, len(self.curve) - 1
+        base, most = curve[rows], -(-(last - rows) // writers)
+        at = [min(rows + nodes * writers, last) for nodes in range(most + 1)]
+        return [(curve[row] - base) / writers + nodes * self.further for nodes, row in enumerate(at)]
+
+    @cached_property
+    def pace(self) -> list[float]:
+        """By nodes how fast steps still follow each other, of plain steps' pace, if all draft as many."""
+        share = self.plain / self.writers
+        return [share / (share + extra) for extra in self.extra_each]
 
 
 @dataclass(frozen=True)
@@ -71,19 +76,32 @@ class Plan:
     survival: tuple[float, ...] = ()
 
 
+PLAIN = Plan()
+
+
 def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Plan:
     """The drafter and length that make a sequence fastest, if its neighbours do alike; plain unless it wins clearly."""
-    best = Plan(gain=1 + margin)
-    share, rows = market.plain / market.writers, market.extra_each
+    best, length, chosen = 1 + margin, 0, None
+    pace, last = market.pace, len(market.pace) - 1
     for candidate in candidates:
-        expected = 1.0
+        expected, drafting = 1.0, candidate.draft_seconds
         for nodes, survival in enumerate(candidate.survival, 1):
             expected += survival
-            seconds = rows[min(nodes, len(rows) - 1)] + candidate.draft_seconds(nodes)
-            gain = expected * share / (share + seconds)
-            if gain > best.gain:
-                best = Plan(candidate.arm, nodes, gain, tuple(candidate.most_likely_first()[:nodes]))
-    return best if best.nodes else Plan()
+            gain = expected * pace[nodes if nodes < last else last]
+            if drafting is not None:
+                gain = _paid(market, expected, nodes, drafting(nodes))
+            if gain > best:
+                best, length, chosen = gain, nodes, candidate
+    if chosen is None:
+        return PLAIN
+    # A node counts for no more than those before it: what is cut is always the end.
+    return Plan(chosen.arm, length, best, tuple(accumulate(chosen.survival[:length], min)))
+
+
+def _paid(market: Market, expected: float, nodes: int, drafting: float) -> float:
+    """The gain of nodes that take time to be guessed."""
+    share, rows = market.plain / market.writers, market.extra_each
+    return expected * share / (share + rows[min(nodes, len(rows) - 1)] + drafting)
 
 
 def share_out(
@@ -93,19 +111,19 @@ def share_out(
 
     Throughput counts tokens; else every sequence's own time a token counts, so that all get their turn.
     """
-    items = sorted(_items(plans, throughput), key=lambda item: -item[0])[:most]
-    if not items:
-        return [0] * len(plans)
-    gained = np.cumsum([item[0] for item in items])
-    rows = np.minimum(market.rows + 1 + np.arange(len(items)), len(market.curve) - 1)
-    seconds = market.curve[rows] + market.held + drafting
-    speed = (market.writers + gained if throughput else 1 / (1 - gained / market.writers)) / seconds
-    best = int(np.argmax(speed))
-    plain = (market.writers if throughput else 1.0) / market.plain
+    if market.writers == 1 and len(plans) == 1 and most is None:
+        return [plans[0].nodes]  # what is best for it is best for all
+    items, writers = sorted(_items(plans, throughput), reverse=True)[:most], market.writers
+    fastest, taken, gained = (writers if throughput else 1.0) / market.plain * (1 + margin), 0, 0.0
+    for count, (worth, _) in enumerate(items, 1):
+        gained += worth
+        tokens = writers + gained if throughput else 1 / (1 - gained / writers)
+        speed = tokens / (market.plain + market.extra(count) + drafting)
+        if speed > fastest:
+            fastest, taken = speed, count
     nodes = [0] * len(plans)
-    if speed[best] > plain * (1 + margin):
-        for _, sequence in items[: best + 1]:
-            nodes[sequence] += 1
+    for _, sequence in items[:taken]:
+        nodes[sequence] += 1
     return nodes
 
 
@@ -123,12 +141,19 @@ def _items(plans: list[Plan], throughput: bool) -> list[tuple[float, int]]:
 
 
 def let_pass(market: Market, plans: list[Plan], hurried: list[bool], throughput: bool, margin: float) -> list[int]:
-    """Those in a hurry get all they planned; of the others guess who can without making the step longer."""
-    taken = sum(plan.nodes for plan, first in zip(plans, hurried, strict=True) if first)
-    rest = replace(market, rows=min(market.rows + taken, len(market.curve) - 1))
-    others = [Plan() if first else plan for plan, first in zip(plans, hurried, strict=True)]
-    nodes = share_out(rest, others, 0.0, throughput, 0.0, rest.spare(margin))
-    return [plan.nodes if first else count for plan, first, count in zip(plans, hurried, nodes, strict=True)]
+    """Those in a hurry get what they planned, as long as the step stays bearable for all; of the others guess who can
+    without making it longer."""
+    first = [plan if mine else PLAIN for plan, mine in zip(plans, hurried, strict=True)]
+    most = market.spare(LONGER)
+    nodes = [plan.nodes for plan in first]
+    if sum(nodes) > most:  # the likeliest of their nodes
+        nodes = [0] * len(plans)
+        for _, sequence in sorted(_items(first, True), reverse=True)[:most]:
+            nodes[sequence] += 1
+    rest = replace(market, rows=min(market.rows + sum(nodes), len(market.curve) - 1))
+    others = [PLAIN if mine else plan for plan, mine in zip(plans, hurried, strict=True)]
+    given = share_out(rest, others, 0.0, throughput, 0.0, rest.spare(margin))
+    return [mine + other for mine, other in zip(nodes, given, strict=True)]
 
 
 def break_even(market: Market, draft_seconds: float = 0.0) -> float:

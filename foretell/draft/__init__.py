@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
+from foretell.models.heads.open import recognised
 from foretell.models.quantize import Bits
 
 from .base import Drafter, NoDrafter
 from .fitting import Planner, fit
-from .loading import Loader, bits_of
+from .loading import Loader, bits_of, helper_of
 from .mix import MixDrafter
-from .registry import Helper, Kind, Parts, find_kind, make
+from .registry import Helper, Kind, Parts, PlacedHead, find_kind, is_head, make
 from .resident import Resident
 
-__all__ = ["Drafter", "Helper", "Kind", "Loader", "Parts", "arms", "build", "copies_wanted", "fitted", "models_wanted"]
+__all__ = [
+    "Drafter",
+    "Helper",
+    "Kind",
+    "Loader",
+    "Parts",
+    "PlacedHead",
+    "arms",
+    "build",
+    "copies_wanted",
+    "defaults",
+    "fitted",
+    "heads_wanted",
+    "models_wanted",
+]
 
 AUTO = ("ngram", "suffix", "recycle")  # what needs no model, costs no memory to speak of, and is asked for nothing
+ON_REQUEST = ("ngram",)  # of those who guesses only where it is named: suffix finds the same, and knows how sure it is
 WITH_REQUEST = "prediction"  # of use to requests that bring one, so that it is always there
 
 
@@ -25,7 +43,7 @@ def arms(config: SpeculationConfig) -> tuple[str, ...]:
     """The drafters a config names; one that is not known is refused here, before anything is loaded."""
     found: list[str] = []
     for name in (part.strip() for part in config.drafter.split(",")):
-        found += AUTO if name in ("auto", "mix") else [name]
+        found += AUTO if name in ("auto", "mix") else [_recognised(name)]
     if "none" in found:
         if len(found) > 1:
             raise RequestError("drafter", "none stands alone; leave it out, or the others")
@@ -36,9 +54,27 @@ def arms(config: SpeculationConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found)) if config.budget else ()
 
 
+def defaults(config: SpeculationConfig) -> tuple[str, ...]:
+    """Of these the ones a request gets that names none."""
+    named = [part.strip() for part in config.drafter.split(",")]
+    return tuple(arm for arm in arms(config) if arm in named or arm not in ON_REQUEST)
+
+
+def _recognised(name: str) -> str:
+    """A folder with a head in it, alone or given as a draft model, by its drafter's name; other names as they are."""
+    folder = Path(os.path.expanduser(name.removeprefix("model:")))
+    kind = recognised(folder) if os.path.isdir(folder) else None
+    return name if kind is None else f"{kind}:{folder}"
+
+
 def models_wanted(config: SpeculationConfig) -> tuple[str, ...]:
     """The draft models that have to be loaded."""
-    return tuple(name.partition(":")[2] for name in arms(config) if name.startswith("model:"))
+    return tuple(helper for name in arms(config) if (helper := helper_of(name)) is not None)
+
+
+def heads_wanted(config: SpeculationConfig) -> tuple[str, ...]:
+    """The drafters whose heads have to be loaded."""
+    return tuple(name for name in arms(config) if is_head(name))
 
 
 def copies_wanted(config: SpeculationConfig) -> tuple[Bits, ...]:
@@ -60,8 +96,8 @@ def build(parts: Parts, again: Callable[[str], Parts] | None = None) -> Drafter:
     made = [make(parts, name) for name in dict.fromkeys((*named, WITH_REQUEST))]
     idle = parts.config.draft_idle_unload
     if idle is not None and again is not None:
-        made = [_resident(drafter, again, idle) if _is_heavy(drafter.name) else drafter for drafter in made]
-    return MixDrafter(made, named)
+        made = [_resident(drafter, again, idle) if _rests(drafter.name) else drafter for drafter in made]
+    return MixDrafter(made, defaults(parts.config))
 
 
 def _resident(drafter: Drafter, again: Callable[[str], Parts], idle: float) -> Resident:
@@ -71,3 +107,9 @@ def _resident(drafter: Drafter, again: Callable[[str], Parts], idle: float) -> R
 
 def _is_heavy(name: str) -> bool:
     return find_kind(name.partition(":")[0]).heavy
+
+
+def _rests(name: str) -> bool:
+    """What a head has read is lost with its weights' memory, so that it stays."""
+    kind = find_kind(name.partition(":")[0])
+    return kind.heavy and kind.rests

@@ -26,6 +26,9 @@ class Drafter(ABC):
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         """For each sequence a draft of at most its budget; an empty draft is always allowed."""
 
+    def follow(self, outcomes: list[Outcome]) -> None:  # noqa: B027 - most drafters keep nothing beside the target
+        """What a step ran, of every text and before its pages are offered to others; for who has `taps`."""
+
     def observe(self, outcomes: list[Outcome]) -> None:  # noqa: B027 - most drafters learn nothing
         """What the target made of a step, whoever drafted it."""
 
@@ -102,6 +105,9 @@ class Wrapper(Drafter):
 
     def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
         return self.inner.offers(seqs, nodes)
+
+    def follow(self, outcomes: list[Outcome]) -> None:
+        self.inner.follow(outcomes)
 
     def observe(self, outcomes: list[Outcome]) -> None:
         self.inner.observe(outcomes)

@@ -22,30 +22,37 @@ class Drawn:
     """One guess for each sequence."""
 
     tokens: list[int]
-    probs: Tensor  # [sequences, vocab]: what each was drawn from
+    probs: Tensor  # [sequences, vocab], or as many as there are `ids`: what each was drawn from
     confidence: list[float]  # the probability each was drawn with
 
 
-def draw_nodes(logits: Tensor, seqs: list[Sequence], offset: int, temperature: DraftTemperature = "fixed") -> Drawn:
+def draw_nodes(
+    logits: Tensor,
+    seqs: list[Sequence],
+    offset: int,
+    temperature: DraftTemperature = "fixed",
+    ids: Tensor | None = None,
+) -> Drawn:
     """Node `offset` of a chain for each sequence, from the draft's logits [sequences, vocab].
 
-    Under `match` draft and target share their noise, keyed by position; the other rules need noise of the step's own.
+    `ids` are the tokens the logits are of, where they are not of all. Under `match` draft and target share their noise,
+    keyed by position; the other rules need noise of the step's own.
     """
     params = [seq.request.params for seq in seqs]
     if temperature == "entropy":
         params = [_sharpened(row, each) for row, each in zip(logits, params, strict=True)]
     probs = probabilities(logits, params)
-    race = _noise(seqs, offset, probs)
-    tokens: list[int] = (probs / race).argmax(-1).tolist()
+    lanes = torch.arange(probs.shape[-1], device=probs.device) if ids is None else ids
+    best = (probs / _noise(seqs, offset, probs, lanes)).argmax(-1)
+    tokens: list[int] = lanes[best].tolist()
     # Of a greedy draft the row says 1 for its token; how sure the draft was is in what lies behind it.
     greedy = torch.tensor([[seq.request.params.temperature == 0] for seq in seqs], device=probs.device)
     sure = torch.where(greedy, logits.softmax(-1), probs) if greedy.any() else probs
-    return Drawn(tokens, probs, sure[torch.arange(len(seqs)), tokens].tolist())
+    return Drawn(tokens, probs, sure[torch.arange(len(seqs), device=best.device), best].tolist())
 
 
-def _noise(seqs: list[Sequence], offset: int, like: Tensor) -> Tensor:
-    """[sequences, vocab] exponentials."""
-    lanes = torch.arange(like.shape[-1], device=like.device)
+def _noise(seqs: list[Sequence], offset: int, like: Tensor, lanes: Tensor) -> Tensor:
+    """[sequences, lanes] exponentials."""
     race = torch.empty_like(like)
     for shared in (True, False):
         rows = [i for i, seq in enumerate(seqs) if (seq.request.rule == "match") == shared]

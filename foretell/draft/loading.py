@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -17,7 +17,7 @@ from foretell.runner.memory import GIB, device_memory
 from foretell.runner.runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 
-from .registry import Helper, Parts
+from .registry import Helper, Parts, PlacedHead, is_head
 from .vocabularies import Vocabularies
 
 
@@ -49,25 +49,26 @@ class Loader:
     vocabularies: Mapping[str, Vocabularies | None]
     run: Callable[[str], ModelRunner]
     tokens: int
+    heads: Mapping[str, PlacedHead] = field(default_factory=dict)
 
     def parts(self, models: Iterable[str], copies: Mapping[Bits, Decoder]) -> Parts:
         """What drafters are made of, with these draft models and copies of the target."""
         loaded = {
             name: Helper(self.run(name), self.helpers[name].tokenizer, self.vocabularies[name]) for name in models
         }
-        return Parts(self.config, self.runner, self.target.tokenizer, loaded, copies)
+        return Parts(self.config, self.runner, self.target.tokenizer, loaded, copies, self.heads)
 
     def again(self, drafter: str) -> Parts:
         """What one drafter is made of; refused where there is no room for it now."""
         need, free = self._bytes(drafter), device_memory(self.target.device)
         if need > free:
             raise CapacityError(f"it needs {need / GIB:.2f} GiB and {free / GIB:.2f} GiB is free")
-        kind, _, name = drafter.partition(":")
-        return self.parts([name], {}) if kind == "model" else self.parts([], self._copy(bits_of(drafter)))
+        helper = helper_of(drafter)
+        return self.parts([], self._copy(bits_of(drafter))) if helper is None else self.parts([helper], {})
 
     def _bytes(self, drafter: str) -> int:
-        kind, _, name = drafter.partition(":")
-        if kind == "model":
+        name = helper_of(drafter)
+        if name is not None:
             helper = self.helpers[name]
             return max(helper.weights, helper.loading) + self.tokens * helper.token_bytes
         floats = self.target.loading or self.target.weights  # it is made of floats, read anew
@@ -78,6 +79,14 @@ class Loader:
         twin = quantized(self.target.load(), bits)
         twin.embed, twin.tables = self.runner.model.embed, self.runner.model.tables
         return {bits: twin}
+
+
+def helper_of(drafter: str) -> str | None:
+    """The draft model a drafter needs, by the name it is loaded under; None where it needs none."""
+    kind, _, name = drafter.partition(":")
+    if kind == "model":
+        return name
+    return drafter if kind == "distilled" and not is_head(drafter) else None
 
 
 def bits_of(drafter: str) -> Bits:

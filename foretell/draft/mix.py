@@ -35,7 +35,7 @@ class MixDrafter(Drafter):
         self._defaults = tuple(self._arms) if defaults is None else defaults
         if len(self._defaults) == 1:
             self.name = self._defaults[0]
-        self.taps = tuple(tap for arm in arms for tap in arm.taps)
+        self.taps = tuple(sorted({tap for arm in arms for tap in arm.taps}))
         self.wants_top = max((arm.wants_top for arm in arms), default=0)
         self.draws = any(arm.draws for arm in arms)
         self.gives_probability = any(arm.gives_probability for arm in arms)
@@ -85,6 +85,11 @@ class MixDrafter(Drafter):
             return nothing
         found = self._guarded(name, lambda arm: arm.propose(seqs, budgets), nothing)
         return found if len(found) == len(seqs) else nothing
+
+    def follow(self, outcomes: list[Outcome]) -> None:
+        for name, arm in self._arms.items():
+            if arm.taps:
+                self._guarded(name, lambda each: each.follow(outcomes), None)
 
     def observe(self, outcomes: list[Outcome]) -> None:
         for name in self._arms:

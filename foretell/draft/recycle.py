@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
 
 from foretell.types import Budget, Draft, Outcome, Sequence
 
 from .base import Drafter
-from .growing import GrowingTree
 
 Run = tuple[int, ...]
+Successors = list[tuple[int, float]]  # likeliest first, with their shares
+# What may be added next: its chance, the order that decides between equals, its parent, that one's chance, the
+# parent's successors, which of them it is, and the tokens before it.
+_Bud = tuple[float, int, int, float, Successors, int, Run]
 
 LONGEST = 3  # tokens that tell what follows: where three are known they tell more than two, and two than one
 SUCCESSORS = 8
@@ -42,36 +45,42 @@ class Table:
 
     def find(self, context: Run) -> tuple[int, Run]:
         """The length of the longest run that is known and ends `context`, and its successors."""
-        for length in range(len(context), 0, -1):
-            row = self._rows.get(context[-length:])
+        for start in range(len(context)):
+            row = self._rows.get(context[start:])
             if row is not None:
-                return length, row
+                return len(context) - start, row
         return 0, ()
 
-    def followers(self, context: Run) -> Iterator[tuple[int, float, Run]]:
-        """Successors, likeliest first, with their shares and the contexts behind them."""
+    def successors(self, context: Run) -> Successors:
+        """What may follow, likeliest first, with their shares."""
         length, row = self.find(context)
-        shares = self.shares[length - 1]
-        for rank in self.ranks[length - 1]:
-            if rank < len(row):
-                yield row[rank], shares[rank], extended(context, row[rank])
+        shares, size = self.shares[length - 1], len(row)
+        return [(row[rank], shares[rank]) for rank in self.ranks[length - 1] if rank < size]
 
     def learn(self, context: Run, row: Run) -> None:
         """The text itself ended so, and this is what the target found likeliest."""
-        for length in range(1, len(context) + 1):
-            self._put(context[-length:], row)
+        for start in range(len(context)):
+            self._put(context[start:], row)
 
     def suppose(self, context: Run, row: Run) -> None:
         """A guess ended so. It may have been wrong, so it tells only where nothing is known."""
-        for length in range(1, len(context) + 1):
-            if context[-length:] not in self._rows:
-                self._put(context[-length:], row)
+        for start in range(len(context)):
+            if context[start:] not in self._rows:
+                self._put(context[start:], row)
 
     def read(self, context: Run, token: int) -> None:
         """`token` followed in a text; it comes first among the successors there are."""
-        for length in range(1, len(context) + 1):
-            old = self._rows.get(context[-length:], ())
-            self._put(context[-length:], (token, *(other for other in old if other != token))[:SUCCESSORS])
+        rows = self._rows
+        for start in range(len(context)):
+            run = context[start:]
+            old = rows.get(run)
+            if old is None:
+                row: Run = (token,)
+            elif old[0] == token:
+                row = old
+            else:
+                row = (token, *[other for other in old if other != token])[:SUCCESSORS]
+            self._put(run, row)
 
     def weigh(self, context: Run, token: int) -> None:
         """Learn how likely successors are from the one that came."""
@@ -130,9 +139,7 @@ class RecycleDrafter(Drafter):
         table = self.tables.find(seq.request.tenant)
         if not budget.nodes or table is None:
             return Draft()
-        tree = GrowingTree(tuple(seq.tokens[-LONGEST:]), table.followers)
-        tree.fill(budget)
-        return tree.draft(self.name)
+        return _likeliest(table, tuple(seq.tokens[-LONGEST:]), budget, self.name)
 
     def observe(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
@@ -145,6 +152,35 @@ class RecycleDrafter(Drafter):
     @property
     def memory(self) -> int:
         return self.tables.memory
+
+
+def _likeliest(table: Table, start: Run, budget: Budget, source: str) -> Draft:
+    """The tree whose nodes are likeliest to stand, the likeliest first, so that its beginning is the tree for less:
+    what `GrowingTree` makes of `followers`, in one loop, because it runs in every step."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    sure: list[float] = []
+    buds: list[_Bud] = []
+    offered = 0
+    node, chance, context = -1, 1.0, start
+    while True:
+        kids = table.successors(context)
+        if kids:  # the likeliest of them waits to be added; the next takes its place when it is
+            heappush(buds, (-chance * kids[0][1], offered, node, chance, kids, 0, context))
+            offered += 1
+        if not buds or len(tokens) == budget.nodes or -buds[0][0] < budget.floor:
+            return Draft(tuple(tokens), tuple(parents), source, None, tuple(sure))
+        chance, _, parent, before, kids, at, context = buds[0]
+        token, share = kids[at]
+        if at + 1 < len(kids):
+            heapreplace(buds, (-before * kids[at + 1][1], offered, parent, before, kids, at + 1, context))
+            offered += 1
+        else:
+            heappop(buds)
+        node, chance, context = len(tokens), -chance, (*context[1 - LONGEST :], token)
+        tokens.append(token)
+        parents.append(parent)
+        sure.append(share)
 
 
 def extended(context: Run, token: int) -> Run:

@@ -6,10 +6,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
+from foretell.models.heads import Head
+from foretell.models.heads.open import recognised
 from foretell.models.quantize import Bits
 from foretell.models.variants import first_layers
 from foretell.options import nearest
@@ -19,6 +23,7 @@ from foretell.tokenizer import Tokenizer
 from .base import Drafter
 from .chained import ChainedDrafter
 from .drawing import DraftTemperature
+from .heads_kinds import head_drafter
 from .lookahead import LookaheadDrafter
 from .model import ModelDrafter
 from .ngram import NGramDrafter
@@ -42,6 +47,14 @@ class Helper:
 
 
 @dataclass(frozen=True)
+class PlacedHead:
+    """A head, loaded, whose layers stand in the target's cache from `first` on."""
+
+    head: Head[Any]
+    first: int
+
+
+@dataclass(frozen=True)
 class Parts:
     """What drafters are made of."""
 
@@ -50,6 +63,7 @@ class Parts:
     tokenizer: Tokenizer | None = None
     helpers: Mapping[str, Helper] = field(default_factory=dict)  # draft models by name
     copies: Mapping[Bits, Decoder] = field(default_factory=dict)  # the target's weights in so many bits
+    heads: Mapping[str, PlacedHead] = field(default_factory=dict)  # by the name of their drafter
 
     @property
     def vocab(self) -> int:
@@ -72,10 +86,13 @@ class Kind:
     argument: str = ""
     pattern: str = ".+"
     heavy: bool = False  # whether it has weights of its own
+    rests: bool = True  # of a heavy one: whether it may give its memory back while nobody uses it
 
     @property
     def shown(self) -> str:
-        return f"{self.name}:{self.argument}" if self.argument else self.name
+        if not self.argument:
+            return self.name
+        return f"{self.name}[:{self.argument}]" if re.fullmatch(self.pattern, "") else f"{self.name}:{self.argument}"
 
     def check(self, argument: str) -> None:
         """Refuse an argument that cannot be right, before anything is loaded."""
@@ -86,7 +103,18 @@ class Kind:
 
 
 def _draft_model(parts: Parts, name: str) -> Drafter:
-    helper, settings = parts.helpers[name], (f"model:{name}", parts.sharpening, parts.config.min_confidence)
+    return _model_drafter(parts, name, f"model:{name}")
+
+
+def _distilled(parts: Parts, folder: str) -> Drafter:
+    name = named("distilled", folder)
+    drafter = _head("distilled")(parts, folder) if name in parts.heads else _model_drafter(parts, name, name)
+    drafter.cost_share, drafter.prior = 0.25, 0.6
+    return drafter
+
+
+def _model_drafter(parts: Parts, helper_name: str, name: str) -> Drafter:
+    helper, settings = parts.helpers[helper_name], (name, parts.sharpening, parts.config.min_confidence)
     if helper.vocabularies is not None:
         return Translator(helper.runner, helper.vocabularies, *settings)
     drafter = ChainedDrafter if helper.runner.device.type == "cuda" else ModelDrafter
@@ -108,6 +136,32 @@ def _quantized_self(parts: Parts, form: str) -> Drafter:
     return drafter
 
 
+def _head(kind: str) -> Maker:
+    def make_drafter(parts: Parts, folder: str) -> Drafter:
+        name = named(kind, folder)
+        placed = parts.heads[name]
+        settings = (name, parts.sharpening, parts.config.min_confidence)
+        return head_drafter(parts.target, placed.head, placed.first, *settings)
+
+    return make_drafter
+
+
+def named(kind: str, argument: str) -> str:
+    """The name of a drafter of a kind."""
+    return f"{kind}:{argument}" if argument else kind
+
+
+HEADS = ("eagle", "block", "medusa", "mtp")
+
+
+def is_head(drafter: str) -> bool:
+    """Whether a drafter's weights are a head's. A distilled draft is, unless its folder is a whole model's."""
+    kind, _, folder = drafter.partition(":")
+    if kind == "distilled":
+        return not folder or recognised(Path(folder)) == kind
+    return kind in HEADS
+
+
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -119,6 +173,8 @@ KINDS: dict[str, Kind] = {
         Kind("model", _draft_model, "NAME", heavy=True),
         Kind("self", _quantized_self, "int8", "int8|int4", heavy=True),
         Kind("exit", _early_exit, "N", r"[1-9]\d*"),
+        *(Kind(kind, _head(kind), "FOLDER", ".*", heavy=True, rests=False) for kind in HEADS),
+        Kind("distilled", _distilled, "FOLDER", ".*", heavy=True, rests=False),
     )
 }
 

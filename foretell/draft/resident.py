@@ -68,6 +68,11 @@ class Resident(Drafter):
                 self._used = self._clock()
             return self._inner.propose(seqs, budgets)
 
+    def follow(self, outcomes: list[Outcome]) -> None:
+        with self._lock:
+            if self._inner is not None:
+                self._inner.follow(outcomes)
+
     def observe(self, outcomes: list[Outcome]) -> None:
         with self._lock:
             if self._inner is not None:

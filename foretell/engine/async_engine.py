@@ -9,12 +9,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from foretell.types import StepTimes
 
 from .isolation import is_well, rescue
-from .streams import Load, Piece, QueueFull, StepFailed, StepReport, Stream, Unavailable
+from .streams import Load, Piece, QueueFull, StepClock, StepFailed, StepReport, Stream, Unavailable
 
 if TYPE_CHECKING:
     from foretell.engine.engine import Engine, Track
@@ -25,6 +28,16 @@ LOG = logging.getLogger("foretell")
 FAILURES = 3  # steps in a row in which nobody could go on, after which the engine is given up
 ENDINGS = 64  # of the last texts, from which the rate of endings is taken
 LONGEST_WAIT = 60  # seconds, the most that is ever told to somebody who should come back later
+
+
+T = TypeVar("T")
+
+
+def _settle(done: Future[T], do: Callable[[], T]) -> None:
+    try:
+        done.set_result(do())
+    except Exception as error:
+        done.set_exception(error)
 
 
 class AsyncEngine:
@@ -74,6 +87,12 @@ class AsyncEngine:
         self._idle.clear()
         self._inbox.put(partial(self._add, requests, grammar, time.perf_counter()))
         return stream
+
+    async def between_steps(self, do: Callable[[], T]) -> T:
+        """What `do` gives, done in the engine's thread before its next step."""
+        done: Future[T] = Future()
+        self._inbox.put(partial(_settle, done, do))
+        return await asyncio.wrap_future(done)
 
     def check_open(self, texts: int = 1) -> None:
         """Refuse now what `submit` would refuse."""
@@ -190,7 +209,7 @@ class AsyncEngine:
 
     def _step(self) -> None:
         stats = self.engine.stats
-        rows, known = stats.rows, stats.drafting_seconds + stats.running_seconds
+        rows, drafting, running = stats.rows, stats.drafting_seconds, stats.running_seconds
         self._step_began = began = time.monotonic()
         try:
             deltas = self.engine.step()
@@ -198,36 +217,34 @@ class AsyncEngine:
             self._isolate(error)
         else:
             self._failures = 0
-            known = stats.drafting_seconds + stats.running_seconds - known
-            self._report(deltas, began, stats.rows - rows, known)
+            times = StepTimes(stats.drafting_seconds - drafting, stats.running_seconds - running)
+            self._report(deltas, began, stats.rows - rows, times)
         finally:
             self._step_began = None
 
-    def _report(self, deltas: list[Delta], began: float, rows: int = 0, known: float = 0.0) -> None:
-        """`known`: seconds of the step of which it is known what they went into."""
-        seconds = time.monotonic() - began
-        pieces = tuple(self._piece(delta) for delta in deltas)
-        counts = self.engine.stats.speculation.by_drafter.items()
-        self._tell(
-            self._deliver,
-            StepReport(
-                pieces,
-                seconds,
-                seconds - known,
-                rows,
-                sum(len(piece.track.seq.tokens) for piece in pieces),
-                self._load(),
-                {name: (count.drafted, count.accepted) for name, count in counts},
-            ),
+    def _report(self, deltas: list[Delta], began: float, rows: int = 0, times: StepTimes = StepTimes(0, 0)) -> None:
+        """`times`: what is known of where the step's seconds went."""
+        clock = StepClock(
+            time.perf_counter(),
+            time.monotonic() - began,
+            times,
+            rows,
+            len(deltas),
+            sum(delta.drafted for delta in deltas),
+            sum(len(self._tracks[delta.request_id, delta.choice].seq.tokens) for delta in deltas),
         )
+        pieces = tuple(self._piece(delta, clock) for delta in deltas)
+        counts = self.engine.stats.speculation.by_drafter.items()
+        drafters = {name: (count.drafted, count.accepted) for name, count in counts}
+        self._tell(self._deliver, StepReport(pieces, clock, self._load(), drafters))
 
-    def _piece(self, delta: Delta) -> Piece:
+    def _piece(self, delta: Delta, clock: StepClock) -> Piece:
         key = (delta.request_id, delta.choice)
         track = self._tracks[key]
         track.outbox.clear()  # the piece is on its way
         if delta.finish is not None:
             del self._tracks[key]
-        return Piece(delta, track, track.speculation.steps == 1)
+        return Piece(delta, track, track.speculation.steps == 1, clock)
 
     def _add(self, requests: list[Request], grammar: Grammar | None, asked: float) -> None:
         try:
@@ -249,7 +266,7 @@ class AsyncEngine:
         """Only the texts that fail alone are lost. If all do, and a made-up one too, it is the engine that fails."""
         LOG.error("a step failed; its texts are run one by one", exc_info=error)
         self._step_began = began = time.monotonic()
-        found = rescue(self.engine, self._tracks.values())
+        found = rescue(self.engine, self._tracks.values(), error)
         if not (found.deltas or found.lost or found.went_on):
             raise error
         self._report(found.deltas, began)

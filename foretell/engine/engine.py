@@ -23,6 +23,7 @@ from foretell.types import Budget, Delta, Draft, Outcome, Request, Sequence, Sha
 from .constrain import constrain
 from .guard import Guard
 from .judge import Case, Judge, prompt_logprobs
+from .relief import Relief
 from .rows import likeliest, outcome_of, split_features
 from .scheduler import Scheduler
 from .stats import Speculation, Stats, origins
@@ -73,6 +74,7 @@ class Engine:
         self.tracks: dict[int, Track] = {}
         self._ids = itertools.count()
         self._guard = Guard(drafter, runner.model.config.vocab)
+        self.relief = Relief(scheduler)
 
     @property
     def drafter(self) -> Drafter:
@@ -80,6 +82,8 @@ class Engine:
 
     @drafter.setter
     def drafter(self, drafter: Drafter) -> None:
+        if drafter.taps:  # what it keeps beside the target's it has not kept yet: all texts are read anew
+            self.scheduler.start_over()
         self._guard = Guard(drafter, self.runner.model.config.vocab)
 
     @property
@@ -128,15 +132,27 @@ class Engine:
         trimmed = self.controller.trim(plan, self._propose(plan))
         drafts = [self._constrain(share, draft) for share, draft in zip(plan, trimmed, strict=True)]
         drafted = perf_counter()
-        output = self.runner.forward(plan, drafts)
+        try:
+            output = self.runner.forward(plan, drafts)
+        except torch.OutOfMemoryError as error:
+            return self._shed(plan, error)
         judged = [self.commit(outcome) for outcome in self._judge(plan, drafts, output)]
         times = StepTimes(drafted - began, perf_counter() - drafted)
+        self.relief.went_well()
+        self.scheduler.learn(plan, times.running)
         try:
             self._learn([outcome for outcome, _ in judged], times)
         finally:  # only now: what drafters learn from may lie in these pages
             for share in plan:
                 self.settle(share.seq)
         return [delta for _, delta in judged if delta is not None]
+
+    def _shed(self, plan: list[Share], error: torch.OutOfMemoryError) -> list[Delta]:
+        """Nothing was written: the same texts go on in smaller steps."""
+        self.relief.shed(plan, error)
+        for share in plan:
+            self.scheduler.settle(share.seq)
+        return []
 
     def _budgets(self, running: list[Sequence]) -> list[Budget]:
         """Let the controller decide, with the free guesses before it that it wants to see."""
@@ -154,6 +170,7 @@ class Engine:
 
     def _learn(self, outcomes: list[Outcome], times: StepTimes) -> None:
         """The same outcomes for controller and statistics, and for the drafter where it may learn from them."""
+        self._guard.follow(outcomes)
         self._guard.observe([outcome for outcome in outcomes if self.controller.watches(outcome.share.seq)])
         self.stats.drafter_failures = self._guard.failures
         self.controller.observe(outcomes, times)
@@ -172,19 +189,22 @@ class Engine:
     def _judge(self, plan: list[Share], drafts: list[Draft], output: StepOutput) -> list[Outcome]:
         """What the target makes of each draft."""
         pairs = list(zip(plan, drafts, strict=True))
-        logits = torch.split(output.logits, [logit_rows(share, draft) for share, draft in pairs])
+        rows = [logit_rows(share, draft) for share, draft in pairs]
+        ends = list(itertools.accumulate(rows))
         cases = [
-            Case(share, draft, rows[-1 - len(draft) :], self._masks(share, draft))
-            for (share, draft), rows in zip(pairs, logits, strict=True)
+            Case(share, draft, output.logits, end - 1 - len(draft), self._masks(share, draft))
+            for (share, draft), end in zip(pairs, ends, strict=True)
             if share.reaches_end
         ]
-        for share, rows in zip(plan, logits, strict=True):
+        for share, count, end in zip(plan, rows, ends, strict=True):
             if share.reads_prompt_logprobs:
-                self.tracks[share.seq.id].prompt_logprobs |= prompt_logprobs(share, rows)
-        judged = iter(self.judge(cases, output.logits))
+                found = prompt_logprobs(share, output.logits[end - count : end])
+                self.tracks[share.seq.id].prompt_logprobs |= found
+        judged = iter(self.judge(cases, output.logits, output.likeliest))
         for case in cases:
             if case.error is not None:
                 self.tracks[case.share.seq.id].error = case.error
+        logits = torch.split(output.logits, rows) if self.drafter.wants_top else ()
         top = likeliest(pairs, logits, self.drafter.wants_top, self._wants_top)
         return [
             outcome_of(share, draft, next(judged) if share.reaches_end else None, states, each)
@@ -221,7 +241,8 @@ class Engine:
         seq.tokens += kept
         seq.cached = min(share.length + len(verdict.path), len(seq.tokens) - 1)
         logprobs = outcome.logprobs and outcome.logprobs[: len(kept)]
-        outcome = replace(outcome, kept=kept, logprobs=logprobs)
+        details = outcome.details and outcome.details[: len(kept)]
+        outcome = replace(outcome, kept=kept, logprobs=logprobs, details=details)
         track.logprobs += logprobs or ()
         track.speculation.observe(outcome)
         self._note_tokens(track)
@@ -256,6 +277,8 @@ class Engine:
             outcome.logprobs,
             seq.finish,
             "" if len(outcome.draft) else self.controller.why(seq),
+            outcome.draft.source,
+            outcome.details,
         )
 
     def settle(self, seq: Sequence) -> None:

@@ -48,12 +48,17 @@ class Guard:
         drafts = self.drafter.propose([share.seq for share in plan], budgets)
         return [admitted(draft, share.budget, self.vocab) for share, draft in zip(plan, drafts, strict=True)]
 
+    def follow(self, outcomes: list[Outcome]) -> None:
+        """Who keeps states beside the target's has to keep them of every text: its pages may become another's."""
+        if self.drafter.taps:
+            self._guarded("follow", lambda: self.drafter.follow(outcomes), None)
+
     def observe(self, outcomes: list[Outcome]) -> None:
         if outcomes:
             self._guarded("observe", lambda: self.drafter.observe(outcomes), None)
 
     def forget(self, seq: Sequence) -> None:
-        if seq.request.drafters:  # else no drafter has met it
+        if seq.request.drafters or self.drafter.taps:  # else no drafter has met it
             self._guarded("forget", lambda: self.drafter.forget(seq), None)
 
     def _guarded(self, where: str, do: Callable[[], Answer], otherwise: Answer) -> Answer:

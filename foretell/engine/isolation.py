@@ -43,6 +43,10 @@ class Plainly(Controller):
     def decided(self) -> dict[Decision, int]:
         return self.inner.decided
 
+    @property
+    def standing(self) -> tuple[bool, str]:
+        return self.inner.standing
+
     def plain_seconds(self, batch: int, context: int) -> float | None:
         return self.inner.plain_seconds(batch, context)
 
@@ -59,13 +63,16 @@ class Rescue:
     went_on: int = 0  # texts
 
 
-def rescue(engine: Engine, tracks: Iterable[Track]) -> Rescue:
+def rescue(engine: Engine, tracks: Iterable[Track], error: Exception) -> Rescue:
     """Bring every running text a step further, those apart that cannot be; `tracks` are all whose caller waits.
 
     What was committed before the failure stays and waits in its outbox. Of the others nothing has changed: their keys
-    and values lie behind `cached`, where the next step writes them anew.
+    and values lie behind `cached`, where the next step writes them anew. Where nobody runs, it was the oldest of those
+    who wait that could not be taken up, with `error`.
     """
     found = Rescue([delta for track in tracks for delta in track.outbox])
+    if not engine.scheduler.running:
+        found.lost |= {seq.request.id: error for seq in list(engine.scheduler.waiting)[:1]}
     for seq in engine.scheduler.running[::-1]:  # where pages do not suffice, it is the youngest that waits
         track = engine.tracks[seq.id]
         if track.outbox:
@@ -78,7 +85,7 @@ def rescue(engine: Engine, tracks: Iterable[Track]) -> Rescue:
 def _go_on(engine: Engine, track: Track, found: Rescue) -> None:
     seq = track.seq
     try:
-        if seq.finish is not None or track.writer.count != seq.written:
+        if seq.finish is not None or track.writer.count != seq.written or _grammar_is_ahead(track):
             raise Torn(f"text {seq.request.id} was left half written")
         with _alone(engine, seq):
             engine.step()
@@ -89,6 +96,10 @@ def _go_on(engine: Engine, track: Track, found: Rescue) -> None:
             return
     found.deltas += track.outbox
     found.went_on += 1
+
+
+def _grammar_is_ahead(track: Track) -> bool:
+    return track.matcher is not None and track.matcher.followed != track.seq.written
 
 
 @contextmanager

@@ -13,24 +13,32 @@ from foretell.sampling import noise
 from foretell.sampling.history import History, looks_back
 from foretell.sampling.logprobs import token_logprobs
 from foretell.sampling.sampling import Row, adjusted, choose, likeliest, probabilities
-from foretell.types import Draft, Request, Share, TokenLogprob, Verdict
+from foretell.types import Draft, Request, Share, TokenDetail, TokenLogprob, Verdict
 from foretell.verify import batched
 from foretell.verify.chance import Coins
 from foretell.verify.match import walk
 from foretell.verify.rules import LOSSY, Rule, find_rule
 from foretell.verify.threshold import DEFAULTS, ThresholdSettings
 
+from .details import details_of
+
 BATCHED = {"rejection": batched.rejection, "block": batched.block}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One draft to be judged: logits [1 + nodes, vocab] after the root and after each node, and a grammar's masks."""
+    """One draft to be judged: its rows among a step's logits, from `first` on, and a grammar's masks."""
 
     share: Share
     draft: Draft
-    logits: Tensor
+    step: Tensor  # [rows, vocab]
+    first: int
     masks: Tensor | None = None
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """[1 + nodes, vocab] after the root and after each node; few are asked for, so they are cut out here."""
+        return self.step[self.first : self.first + 1 + len(self.draft)]
 
     @property
     def request(self) -> Request:
@@ -40,7 +48,7 @@ class Case:
     def history(self) -> History | None:
         if not looks_back(self.request):
             return None
-        return History(self.request, self.share.seq.tokens, self.logits.shape[-1], self.logits.device)
+        return History(self.request, self.share.seq.tokens, self.step.shape[-1], self.step.device)
 
     @property
     def error(self) -> str | None:
@@ -67,11 +75,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, the target's own tokens where the rule drew them, and log-probabilities where they are wanted."""
+    """A verdict, the target's own tokens where the rule drew them, and what the request wants to know of its tokens."""
 
     verdict: Verdict
     chosen: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
+    details: tuple[TokenDetail, ...] | None = None
 
 
 def rule_of(request: Request) -> Rule:
@@ -89,8 +98,10 @@ class Judge:
     def __init__(self, rules: Callable[[Request], Rule] = rule_of) -> None:
         self.rules = rules
 
-    def __call__(self, cases: list[Case], logits: Tensor) -> list[Judgement]:
-        """`logits` are those of a step, of which each case has its rows."""
+    def __call__(
+        self, cases: list[Case], logits: Tensor, known: Callable[[], list[int]] | None = None
+    ) -> list[Judgement]:
+        """`logits` are those of a step, of which each case has its rows; `known` gives the likeliest of each."""
         verdicts: dict[int, tuple[Verdict, tuple[int, ...]]] = {}
         by_rule: dict[str, list[int]] = {}
         for i, case in enumerate(cases):
@@ -98,13 +109,21 @@ class Judge:
         for rule, members in by_rule.items():
             some = [cases[i] for i in members]
             rows = gather(some, logits)
-            judged = self._match(some, rows) if rule == "match" else self._by_distribution(rule, some, rows)
+            if rule == "match":
+                judged = self._match(some, rows, known if rows is logits else None)
+            else:
+                judged = self._by_distribution(rule, some, rows)
             verdicts.update(zip(members, judged, strict=True))
-        return [Judgement(*verdicts[i], _logprobs(case, verdicts[i][0])) for i, case in enumerate(cases)]
+        return [
+            Judgement(*verdicts[i], _logprobs(case, verdicts[i][0]), details_of(case, verdicts[i][0]))
+            for i, case in enumerate(cases)
+        ]
 
-    def _match(self, cases: list[Case], logits: Tensor) -> list[tuple[Verdict, tuple[int, ...]]]:
+    def _match(
+        self, cases: list[Case], logits: Tensor, known: Callable[[], list[int]] | None
+    ) -> list[tuple[Verdict, tuple[int, ...]]]:
         if all(case.is_greedy for case in cases):  # most are, and what decides a row need not be looked up
-            tokens = iter(likeliest(logits))
+            tokens = iter(likeliest(logits) if known is None else known())
         else:
             tokens = iter(choose(logits, [row for case in cases for row in case.rows()]))
         chosen = [tuple(next(tokens) for _ in range(len(case.draft) + 1)) for case in cases]

@@ -41,6 +41,8 @@ class Limits:
 class RequestMaker:
     """Settles requests for one engine."""
 
+    lossless, lossy = tuple(LOSSLESS), tuple(LOSSY)  # the rules there are, by what they do to the text
+
     def __init__(
         self,
         limits: Limits,
@@ -97,6 +99,7 @@ class RequestMaker:
             prediction=given.prediction,
             deadline=given.deadline,
             min_tokens_per_second=given.min_tokens_per_second,
+            details=given.details,
         )
 
     def _check_tokens(self, prompt: list[int], params: SamplingParams) -> None:

@@ -47,4 +47,4 @@ def outcome_of(
     """What a step taught about one sequence; nothing was judged where the prompt goes on."""
     if judged is None:
         return Outcome(share, draft, features=features)
-    return Outcome(share, draft, judged.verdict, judged.chosen, (), judged.logprobs, features, top)
+    return Outcome(share, draft, judged.verdict, judged.chosen, (), judged.logprobs, features, top, judged.details)

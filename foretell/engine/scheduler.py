@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from foretell.kv.prefix import PrefixIndex
+from foretell.kv.swap import Swap
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence, Share
 
@@ -19,9 +20,14 @@ class Scheduler:
     """
 
     def __init__(
-        self, runner: ModelRunner, prefix: PrefixIndex | None, max_num_seqs: int, max_step_tokens: int
+        self,
+        runner: ModelRunner,
+        prefix: PrefixIndex | None,
+        max_num_seqs: int,
+        max_step_tokens: int,
+        swap: Swap | None = None,
     ) -> None:
-        self.runner, self.prefix = runner, prefix
+        self.runner, self.prefix, self.swap = runner, prefix, swap
         self.max_num_seqs, self.max_step_tokens = max_num_seqs, max_step_tokens
         self.running: list[Sequence] = []  # oldest first
         self.waiting: deque[Sequence] = deque()
@@ -36,7 +42,14 @@ class Scheduler:
             self.running.remove(seq)
         else:
             self.waiting.remove(seq)
+        if self.swap is not None:
+            self.swap.forget(seq)
         self._give_back(seq)
+
+    def learn(self, plan: list[Share], seconds: float) -> None:
+        """What a step took: whether a text is read again or copied hangs on it."""
+        if self.swap is not None:
+            self.swap.observe(sum(share.take for share in plan), seconds)
 
     def plan(self, budgets: list[Budget]) -> list[Share]:
         """The next step; `budgets` are for `running` as it stands. Pages are reserved for all of it."""
@@ -66,7 +79,7 @@ class Scheduler:
             reserved = self.runner.reserve(seq, seq.cached + 1 + nodes)
             assert reserved, "a draft asks for no more pages than there are"
             left -= nodes
-            shares.append(Share.of(seq, 1, replace(wish, nodes=nodes)))
+            shares.append(Share.of(seq, 1, wish if nodes == wish.nodes else replace(wish, nodes=nodes)))
         return shares
 
     def _plan_reading(self, reading: list[Sequence], left: int, alone: bool) -> list[Share]:
@@ -94,7 +107,7 @@ class Scheduler:
             if left <= 0 or len(self.running) >= self.max_num_seqs:
                 break
             if self._leader_reads(seq):
-                continue  # it comes a step later, to its leader's pages
+                continue  # it comes a step later, to those pages
             if not self._enter(seq, force=alone and not shares):
                 break
             take = self._chunk(seq, left)
@@ -104,12 +117,22 @@ class Scheduler:
         return shares
 
     def _leader_reads(self, seq: Sequence) -> bool:
-        """Whether the first choice of the same request still runs the prompt that this one could share."""
+        """Whether a running text is about to fill a page that this one could share."""
+        if self.prefix is None or seq.request.params.prompt_logprobs is not None:
+            return False
+        return any(self._reads_for(leader, seq) for leader in self.running)
+
+    def _reads_for(self, leader: Sequence, seq: Sequence) -> bool:
+        """Whether the next page `leader` fills is one of the beginning of `seq`, whose last token is never shared."""
+        size = self.runner.pool.page_size
+        end = (leader.cached // size + 1) * size
         return (
-            self.prefix is not None
-            and seq.request.choice > 0
-            and seq.written == 0
-            and any(s.request.id == seq.request.id and s.request.choice == 0 and not s.written for s in self.running)
+            leader.pending > 1
+            and end <= len(leader.tokens)
+            and end < len(seq.tokens)
+            and leader.request.tenant == seq.request.tenant
+            and leader.tokens[end - 1] == seq.tokens[end - 1]  # most differ here, and long texts are not copied
+            and leader.tokens[:end] == seq.tokens[:end]
         )
 
     def _enter(self, seq: Sequence, force: bool) -> bool:
@@ -123,7 +146,16 @@ class Scheduler:
             return False
         self.waiting.remove(seq)
         self.running.append(seq)
+        if self.swap is not None and self.swap.tokens(seq) > seq.cached:
+            self._bring_back(seq, self.swap)
         return True
+
+    def _bring_back(self, seq: Sequence, swap: Swap) -> None:
+        """Its pages come from the host's memory, where there is room for them now."""
+        if self.runner.reserve(seq, swap.tokens(seq)):
+            swap.bring_back(seq)
+        else:
+            swap.forget(seq)
 
     def _secure(self, seq: Sequence, tokens: int) -> bool:
         """Reserve pages for `tokens`, taken from the youngest if need be; False if that is `seq` itself."""
@@ -137,9 +169,21 @@ class Scheduler:
     def preempt(self, seq: Sequence) -> None:
         """Take `seq` off its pages; it goes on later, with the same text."""
         self.running.remove(seq)
+        if self.swap is not None:
+            self.swap.keep(seq)
         self._give_back(seq)
         self.waiting.appendleft(seq)
         self.preemptions += 1
+
+    def start_over(self) -> None:
+        """Take everybody off their pages, and forget what pages hold: something else is to be kept in them."""
+        for seq in self.running[::-1]:
+            self.preempt(seq)
+        if self.swap is not None:
+            for seq in self.waiting:
+                self.swap.forget(seq)
+        if self.prefix is not None:
+            self.prefix.clear()
 
     def settle(self, seq: Sequence) -> None:
         """After a step: offer full pages to others and take back those the draft no longer needs."""

@@ -11,7 +11,7 @@ from foretell.errors import ForetellError
 
 if TYPE_CHECKING:
     from foretell.engine.engine import Track
-    from foretell.types import Delta, Request
+    from foretell.types import Delta, Request, StepTimes
 
 
 class Unavailable(ForetellError):
@@ -31,12 +31,36 @@ class StepFailed(ForetellError):
 
 
 @dataclass(frozen=True)
+class StepClock:
+    """When a step ended, what its seconds went into, and how much it had to do."""
+
+    ended: float  # by perf_counter
+    seconds: float
+    times: StepTimes
+    rows: int  # tokens the target ran: of prompts, of texts, and guesses; 0 where a step failed and was mended
+    texts: int  # that grew
+    drafted: int  # guesses for them
+    context: int  # tokens of these texts, together
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it ran no prompts, so that it can be held against a plain step."""
+        return self.texts > 0 and self.rows == self.texts + self.drafted
+
+    @property
+    def host(self) -> float:
+        """Neither for guessing nor for the target: a plain step would have taken them too."""
+        return self.seconds - self.times.drafting - self.times.running
+
+
+@dataclass(frozen=True)
 class Piece:
     """What one step brought one text. The text's record is safe to read once `delta.finish` is set."""
 
     delta: Delta
     track: Track
     first: bool  # whether these are the text's first tokens
+    clock: StepClock | None = None  # of the step, where somebody held one
 
 
 @dataclass(frozen=True)
@@ -55,10 +79,7 @@ class StepReport:
     """What a step did and how the engine stands after it."""
 
     pieces: tuple[Piece, ...]
-    seconds: float
-    host: float  # of these, neither for guessing nor for the target: a plain step would have taken them too
-    rows: int  # tokens the target ran: of prompts, of texts, and guesses; 0 where a step failed and was mended
-    context: int  # tokens of the texts that grew, together
+    clock: StepClock
     load: Load
     drafters: dict[str, tuple[int, int]]  # since the start, of each drafter: guesses, and those accepted
 

@@ -25,10 +25,7 @@ class Writer:
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         self.request = request
-        # The prompt's tail decides how the first token reads: a space in front of it, half a character before it.
-        tail = request.prompt[-CONTEXT:]
-        skip = request.params.skip_special_tokens
-        self.decoder = StreamDecoder(tokenizer, skip_special=skip, context=tail) if tokenizer is not None else None
+        self.decoder = None if tokenizer is None else decoder_for(request, tokenizer)
         self.stops = request.params.stop
         self.ends = frozenset(request.params.stop_token_ids)
         if not request.params.ignore_eos:
@@ -92,6 +89,13 @@ class Writer:
     def _emit(self, text: str) -> str:
         self.text += text
         return text
+
+
+def decoder_for(request: Request, tokenizer: Tokenizer) -> StreamDecoder:
+    """What reads a request's tokens. The prompt's tail decides how the first one reads: a space in front of it, half a
+    character before it."""
+    skip = request.params.skip_special_tokens
+    return StreamDecoder(tokenizer, skip_special=skip, context=request.prompt[-CONTEXT:])
 
 
 def _overlap(text: str, stop: str) -> int:

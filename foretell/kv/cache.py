@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -12,35 +15,54 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Keys and values of one layer; layers of one cache may differ."""
+    """Keys and values of one layer; layers of one cache may differ. A drafter's may have one of both only."""
 
     kv_heads: int
     head_dim: int
+    has_values: bool = True
+    spare: int = 0  # slots behind all pages, for what is dropped again at once
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return 2 * self.kv_heads * self.head_dim * dtype.itemsize
+        return (1 + self.has_values) * self.kv_heads * self.head_dim * dtype.itemsize
 
 
 class KVCache:
-    """For each layer keys and values, [pages, page_size, kv_heads, head_dim]."""
+    """For each layer keys and values, [pages, page_size, kv_heads, head_dim]; the model's layers come first."""
 
     def __init__(
         self, shapes: tuple[LayerShape, ...], pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         def empty(shape: LayerShape) -> Tensor:
-            return _zeros((pages, page_size, shape.kv_heads, shape.head_dim), dtype, device)
+            behind = -(-shape.spare // page_size)
+            return _zeros((pages + behind, page_size, shape.kv_heads, shape.head_dim), dtype, device)
 
         self.shapes, self.page_size = shapes, page_size
         self.keys = [empty(shape) for shape in shapes]
-        self.values = [empty(shape) for shape in shapes]
+        self.values = [empty(shape) if shape.has_values else torch.empty(0, device=device) for shape in shapes]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All there are."""
+        return (*self.keys, *(tensor for tensor in self.values if len(tensor)))
 
     def move(self, source: list[int], target: list[int]) -> None:
-        """Copy whole slots, in every layer: what accepting a branch of a tree needs."""
+        """Copy whole slots, in every layer: what accepting a branch of a tree needs. Both rise, each target first."""
         if source == target:
             return
-        for tensor in (*self.keys, *self.values):
+        if self.keys[0].is_cuda and find_spec("triton") is not None:
+            self._mover(source, target)
+            return
+        for tensor in self.tensors:
             slots = tensor.view(-1, *tensor.shape[2:])
             slots[target] = slots[source]
+
+    @cached_property
+    def _mover(self) -> Callable[[list[int], list[int]], None]:
+        """Does the same in one launch."""
+        from foretell.kernels.triton.move import Mover
+
+        mover: Callable[[list[int], list[int]], None] = Mover(self.tensors)
+        return mover
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretell.kernels.attention import attend
-from foretell.kernels.native.room import Room, give_back
+from foretell.kernels.native.room import Room
 from foretell.kernels.norm import rms_norm
 from foretell.kernels.rotary import rotate
 from foretell.kernels.store import store
 from foretell.kv.cache import KVCache, LayerShape
+from foretell.system import give_back
 
 from .batch import Batch
 from .config import ModelConfig, Rope

@@ -12,6 +12,7 @@ from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.packed import PackedLinear, packed_bytes
 from foretell.kernels.native.room import Room
 from foretell.kernels.quantized import Int4Weights, Int8Weights, in_groups
+from foretell.kernels.rounded import LARGEST, TYPES, Rounded, Rounding, rounded_linear
 
 from .layers import Linear
 
@@ -37,10 +38,38 @@ class QuantizedLinear(Linear):
         return self.product(x.float()).to(x.dtype)
 
 
+class RoundedLinear(Linear):
+    """Rows times a matrix in 8 bits on a CUDA device; this runs its definition, an executor the kernels."""
+
+    def __init__(self, rounded: Rounded, bias: nn.Parameter | None) -> None:
+        nn.Module.__init__(self)
+        self.outputs, self.inputs = rounded.values.shape
+        self.weight, self.packed, self.bias = None, None, bias
+        self.rounded = rounded
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rounded_linear(x, self.rounded, self.bias)
+
+
+def round_linear(layer: Linear, rounding: Rounding) -> RoundedLinear:
+    """The layer with its weights in 8 bits, each output by its own largest value."""
+    assert layer.weight is not None, "quantize before weights are packed"
+    values, scales = _in_chunks(layer.weight.data, lambda chunk: _round_outputs(chunk, rounding))
+    return RoundedLinear(Rounded(values, scales), layer.bias)
+
+
+def _round_outputs(weight: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
+    scales = weight.abs().amax(1) / LARGEST[rounding]
+    on_grid = weight / torch.where(scales > 0, scales, 1.0)[:, None]
+    return (on_grid.round_() if rounding == "int8" else on_grid).to(TYPES[rounding]), scales
+
+
 def quantize_linear(layer: Linear, bits: Bits, room: Room) -> Linear:
     """The layer with its weights rounded, in `room`; where there is no library for integers, in the type they had."""
     assert layer.weight is not None, "quantize before weights are packed"
     weight = layer.weight.data
+    if weight.is_cuda and bits == 8:
+        return round_linear(layer, "int8")
     rounded = quantize_int8(weight) if bits == 8 else quantize_int4(weight)
     bias = None if layer.bias is None else layer.bias.data
     if (found := native_for(weight.device)) is not None:
@@ -58,9 +87,16 @@ def native_for(device: torch.device | str) -> Library | None:
 
 def linear_bytes(inputs: int, outputs: int, bits: Bits, dtype: torch.dtype, device: torch.device | str) -> int:
     """What a layer's weights take once `quantize_linear` made it."""
+    if torch.device(device).type == "cuda" and bits == 8:
+        return rounded_bytes(inputs, outputs)
     if native_for(device) is None:
         return inputs * outputs * dtype.itemsize
     return packed_bytes(outputs, inputs, bits)
+
+
+def rounded_bytes(inputs: int, outputs: int) -> int:
+    """What a layer's weights take once `round_linear` made it."""
+    return inputs * outputs + 4 * outputs
 
 
 def quantize_int8(weight: Tensor) -> Int8Weights:

@@ -9,13 +9,15 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from foretell.kernels.native.room import Room, give_back
+from foretell.kernels.native.room import Room
+from foretell.kernels.rounded import Rounding
+from foretell.system import give_back
 
 from .config import ModelConfig
 from .decoder import Decoder
 from .layers import Linear
 from .load import sketch, weight_bytes
-from .quantize import Bits, linear_bytes, quantize_linear
+from .quantize import Bits, linear_bytes, quantize_linear, round_linear, rounded_bytes
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -62,15 +64,32 @@ def quantize_weights(model: Decoder, bits: Bits) -> Decoder:
     return model
 
 
+def round_weights(model: Decoder, rounding: Rounding) -> Decoder:
+    """The model itself with its matrices in 8 bits for a CUDA device; the embedding stays as it is."""
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if isinstance(child, Linear):
+                module._modules[name] = round_linear(child, rounding)
+                child.weight = None
+    return model
+
+
 def prepared_bytes(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu", bits: Bits | None = None
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    bits: Bits | None = None,
+    rounding: Rounding | None = None,
 ) -> int:
     """What a model's weights take once it is ready to run, with its matrices in floats or on a grid."""
-    if bits is None:
+    if bits is None and rounding is None:
         return weight_bytes(config, dtype, device)
     model = sketch(config, dtype)
-    matrices = {id(module.weight) for module in model.modules() if isinstance(module, Linear)} - {id(model.embed)}
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    matrices = {id(layer.weight) for layer in layers} - {id(model.embed)}
     rest = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in matrices)
+    if bits is None:
+        return rest * dtype.itemsize + sum(rounded_bytes(layer.inputs, layer.outputs) for layer in layers)
     return rest * dtype.itemsize + quantized_bytes(config, bits, dtype, device)
 
 

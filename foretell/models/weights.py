@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,7 @@ class Slot:
 def check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
     """Before anything is read: the checkpoint has every tensor the decoder needs, each once, and no other."""
     slots, seen = make_slots(decoder, checkpoint.kind == "gguf"), set()
+    names = {_plain(name) for name, _ in checkpoint.tensors()}
     for name, tensor in checkpoint.tensors():
         plain = _plain(name)
         if plain in seen:
@@ -97,7 +98,7 @@ def check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
             _check_shape(tensor, slots[plain].rows)
         elif _is_tied_head(plain, decoder.config):
             _check_shape(tensor, decoder.embed)
-        elif not _is_spare(plain, decoder.config):
+        elif not _is_spare(plain, decoder.config) and not is_module(plain, names):
             raise _misplaced(name, decoder.config.family)
     if missing := [name for name in slots if name not in seen]:
         raise ModelError(f"tensor {missing[0]!r} is missing from the checkpoint, {len(missing)} in all; fetch it again")
@@ -168,6 +169,13 @@ def _misplaced(name: str, family: str) -> ModelError:
 def _is_spare(name: str, config: ModelConfig) -> bool:
     """Whether the decoder does without this tensor: the config has had what it says."""
     return bool(TURNS.search(name)) or (name == "rope_freqs.weight" and bool(config.ropes[0].factors))
+
+
+def is_module(name: str, names: Container[str]) -> bool:
+    """Whether a tensor of a checkpoint, by its plain name, is part of a module for multi-token prediction: a drafter's
+    affair. Qwen calls it `mtp`, DeepSeek puts it behind the last layer."""
+    layer = re.match(r"layers\.\d+\.", name)
+    return name.startswith("mtp.") or (layer is not None and f"{layer[0]}eh_proj.weight" in names)
 
 
 def make_slots(decoder: Decoder, is_gguf: bool) -> dict[str, Slot]:

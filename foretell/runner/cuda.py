@@ -10,13 +10,14 @@ from torch import Tensor
 
 from foretell.kernels.attention import Layout
 from foretell.kernels.triton.attention import NO_PARTS, parts
+from foretell.kernels.triton.finish import finish
 from foretell.kernels.triton.tables import WORD, RowTables, Sizes
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 
 from .cuda_chain import ChainSizes, CudaChain
 from .cuda_forward import CudaForward
-from .cuda_passes import passes, readers
+from .cuda_passes import passes, readers, single
 from .cuda_tables import Numbers, PageTable, fill, make_tiles
 from .executor import StepOutput
 from .pack import Packed
@@ -51,8 +52,10 @@ class CudaExecutor:
         self._numbers = torch.zeros(room, dtype=torch.int32, device=layout.device)
         self._host = torch.zeros(room, dtype=torch.int32, pin_memory=layout.device.type == "cuda")
         self._host_numbers: Numbers = self._host.numpy()
-        self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._logits = torch.empty(0, self.vocab, device=layout.device)
+        self._tokens = torch.zeros(ROWS[-1], dtype=torch.int32, pin_memory=layout.device.type == "cuda")
+        self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._idle = True  # whether the host has seen the end of the last step
         self._recordings: dict[tuple[Sizes, tuple[int, ...]], Recording | None] = {}  # None: it ran once
         self._pool = torch.cuda.graph_pool_handle()
         self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size)
@@ -83,7 +86,21 @@ class CudaExecutor:
             recording.graph.replay()
             logits = recording.logits
             features = None if recording.features is None else recording.features.clone()
-        return StepOutput(logits[: len(packed.wanted)], None if features is None else features[: packed.rows])
+        count = len(packed.wanted)
+        own = None if features is None else features[: packed.rows]
+        return StepOutput(logits[:count], own, lambda: self._likeliest(count))
+
+    def _likeliest(self, count: int) -> list[int]:
+        """Of the last step; only now does the host wait for the device."""
+        self._wait()
+        tokens: list[int] = self._tokens[:count].tolist()
+        return tokens
+
+    def _wait(self) -> None:
+        """Until the device has done all that it was given."""
+        if not self._idle:
+            torch.cuda.current_stream(self.layout.device).synchronize()
+            self._idle = True
 
     def chain(self, packed: Packed, steps: int, vocab: int) -> Chains | None:
         """After each sequence `steps` tokens, each the likeliest, and how sure the model was; None if it is too much.
@@ -93,25 +110,33 @@ class CudaExecutor:
         sizes, tiles = fit(packed, self.layout.share)
         if sizes.rows > ROWS[-1] or sizes.words:
             return None
-        self._sent.synchronize()
+        self._wait()
         keys = _keys(max(span.stop for span in packed.spans) + steps)
         ends = [min(len(span.pages) * self.layout.page_size, self.context) for span in packed.spans]
         height = max(LOW, _power(self.layout.share))
         chain_sizes = ChainSizes(sizes, height, parts(keys), _power(len(packed.spans)), steps, vocab)
         return self.chains(packed, tiles, chain_sizes, ends)
 
-    def _send(self, packed: Packed, tiles: Numbers, sizes: Sizes) -> None:
+    def _send(self, packed: Packed, tiles: Numbers | None, sizes: Sizes) -> None:
         """Take the tables to where the kernels read them."""
-        self._sent.synchronize()  # until then the last step's tables may still be on their way
+        self._wait_for_tables()
         self.pages.update(packed.spans)
         fill(self._host_numbers, packed, tiles, sizes)
         self._numbers[: sizes.numbers].copy_(self._host[: sizes.numbers], non_blocking=True)
         self._sent.record()
+        self._idle = False
+
+    def _wait_for_tables(self) -> None:
+        """Until those of the last pass have left; of a step that is over they have."""
+        if not self._idle:
+            self._sent.synchronize()
 
     def _run(self, sizes: Sizes, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         rows = RowTables.over(self._numbers, sizes, self.pages.device)
         logits, features = self.forward(rows, rows.wanted, taps)
-        return self._room(sizes.rows).copy_(logits), features
+        room = self._room(sizes.rows)
+        finish(logits, room, self._tokens)
+        return room, features
 
     def _room(self, rows: int) -> Tensor:
         """Where logits are left, in float32; recordings keep what they were made with."""
@@ -141,15 +166,20 @@ class CudaExecutor:
         pages = self.pages
         if len(packed.spans) > ROWS[-1]:
             pages = PageTable(len(packed.spans), self.pages.device.shape[1], device)
-        self._sent.synchronize()
+        self._wait_for_tables()
         rows = RowTables.over(torch.from_numpy(numbers).to(device), sizes, pages.update(packed.spans))
         self._sent.record()
+        self._idle = False
         logits, features = self.forward(rows, rows.wanted[: len(packed.wanted)], taps)
         return StepOutput(logits.float(), features)
 
 
-def fit(packed: Packed, share: int) -> tuple[Sizes, Numbers]:
-    """The sizes a step is filled up to, and its tiles."""
+def fit(packed: Packed, share: int) -> tuple[Sizes, Numbers | None]:
+    """The sizes a step is filled up to, and its tiles; none where each sequence is one."""
+    if single(packed):
+        rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
+        keys = _keys(max([span.start for span in packed.spans]) + 1)
+        return Sizes(rows, _power(packed.rows), max(LOW, _power(share)), parts(keys)), None
     words = _words(packed)
     words = next((size for size in (0, *WORDS) if words <= size), words)
     rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
@@ -165,7 +195,7 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Numbers]:
 
 def _kept(output: StepOutput) -> StepOutput:
     """What the next pass does not write over."""
-    return replace(output, logits=output.logits.clone())
+    return replace(output, logits=output.logits.clone(), likeliest=None)
 
 
 def _words(packed: Packed) -> int:

@@ -46,7 +46,7 @@ class CudaChain:
         self._graphs: dict[ChainSizes, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}  # None: it ran once
 
     def __call__(
-        self, packed: Packed, tiles: Numbers, sizes: ChainSizes, ends: list[int]
+        self, packed: Packed, tiles: Numbers | None, sizes: ChainSizes, ends: list[int]
     ) -> tuple[list[list[int]], list[list[float]]]:
         """For each sequence its tokens and how sure the model is of each. `ends`: places where its pages end."""
         self._send(packed, tiles, sizes, ends)
@@ -61,7 +61,7 @@ class CudaChain:
         chains = [[int(token) for token in chain] for chain in zip(*tokens, strict=True)]
         return chains, [list(chain) for chain in zip(*sure, strict=True)]
 
-    def _send(self, packed: Packed, tiles: Numbers, sizes: ChainSizes, ends: list[int]) -> None:
+    def _send(self, packed: Packed, tiles: Numbers | None, sizes: ChainSizes, ends: list[int]) -> None:
         numbers: Numbers = self._host.numpy()
         self.pages.update(packed.spans)
         fill(numbers, packed, tiles, sizes.first)

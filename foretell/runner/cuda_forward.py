@@ -8,14 +8,14 @@ from torch import Tensor
 
 from foretell.kernels.triton.attention import attend
 from foretell.kernels.triton.gate import gate
-from foretell.kernels.triton.norm import add_norm
+from foretell.kernels.triton.norm import Change, add_norm
 from foretell.kernels.triton.rotary import HeadNorms, turn_and_store
 from foretell.kernels.triton.tables import RowTables
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Attention, Block, Decoder
 from foretell.models.layers import Norm
 
-from .cuda_products import Products
+from .cuda_products import Products, Rows, rounding_of
 
 
 class CudaForward:
@@ -25,7 +25,7 @@ class CudaForward:
         self.model, self.cache = model, cache
         self.eps = model.config.norm_eps
         self.embed_scale = float(torch.tensor(model.config.embed_scale, dtype=model.dtype))
-        self.products = Products()
+        self.products = Products(model.dtype)
         self.layers: list[Block] = list(model.blocks)  # type: ignore[arg-type]
 
     def __call__(self, rows: RowTables, wanted: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
@@ -33,33 +33,37 @@ class CudaForward:
         x, change, post, tapped = self._layers(rows, taps)
         if len(self.layers) in taps:
             tapped[len(self.layers)], _ = add_norm(x, change, self.model.norm.weight, self.eps, post)
-        _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, wanted)
+        head = rounding_of(self.model.head)
+        _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, wanted, head)
         features = torch.cat([tapped[tap] for tap in taps], -1) if taps else None
         return self.products(self.model.head, normed, False), features
 
     def _layers(
         self, rows: RowTables, taps: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor, Tensor | None, dict[int, Tensor]]:
+    ) -> tuple[Tensor, Change, Tensor | None, dict[int, Tensor]]:
         """States before the last layer's change, that change, the norm it goes through, and what was tapped."""
         x = F.embedding(rows.tokens, self.model.embed)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         tapped: dict[int, Tensor] = {}
-        change: Tensor | None = None
+        change: Change | None = None
         post: Tensor | None = None
         for layer, block in enumerate(self.layers):
-            x, normed = add_norm(x, change, block.attention_norm.weight, self.eps, post)
+            qkv = rounding_of(block.attention.qkv)
+            x, normed = add_norm(x, change, block.attention_norm.weight, self.eps, post, rounding=qkv)
             if layer in taps:
                 tapped[layer] = x
             seen = self._attend(block.attention, normed, rows)
-            x, normed = add_norm(x, seen, block.ffn_norm.weight, self.eps, _weight(block.attention_post_norm))
-            mixed = gate(self.products(block.ffn.gate_up, normed, rows.reads), block.ffn.gelu)
+            after, ffn = _weight(block.attention_post_norm), rounding_of(block.ffn.gate_up)
+            x, normed = add_norm(x, seen, block.ffn_norm.weight, self.eps, after, rounding=ffn)
+            both = self.products(block.ffn.gate_up, normed, rows.reads)
+            mixed = gate(both, block.ffn.gelu, rounding_of(block.ffn.down))
             change = self.products.in_parts(block.ffn.down, mixed, rows.reads)
             post = _weight(block.ffn_post_norm)
         assert change is not None, "a decoder has layers"
         return x, change, post, tapped
 
-    def _attend(self, attention: Attention, x: Tensor, rows: RowTables) -> Tensor:
+    def _attend(self, attention: Attention, x: Rows, rows: RowTables) -> Change:
         keys, values = self.cache.keys[attention.layer], self.cache.values[attention.layer]
         norms = None
         if attention.q_norm is not None and attention.k_norm is not None:

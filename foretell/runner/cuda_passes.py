@@ -10,6 +10,11 @@ from .pack import Packed
 CATCH_UP = 8  # tokens read beside those whose logits are wanted that do not make a prompt yet
 
 
+def single(packed: Packed) -> bool:
+    """Whether each sequence has one row, whose logits are wanted: what plain decoding is."""
+    return len(packed.spans) == packed.rows == len(packed.wanted)
+
+
 def readers(packed: Packed) -> list[bool]:
     """For each span whether it is a stretch of a prompt; a few tokens are what a draft model has to catch up with."""
     if packed.rows - len(packed.wanted) <= CATCH_UP:
@@ -23,6 +28,8 @@ def readers(packed: Packed) -> list[bool]:
 
 def passes(packed: Packed, most: int) -> list[Packed]:
     """The step's spans in order, each pass of one kind; one that writes has at most `most` rows, or a single span."""
+    if single(packed) and packed.rows <= most:
+        return [packed]
     reads = readers(packed)
     if not any(reads) and packed.rows <= most or all(reads):
         return [packed]

@@ -5,33 +5,61 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretell.kernels.triton.linear import FEW_ROWS, MOST_ROWS, linear
+from foretell.kernels.rounded import Rounded, Rounding, rounded_sums
+from foretell.kernels.triton import rounded
+from foretell.kernels.triton.linear import LIBRARY_ROWS, MOST_ROWS, linear
+from foretell.kernels.triton.norm import Change
 from foretell.models.layers import Linear
+from foretell.models.quantize import RoundedLinear
 
 Shape = tuple[int, int, int]
+Rows = Tensor | Rounded  # [rows, in], in 8 bits for a layer that is
 
 
 class Products:
     """Where text is written a row's bits do not depend on the rows beside it; where it is read it goes fastest."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         self._trusted: dict[Shape, bool] = {}
 
-    def __call__(self, layer: Linear, x: Tensor, reads: bool) -> Tensor:
+    def __call__(self, layer: Linear, x: Rows, reads: bool) -> Tensor:
         """[rows, in] -> [rows, out]"""
-        if reads or _outside(layer, x) or (len(x) > FEW_ROWS and self._trusts(layer, x)):
+        if isinstance(layer, RoundedLinear):
+            return self._rounded(layer, _in_8_bits(x, layer), reads)
+        assert isinstance(x, Tensor), "8 bits are for layers in 8 bits"
+        if reads or _outside(layer, x) or (len(x) > LIBRARY_ROWS and self._trusts(layer, x)):
             product: Tensor = layer(x)
             return product
         assert layer.weight is not None, "seen above"
         return linear(x, layer.weight, layer.bias)
 
-    def in_parts(self, layer: Linear, x: Tensor, reads: bool) -> Tensor:
+    def in_parts(self, layer: Linear, x: Rows, reads: bool) -> Change:
         """[rows, in] -> [parts, rows, out], for a reader that adds them up."""
+        if isinstance(layer, RoundedLinear):
+            return self._rounded_parts(layer, _in_8_bits(x, layer), reads)
+        assert isinstance(x, Tensor), "8 bits are for layers in 8 bits"
         if reads or _outside(layer, x):
             product: Tensor = layer(x)
-            return product[None]
+            return Change(product[None])
         assert layer.weight is not None, "seen above"
-        return linear(x, layer.weight, layer.bias, parts=True)
+        return Change(linear(x, layer.weight, layer.bias, parts=True))
+
+    def _rounded(self, layer: RoundedLinear, x: Rounded, reads: bool) -> Tensor:
+        if not reads and len(x) <= rounded.MOST_ROWS:
+            return rounded.product(x, layer.rounded, layer.bias, self.dtype)
+        if x.rounding == "int8":
+            return rounded.scaled(rounded_sums(x, layer.rounded), x, layer.rounded, layer.bias, self.dtype)
+        return _float8(x, layer, self.dtype)
+
+    def _rounded_parts(self, layer: RoundedLinear, x: Rounded, reads: bool) -> Change:
+        if layer.bias is not None:
+            return Change(self._rounded(layer, x, reads)[None])
+        if not reads and len(x) <= rounded.MOST_ROWS:
+            return Change(rounded.sums(x, layer.rounded), x.scales, layer.rounded.scales)
+        if x.rounding == "int8":
+            return Change(rounded_sums(x, layer.rounded)[None], x.scales, layer.rounded.scales)
+        return Change(_float8(x, layer, self.dtype)[None])
 
     def _trusts(self, layer: Linear, x: Tensor) -> bool:
         """Whether the library's kernel for this many rows adds up as ours does. Tried once, before any recording."""
@@ -39,9 +67,30 @@ class Products:
         if shape not in self._trusted:
             assert layer.weight is not None, "asked for layers with weights"
             noise = torch.randn(x.shape, dtype=torch.float32, device=x.device).to(x.dtype)
-            own = linear(noise[:FEW_ROWS].contiguous(), layer.weight, layer.bias)
-            self._trusted[shape] = torch.equal(own, layer(noise)[:FEW_ROWS])
+            own = linear(noise[:LIBRARY_ROWS].contiguous(), layer.weight, layer.bias)
+            self._trusted[shape] = torch.equal(own, layer(noise)[:LIBRARY_ROWS])
         return self._trusted[shape]
+
+
+def rounding_of(layer: Linear) -> Rounding | None:
+    """In what its rows are to come."""
+    return layer.rounded.rounding if isinstance(layer, RoundedLinear) else None
+
+
+def _in_8_bits(x: Rows, layer: RoundedLinear) -> Rounded:
+    return x if isinstance(x, Rounded) else rounded.round_rows(x, layer.rounded.rounding)
+
+
+def _float8(x: Rounded, layer: RoundedLinear, dtype: torch.dtype) -> Tensor:
+    """Many rows: the library's product, where it takes these shapes and gives this type."""
+    weights, bias = layer.rounded, layer.bias
+    inputs, outputs = layer.inputs, layer.outputs
+    if not x.values.is_cuda or inputs % 16 or outputs % 16 or dtype != torch.bfloat16:
+        return rounded.scaled(rounded_sums(x, weights), x, weights, bias, dtype)
+    product = torch._scaled_mm(
+        x.values, weights.values.T, scale_a=x.scales[:, None], scale_b=weights.scales[None], out_dtype=dtype
+    )
+    return product if bias is None else product + bias
 
 
 def _outside(layer: Linear, x: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,7 @@ class StepOutput:
 
     logits: Tensor  # [rows, vocab]
     features: Tensor | None  # [tokens run, taps * width]
+    likeliest: Callable[[], list[int]] | None = None  # of each row, where the executor has them; it waits for them
 
 
 class Executor(Protocol):

@@ -13,6 +13,8 @@ from foretell.errors import CapacityError
 GIB = 1 << 30
 DEFAULT_TEXTS = 4  # full-length texts the cache holds by default
 GROUP = Path("/sys/fs/cgroup")
+LOGIT_ROWS = 256  # rows of a step whose logits lie in memory at once on a GPU
+LIBRARIES = 256 << 20  # kernels, graphs and what cuBLAS works in
 CACHE_SHARE = 0.5  # of the memory left beside the weights, the most the cache takes by default
 
 
@@ -24,6 +26,7 @@ class MemoryPlan:
     drafter: int
     page_bytes: int
     pages: int
+    workspace: int = 0  # what a step works with on a GPU: states, logits, recorded graphs
 
     @property
     def cache(self) -> int:
@@ -31,12 +34,14 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.drafter + self.cache
+        return self.weights + self.drafter + self.workspace + self.cache
 
     def __str__(self) -> str:
         parts = [f"weights {_gib(self.weights)}", f"cache {_gib(self.cache)} ({self.pages} pages)"]
         if self.drafter:
             parts.insert(1, f"drafter {_gib(self.drafter)}")
+        if self.workspace:
+            parts.insert(-1, f"steps {_gib(self.workspace)}")
         return ", ".join(parts)
 
 
@@ -51,27 +56,30 @@ class Needs:
     context: int
     max_num_seqs: int
     loading: int = 0  # held for a while before the weights are what they will be
+    workspace: int = 0
+    texts: int = DEFAULT_TEXTS  # full-length ones the cache holds, if there is room
+    cache_share: float = CACHE_SHARE  # of the memory left, the most the cache takes
 
 
 def plan_memory(needs: Needs, available: int, kv_memory: float | None) -> MemoryPlan:
     """As many pages as were asked for, or as fit well; refused where not even one text would fit."""
     one_text = -(-needs.context // needs.page_size)
-    left = available - needs.weights - needs.drafter
+    left = available - needs.weights - needs.drafter - needs.workspace
     if kv_memory is not None:
         pages = int(kv_memory * GIB) // needs.page_bytes
     else:
-        wanted = one_text * min(DEFAULT_TEXTS, needs.max_num_seqs)
-        pages = max(1, min(wanted, int(left * CACHE_SHARE) // needs.page_bytes))
-    plan = MemoryPlan(needs.weights, needs.drafter, needs.page_bytes, pages)
+        wanted = one_text * min(needs.texts, needs.max_num_seqs)
+        pages = max(1, min(wanted, int(left * needs.cache_share) // needs.page_bytes))
+    plan = MemoryPlan(needs.weights, needs.drafter, needs.page_bytes, pages, needs.workspace)
     _check(plan, needs, available, one_text)
     return plan
 
 
 def _check(plan: MemoryPlan, needs: Needs, available: int, one_text: int) -> None:
-    if plan.weights + plan.drafter > available:
+    fixed = plan.weights + plan.drafter + plan.workspace
+    if fixed > available:
         raise CapacityError(
-            f"the weights need {_gib(plan.weights + plan.drafter)} and {_gib(available)} is free; "
-            "take a smaller model or free some memory"
+            f"the weights need {_gib(fixed)} and {_gib(available)} is free; take a smaller model or free some memory"
         )
     if needs.loading > available:
         raise CapacityError(
@@ -92,6 +100,11 @@ def _check(plan: MemoryPlan, needs: Needs, available: int, one_text: int) -> Non
             f"a text of {needs.context} tokens needs {_gib(one_text * needs.page_bytes)} of cache and there is "
             f"{_gib(plan.cache)}; raise kv_memory or set max_model_len to {plan.pages * needs.page_size} or less"
         )
+
+
+def step_bytes(width: int, tokens: int, vocab: int, itemsize: int) -> int:
+    """About what a step of `tokens` works with on a GPU, of a model `width` numbers a token go through at once."""
+    return tokens * width * itemsize + LOGIT_ROWS * vocab * (4 + itemsize) + LIBRARIES
 
 
 def _gib(size: int) -> str:

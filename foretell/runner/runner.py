@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from foretell.kernels.attention import Layout
-from foretell.kv.cache import KVCache, slots_of
+from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
 from foretell.types import Draft, Sequence, Share
@@ -22,7 +22,16 @@ from .pack import pack
 class ModelRunner:
     """One class for target and draft models; it does not know which it is."""
 
-    def __init__(self, model: Decoder, pages: int, page_size: int, context: int, taps: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        pages: int,
+        page_size: int,
+        context: int,
+        taps: tuple[int, ...] = (),
+        beside: tuple[LayerShape, ...] = (),
+    ) -> None:
+        """`beside` are further layers of the cache, which stand behind the model's own and are written by others."""
         self.model, self.taps, self.context = model.eval(), taps, context
         self.device = model.embed.device
         model.prepare(context)
@@ -30,7 +39,7 @@ class ModelRunner:
         share, windows = config.heads // config.kv_heads, frozenset(config.windows)
         self.layout = Layout(page_size, share, windows, model.dtype, self.device)
         self.pool = PagePool(pages, page_size)
-        self.cache = KVCache(model.layer_shapes, pages, page_size, model.dtype, self.device)
+        self.cache = KVCache(model.layer_shapes + beside, pages, page_size, model.dtype, self.device)
         self.executor = self._make_executor()
 
     def lend(self, model: Decoder) -> ModelRunner:

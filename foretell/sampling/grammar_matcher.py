@@ -36,6 +36,7 @@ class Matcher:
         self._vocab = vocab
         self._ends = tuple(sorted(end for end in set(ends) if end < vocab))
         self.finished = False
+        self.followed = 0  # tokens of the text
 
     def advance(self, tokens: Tokens[int]) -> int:
         """Follow tokens that entered the text. Tells how many were followed: what lies behind its end is not."""
@@ -48,6 +49,7 @@ class Matcher:
             else:
                 self._require(self._inner.consume_token(token), f"token {token} is not allowed here")
                 self.finished = self._is_over()
+            self.followed += 1
         return len(tokens)
 
     def masks(self, draft: Draft = Draft()) -> Tensor:

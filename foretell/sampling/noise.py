@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 TOKEN_STREAM = 0  # draws tokens, for target and draft alike: under the rule `match` they share their noise
@@ -55,6 +57,20 @@ def _bits(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
     """[n, width] whole numbers of 52 bits: half of one more must not round up to 2 ** 52."""
     key = _scramble(_scramble(seed + _signed((stream * _GOLDEN) & _WORD)) + position)
     return _scramble(key[:, None] + lanes * _signed(_GOLDEN)).bitwise_and_((1 << 52) - 1)
+
+
+def keys(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> npt.NDArray[np.int64]:
+    """What `_bits` adds the lanes to, worked out on the host for kernels that make the rest themselves."""
+    seed = np.array(seeds, np.int64).view(np.uint64)
+    first = _scrambled(seed + np.array([(stream * _GOLDEN) & _WORD], np.uint64))
+    return _scrambled(first + np.array(positions, np.int64).view(np.uint64)).view(np.int64)
+
+
+def _scrambled(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """As `_scramble`, in numpy."""
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        x = (x ^ (x >> np.uint64(shift))) * np.array([factor], np.uint64)
+    return x ^ (x >> np.uint64(31))
 
 
 def coins(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from foretell.params import SamplingParams
 
 from . import noise
 from .history import History, adjust
+from .on_device import choose_there, works
 
 FIRST_LOOK = 2048  # candidates a top-p search sorts before it sorts them all
 
@@ -42,6 +43,10 @@ def adjusted(logits: Tensor, rows: list[Row]) -> Tensor:
 def choose(logits: Tensor, rows: list[Row]) -> list[int]:
     """The token of each row of logits [rows, vocab]. The likeliest where the temperature is 0, else drawn."""
     logits = adjusted(logits, rows)
+    if logits.is_cuda and works():
+        return choose_there(
+            logits, [row.params for row in rows], [row.seed for row in rows], [row.position for row in rows]
+        )
     tokens = _likeliest(logits)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if drawn:

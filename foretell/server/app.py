@@ -21,6 +21,7 @@ from foretell.version import VERSION
 
 from .failures import Failure, failure_of, invalid_body
 from .guards import BodyGuard, KeyGuard
+from .pages import page_routes
 from .protocol import CompletionBody
 from .protocol_chat import ChatBody, DetokenizeBody, TokenizeBody
 from .reporter import Reporter
@@ -46,17 +47,21 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.engine.start()
-        reporting = asyncio.ensure_future(Reporter(service).run())
+        beside = [asyncio.ensure_future(Reporter(service).run())]
+        if service.watch is not None:
+            beside.append(asyncio.ensure_future(service.watch.run()))
         try:
             yield
         finally:
-            reporting.cancel()
+            for task in beside:
+                task.cancel()
             await service.close()
 
     app = FastAPI(title="Foretell", version=VERSION, lifespan=lifespan, redoc_url=None)
     app.include_router(writing_routes(service))
     app.include_router(telling_routes(service))
     app.include_router(spelling_routes(service))
+    app.include_router(page_routes())
     _add_handlers(app, service)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     config = service.config

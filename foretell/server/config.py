@@ -61,6 +61,9 @@ class ServerConfig:
         "summary", "how much of speculation each answer tells: detailed lists every step", choices=RECORDS
     )
     log_requests: str | None = option(None, "a file that gets each request and its answer, a JSON object a line")
+    watch_draft: str | None = option(
+        None, "a folder; a head that is written there replaces the one that guesses, if it guesses better"
+    )
     log_interval: float = option(10.0, "seconds between two log lines under load")
     log_format: str = option("text", "how log lines are written", choices=("text", "json"))
     access_log: bool = option(False, "log a line for each HTTP request")

@@ -180,7 +180,6 @@ WITH_VALUES = (
     "--num-scheduler-steps",
     "--schedule-conservativeness",
     "--schedule-policy",
-    "--swap-space",
     "--tokenizer-mode",
     "--ubatch-size",
     "--uvicorn-log-level",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,14 +70,6 @@ def step_bytes(assembly: Assembly, config: EngineConfig) -> int:
     row = 2 * (shape.heads + shape.kv_heads) * shape.head_dim + 3 * shape.ffn + 4 * shape.width
     floats = config.max_num_batched_tokens * row + COPIES * config.max_num_seqs * shape.vocab
     return floats * 4 + assembly.memory.cache // shape.layers
-
-
-def give_back() -> None:
-    """Return to the system what loading has used and left; a C library would keep it for its own threads."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):  # another C library, or another system
-        return
 
 
 def resident(ours: Path = OURS) -> tuple[int, int]:

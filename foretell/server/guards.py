@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .failures import Failure
+from .pages import is_page
 
 OPEN = ("/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json")  # need no key
 
@@ -40,6 +41,11 @@ def shown_key(scope: Scope) -> str:
     return ""
 
 
+def is_open(path: str) -> bool:
+    """Whether an address needs no key: it tells nothing of texts, and the page asks for the key itself."""
+    return path in OPEN or is_page(path)
+
+
 class KeyGuard:
     """Turns away who shows no key that fits."""
 
@@ -47,7 +53,7 @@ class KeyGuard:
         self.app, self.keys = app, Keys(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN or self.keys.admit(shown_key(scope)):
+        if scope["type"] != "http" or is_open(scope["path"]) or self.keys.admit(shown_key(scope)):
             await self.app(scope, receive, send)
             return
         words = "a key is needed: send it as Authorization: Bearer KEY"

@@ -31,6 +31,10 @@ class Totals:
     drafted: int = 0
     accepted: int = 0
     per_position: list[int] = field(default_factory=list)
+    drafters: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each: guesses, and those accepted
+    seconds: float = 0.0  # of all steps
+    drafting: float = 0.0  # of these, for guessing
+    running: float = 0.0  # and for the target
 
     @property
     def acceptance_rate(self) -> float:
@@ -56,14 +60,22 @@ class Metrics:
     def observe(self, report: StepReport) -> None:
         """Count one step."""
         show = self.instruments
-        show.step_seconds.observe(report.seconds)
+        show.step_seconds.observe(report.clock.seconds)
         self.observe_load(report.load)
+        self._observe_clock(report)
         for name, (drafted, accepted) in report.drafters.items():
             show.drafter_drafted.follow(drafted, name)
             show.drafter_accepted.follow(accepted, name)
         for piece in report.pieces:
             self._observe_piece(piece)
         self.speedup.observe(report)
+
+    def _observe_clock(self, report: StepReport) -> None:
+        totals, clock = self.totals, report.clock
+        totals.drafters = report.drafters
+        totals.seconds += clock.seconds
+        totals.drafting += clock.times.drafting
+        totals.running += clock.times.running
 
     def observe_load(self, load: Load) -> None:
         """How busy the engine is now."""

@@ -162,6 +162,11 @@ class Generation(Harmless):
     speculative_p_min: float | None = Field(default=None, alias="speculative.p_min")
     cache_salt: str | None = Field(default=None, description="Texts with another salt share no cache with this one.")
     return_token_origin: bool | None = Field(default=None, description="Tell of each token who proposed it.")
+    return_token_details: bool | None = Field(
+        default=None,
+        description="Tell how likely each token was found and which guesses fell there; return_rounds too.",
+    )
+    return_rounds: bool | None = Field(default=None, description="Tell of each step what was guessed and what it took.")
     return_tokens_as_token_ids: bool | None = None
     timings_per_token: bool | None = None
 

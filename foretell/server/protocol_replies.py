@@ -80,26 +80,61 @@ class ChatMessage(BaseModel):
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class ChatChoice(BaseModel):
+class Chances(BaseModel):
+    id: int
+    text: str
+    probability: float = Field(description="The target's, with the request's settings; at temperature 0 the scores'.")
+    draft_confidence: float | None = Field(description="How sure the drafter was, from 0 to 1.")
+    draft_probability: float | None = Field(description="The same, where it is the probability it guessed with.")
+
+
+class TokenDetails(Chances):
+    origin: str
+    rejected: list[Chances] = Field(description="Guesses that fell at this place.")
+
+
+class Round(BaseModel):
+    """A step of the text; milliseconds."""
+
+    tokens: int
+    drafted: int
+    accepted: int
+    drafter: str | None
+    skipped: str | None = Field(description="Why nothing was guessed.")
+    at_ms: float | None = Field(default=None, description="When it ended, since the prompt was taken up.")
+    step_ms: float | None = None
+    drafting_ms: float | None = None
+    target_ms: float | None = None
+    plain_ms: float | None = Field(default=None, description="What the step would take without guesses, where known.")
+    texts: int | None = Field(default=None, description="Texts that grew in it.")
+
+
+class Choice(BaseModel):
+    """What is told of tokens, where it was asked for."""
+
+    token_ids: list[int] | None = None
+    token_origins: list[str] | None = None
+    token_texts: list[str] | None = None
+    token_details: list[TokenDetails] | None = None
+    rounds: list[Round] | None = None
+
+
+class ChatChoice(Choice):
     index: int
     message: ChatMessage
     logprobs: dict[str, Any] | None
     finish_reason: str
-    token_ids: list[int] | None = None
-    token_origins: list[str] | None = None
 
 
 class ChatCompletion(Reply):
     choices: list[ChatChoice]
 
 
-class TextChoice(BaseModel):
+class TextChoice(Choice):
     index: int
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: str
-    token_ids: list[int] | None = None
-    token_origins: list[str] | None = None
 
 
 class TextCompletion(Reply):

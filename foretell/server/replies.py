@@ -8,14 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foretell.engine.writer import decoder_for
+
 from . import accounts
 from .answers import Answer
+from .details import Teller
 from .logprobs import LogprobWriter
 from .protocol import Generation
+from .speedup import PlainSeconds, unknown
 
 if TYPE_CHECKING:
     from foretell.engine.streams import Piece
     from foretell.tokenizer import Tokenizer
+    from foretell.types import Request
 
     from .jobs import Desk, Job
 
@@ -28,10 +33,17 @@ class House:
     fingerprint: str
     longest_draft: int
     records: str  # none, summary or detailed
+    plain_seconds: PlainSeconds = unknown
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self.desk.tokenizer
+
+    def teller(self, request: Request, body: Generation) -> Teller:
+        """For a request that wants to know of its tokens."""
+        arms = self.desk.assembly.engine.drafter.arms
+        sure = frozenset(name for name, arm in arms.items() if arm.gives_probability)
+        return Teller(body, self.tokenizer, decoder_for(request, self.tokenizer), sure, self.plain_seconds)
 
 
 class Reply(ABC):
@@ -45,6 +57,7 @@ class Reply(ABC):
         self.answers = job.answers()
         self.logprobs = LogprobWriter(house.tokenizer, bool(body.return_tokens_as_token_ids))
         self._places = {(answer.request.id, answer.request.choice): answer for answer in self.answers}
+        self._tellers = [house.teller(answer.request, body) for answer in self.answers] if self.tells_tokens else []
         self.name, self.model = name, model
         self._head = {"id": name, "created": int(time.time()), "model": model, "system_fingerprint": house.fingerprint}
 
@@ -54,7 +67,10 @@ class Reply(ABC):
 
     def add(self, piece: Piece) -> None:
         """Take in a piece of a reply that is sent whole."""
-        self.answer(piece).add(piece)
+        answer = self.answer(piece)
+        answer.add(piece)
+        if self.tells_tokens:
+            self._tellers[answer.index].keep(piece)
 
     @property
     def finished(self) -> bool:
@@ -107,6 +123,15 @@ class Reply(ABC):
             found |= {} if metrics is None else {"metrics": metrics}
         return {**found, "speculation": accounts.speculation(self.answers)}
 
-    def origins(self, tokens: list[int], origins: list[str]) -> dict[str, Any]:
-        """Who proposed each token, where that was asked."""
-        return {"token_ids": tokens, "token_origins": origins} if self.body.return_token_origin else {}
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether tokens or rounds are told of, beside the text."""
+        body = self.body
+        return bool(body.return_token_origin or body.return_token_details or body.return_rounds)
+
+    def told(self, answer: Answer, piece: Piece | None = None) -> dict[str, Any]:
+        """What is told of the tokens of a piece, or of a whole answer."""
+        if not self.tells_tokens:
+            return {}
+        teller = self._tellers[answer.index]
+        return teller.kept if piece is None else teller.tell(piece)

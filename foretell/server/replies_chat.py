@@ -34,7 +34,7 @@ class ChatReply(Reply):
             "message": self._message(answer),
             "logprobs": self.logprobs.chat(answer.logprobs) if self.tells_logprobs else None,
             "finish_reason": answer.finish_reason,
-            **self.origins(answer.tokens, answer.origins),
+            **self.told(answer),
         }
 
     def _message(self, answer: Answer) -> dict[str, Any]:
@@ -54,17 +54,17 @@ class ChatReply(Reply):
             deltas += self._delta(answer, said, calls - 1)
         if piece.first:
             deltas[:1] = [{"role": "assistant", **(deltas[0] if deltas else {"content": ""})}]
-        elif not deltas and (self.tells_logprobs or self.body.return_token_origin):
+        elif not deltas and (self.tells_logprobs or self.tells_tokens):
             deltas = [{}]
-        more = self._more(piece)
+        more = self._more(answer, piece)
         for delta in deltas:
             yield {"delta": delta, "logprobs": None, "finish_reason": None, **more}
             more = {}  # what is told of a piece's tokens goes with its first chunk
         if answer.finish is not None:
             yield {"delta": {}, "logprobs": None, "finish_reason": answer.finish_reason}
 
-    def _more(self, piece: Piece) -> dict[str, Any]:
-        told = self.origins(list(piece.delta.tokens), list(piece.delta.origins))
+    def _more(self, answer: Answer, piece: Piece) -> dict[str, Any]:
+        told = self.told(answer, piece)
         if self.tells_logprobs:
             told["logprobs"] = self.logprobs.chat(piece.delta.logprobs or ())
         return told

@@ -36,17 +36,17 @@ class CompletionReply(Reply):
             "text": self._echo(answer) + ("" if self.job.silent else answer.content),
             "logprobs": self._logprobs(answer, rows),
             "finish_reason": self._reason(answer),
-            **self.origins(answer.tokens, answer.origins),
+            **self.told(answer),
         }
 
     def parts(self, answer: Answer, piece: Piece) -> Iterator[dict[str, Any]]:
-        tokens, origins = list(piece.delta.tokens), list(piece.delta.origins)
+        tokens = list(piece.delta.tokens)
         said = "".join(part.text for part in answer.add(piece))
         text, rows = "" if self.job.silent else said, self._rows(tokens, list(piece.delta.logprobs or ()))
         if piece.first:
             text, rows = self._echo(answer) + text, [*self._prompt_rows(answer), *rows]
-        if text or self.tells_logprobs or self.body.return_token_origin:
-            told = self.origins(tokens, origins)
+        if text or self.tells_logprobs or self.tells_tokens:
+            told = self.told(answer, piece)
             yield {"text": text, "logprobs": self._logprobs(answer, rows), "finish_reason": None, **told}
         if answer.finish is not None:
             yield {"text": "", "logprobs": None, "finish_reason": self._reason(answer)}

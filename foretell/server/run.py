@@ -12,11 +12,11 @@ import uvicorn
 
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
+from foretell.system import give_back
 
 from .app import create_app
 from .config import ServerConfig
 from .connections import impatient
-from .footprint import give_back
 from .logs import set_up_logs
 from .service import Service
 

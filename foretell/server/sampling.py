@@ -57,6 +57,7 @@ def speculation_choice(body: Generation) -> SpeculationChoice:
         acceptance_threshold=_thresholds(options),
         workload=options.workload,
         prediction=None if body.prediction is None else _prediction_text(body.prediction),
+        details=bool(body.return_token_details),
     )
 
 

@@ -15,6 +15,7 @@ from foretell.errors import RequestError, UnknownModelError
 from foretell.version import VERSION
 
 from .config import ServerConfig
+from .draft_watch import DraftWatch
 from .footprint import Footprint
 from .jobs import Caller, Desk, Job
 from .metrics import Metrics
@@ -53,8 +54,10 @@ class Service:
         self.engine = AsyncEngine(engine, most, self.metrics.observe, assembly.profiler.piece)
         self.desk = Desk(assembly, config)
         longest = speculation.budget
-        self.house = House(self.desk, f"foretell-{VERSION}", longest, config.per_request_spec_decode_metrics)
+        records = config.per_request_spec_decode_metrics
+        self.house = House(self.desk, f"foretell-{VERSION}", longest, records, engine.plain_seconds)
         self.log = RequestLog(config.log_requests)
+        self.watch = None if config.watch_draft is None else DraftWatch(config.watch_draft, self.engine)
         self.footprint = Footprint.of(assembly, engine_config)
         self._workers = ThreadPoolExecutor(WORKERS, "foretell-desk")
         self._compilers = ThreadPoolExecutor(COMPILERS, "foretell-grammar")
@@ -106,41 +109,6 @@ class Service:
             return f"the engine has failed: {self.engine.failure}"
         stuck = self.engine.stuck_for()
         return f"a step has taken {stuck:.0f} seconds" if stuck > self.config.watchdog else None
-
-    def info(self) -> dict[str, Any]:
-        """What /server_info tells; keys stay out of it."""
-        totals, memory = self.metrics.totals, self.footprint
-        return {
-            "version": VERSION,
-            "model": self.engine_config.model,
-            "served_model_names": list(self.names),
-            "max_model_len": self.desk.context,
-            "drafter": self.assembly.engine.drafter.name,
-            "drafters": list(self.assembly.engine.drafter.arms),
-            "max_draft": self.speculation.budget,
-            "rule": self.speculation.rule,
-            "tool_calls": self.desk.family,
-            "reasoning": self.desk.thinks,
-            "memory": {
-                "weights": memory.weights,
-                "drafter": memory.drafter,
-                "cache": memory.cache,
-                "step": memory.step,
-                "program": memory.program,
-                "total": memory.total,
-                "pages": memory.pages,
-            },
-            "internal_states": [
-                {
-                    "avg_spec_accept_length": totals.mean_acceptance_length,
-                    "acceptance_rate": totals.acceptance_rate,
-                    "speedup": self.metrics.speedup.value,
-                    "running": self.engine.load.running,
-                    "waiting": self.engine.load.waiting,
-                    "pages_held": self.engine.load.pages_held,
-                }
-            ],
-        }
 
     async def close(self) -> None:
         """Stop the engine and the workers."""

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from foretell.version import VERSION
 
+from .info import info
 from .protocol_replies import ModelCard, ModelList, Standing, Version
 from .service import Service
 from .writing import some
@@ -82,7 +83,7 @@ def _add_figures(router: APIRouter, service: Service) -> None:
     @router.get("/server_info", responses=some(401))
     async def server_info() -> dict[str, Any]:
         """What is served, with what memory, and how it goes."""
-        return service.info()
+        return info(service)
 
 
 def _standing(reason: str | None) -> Response:

@@ -43,6 +43,10 @@ class Tokenizer:
         """The source of the template chats are written with, if the model has one."""
         return self._templates.default
 
+    def as_json(self) -> str:
+        """All of it but the chat templates, as a tokenizer.json."""
+        return str(self._backend.to_str())
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """The ids of `text`, with special tokens known by their names, and with BOS if the model has it so."""
         try:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance import KIND, REQUEST, Acceptance, Honesty, Rates, cell, level
+from foretell.control.acceptance import DEPTHS, KIND, MIDDLES, REQUEST, TRUST, Acceptance, Honesty, Rates, cell
 from foretell.types import Draft
 
 
 def test_confidence_falls_into_levels() -> None:
-    assert [level(value) for value in (0.0, 0.19, 0.2, 0.5, 0.94, 0.95, 1.0)] == [0, 0, 1, 2, 4, 5, 5]
+    assert [cell(value, 1) // DEPTHS for value in (0.0, 0.19, 0.2, 0.5, 0.94, 0.95, 1.0)] == [0, 0, 1, 2, 4, 5, 5]
     assert cell(None, 1) != cell(0.0, 1)
     assert cell(0.5, 3) == cell(0.5, 9) != cell(0.5, 2)
 
@@ -72,7 +72,8 @@ def test_a_depth_never_tried_is_believed_like_the_one_before() -> None:
     for _ in range(50):
         rates.count(cell(None, 1), True)
     assert rates.rate(cell(None, 3)) > 0.9
-    assert rates.rate(cell(0.3, 1)) > 0.9
+    assert rates.rate(cell(0.97, 1)) > 0.95
+    assert 0.3 < rates.rate(cell(0.3, 1)) < 0.6, "unless its drafter is less sure itself"
 
 
 def test_survival_multiplies_along_a_branch() -> None:
@@ -81,7 +82,8 @@ def test_survival_multiplies_along_a_branch() -> None:
     found = acceptance.survival(ledger, "a", Draft((1, 2, 3), (-1, 0, 0), "a"))
     assert found == pytest.approx([0.5, 0.25, 0.25])
     sure = replace(Draft.chain([1, 2], "a"), confidence=(0.99, 0.99))
-    assert acceptance.survival(ledger, "a", sure) == pytest.approx([0.5, 0.25])
+    believed = TRUST * MIDDLES[-1] + (1 - TRUST) * 0.5
+    assert acceptance.survival(ledger, "a", sure) == pytest.approx([believed, believed**2])
 
 
 def test_luck_that_runs_out_when_counted_on_is_noticed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
@@ -124,6 +124,17 @@ def test_the_first_step_is_plain_because_its_price_is_not_known() -> None:
     assert clock.step([clock.sequence()], GUESS, 0.0, stands=4)[0].nodes == 0
 
 
+def test_a_plain_step_now_and_then_tells_what_guesses_are_weighed_against() -> None:
+    clock = Clock(FREE)
+    seq = clock.sequence(100_000)
+    nodes = [clock.step([seq], GUESS, 0.001, stands=4)[0].nodes for _ in range(4000)]
+    plain = [i for i, count in enumerate(nodes) if not count]
+    assert plain[1] < 400
+    assert len(plain) > 4, "and not never"
+    assert all(b - a > 64 for a, b in pairwise(plain[3:])), "but seldom when much is known"
+    assert (("free", "skipped", "compared") in clock.controller.decided) and clock.controller.decisions.on
+
+
 @pytest.mark.parametrize(
     ("room", "wanted", "most"), [(3, None, 2), (1, None, 0), (50, 1, 1), (50, 0, 0), (50, None, 4)]
 )
@@ -131,8 +142,8 @@ def test_no_more_than_there_is_room_for_or_was_asked_for(room: int, wanted: int 
     clock = Clock(FREE)
     for _ in range(30):
         clock.step([clock.sequence(10_000)], GUESS, 0.001, stands=4)
-    seq = clock.sequence(room, max_draft=wanted)
-    assert clock.step([seq], GUESS, 0.001, stands=4)[0].nodes == most
+    seqs = [clock.sequence(room, max_draft=wanted) for _ in range(2)]  # one step may be plain, to compare with
+    assert max(clock.step([seq], GUESS, 0.001, stands=4)[0].nodes for seq in seqs) == most
 
 
 def test_a_crowd_drafts_less_than_one_alone() -> None:
@@ -205,7 +216,7 @@ def test_a_drafter_without_a_name_on_its_drafts_is_learnt_all_the_same() -> None
     run(engine)
     assert tracks[0].speculation.by_drafter["nameless"].drafted > 0
     assert isinstance(engine.controller, AdaptiveController)
-    assert engine.controller.acceptance.first_rate("nameless") < 0.35, "its failures were counted"
+    assert engine.controller.acceptance.first_rate("nameless") < 0.45, "its failures were counted"
 
 
 def test_many_texts_at_once_are_priced_without_a_single_one_before() -> None:

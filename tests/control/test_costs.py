@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from foretell.control.costs import FEATURES, CostPrior, DraftCosts, StepCosts
+from foretell.control.costs import FEATURES, KNOWN_WELL, THINNED, CostPrior, DraftCosts, StepCosts, never_falling
 
 
 def learnt(rows: list[int], seed: int = 0, hiccups: float = 0.0, pace: float = 1.0) -> StepCosts:
@@ -64,6 +64,40 @@ def test_the_curve_never_falls() -> None:
         costs.observe(4, 0, 0.03)  # seen on a machine whose kernels like four rows better than one
     curve = costs.curve(64)
     assert (np.diff(curve) >= 0).all()
+
+
+def test_a_first_step_that_was_odd_is_not_believed() -> None:
+    """Else a plain step, which is not run again while guesses seem to pay, stays dear for ever."""
+    costs = StepCosts()
+    costs.observe(1, 0, 6 * 0.03)
+    for rows in (4, 8, 12, 10, 9):
+        costs.observe(rows, 0, 0.03 + 0.006 * (rows - 1))
+    assert costs.curve(1)[1] < 3 * 0.03
+    assert costs.curve(9)[9] > 0.05
+
+
+def test_where_the_curve_would_fall_what_is_known_less_well_gives_way() -> None:
+    assert never_falling([1.0, 2.0, 3.0], [1.0, 1.0, 1.0]) == [1.0, 2.0, 3.0]
+    assert never_falling([9.0, 2.0, 3.0], [1e9, 1.0, 1.0]) == pytest.approx([2.0, 2.0, 3.0])
+    assert never_falling([9.0, 2.0, 3.0], [1.0, 1e9, 1e9]) == pytest.approx([9.0, 9.0, 9.0])
+    assert never_falling([2.0, 4.0, 3.0, 5.0], [1.0, 1.0, 1.0, 1.0]) == pytest.approx([2.0, 3.5, 3.5, 5.0])
+
+
+def test_hiccups_do_not_make_it_believe_in_hiccups() -> None:
+    """A usual surprise that is the mean of all is made of the odd ones, and lets the next one through."""
+    costs, rng = StepCosts(), random.Random(5)
+    for i in range(400):
+        costs.observe(1 + i % 2, 0, 0.03 * rng.lognormvariate(0, 0.05) * (rng.uniform(5, 20) if i % 7 == 0 else 1.0))
+    assert costs.seconds(1) == pytest.approx(0.03, rel=0.1)
+
+
+def test_only_some_of_the_steps_that_tell_the_same_are_lessons() -> None:
+    costs = learnt([1, 4, 8])
+    assert costs.steps >= KNOWN_WELL
+    wanted = [costs.wants(rows) for rows in [8, 9, 12, 15] * THINNED]
+    assert wanted[0] and sum(wanted) == 4
+    assert costs.wants(1), "of a plain step nothing is known lately"
+    assert not costs.wants(1)
 
 
 def test_what_was_learnt_can_be_kept() -> None:

@@ -17,15 +17,13 @@ from foretell.errors import RequestError
 from foretell.params import SamplingParams
 from foretell.types import Request, Sequence, SpeculationChoice
 from tests import tiny
-from tests.control.scenarios import free, model, steady
+from tests.control.scenarios import adaptive, free, model, steady
 
 CROWD = free(steady(0.7), Machine(row=0.004), requests=48, tokens=200, load=lambda begun: 8)
 
 
 def written(scenario: Scenario, throughput: bool) -> Result:
-    controller = AdaptiveController(
-        {arm.name: ArmTraits(arm.free, not arm.free) for arm in scenario.arms}, Settings(throughput=throughput)
-    )
+    controller = adaptive(scenario, Settings(throughput=throughput))
     world = World(scenario, controller)
     controller.hurry.clock = world.clock
     found = world.run()
@@ -64,12 +62,22 @@ def test_a_draft_model_hurries_a_text_too() -> None:
 
 def test_others_guess_only_where_it_makes_the_step_no_longer() -> None:
     plans = [Plan("a", 3, 2.0, (0.9, 0.8, 0.7)), Plan("a", 2, 2.0, (0.9, 0.8))]
-    dear = Market(2, 2, np.linspace(0.01, 0.3, 30))
+    dear = Market(2, 2, np.linspace(0.01, 0.05, 30))
     assert let_pass(dear, plans, [True, False], True, 0.01) == [3, 0]
     flat = Market(2, 2, np.full(30, 0.01))
     assert let_pass(flat, plans, [True, False], True, 0.01) == [3, 2]
     step = Market(2, 2, np.array([0.01] * 7 + [0.02] * 23))
     assert let_pass(step, plans, [True, False], True, 0.01) == [3, 1]
+
+
+def test_a_hurry_makes_no_step_unbearable_for_the_others() -> None:
+    plans = [Plan("a", 3, 2.0, (0.9, 0.8, 0.7)), Plan("a", 3, 2.0, (0.95, 0.5, 0.4))]
+    dear = Market(2, 2, [0.01 * rows for rows in range(1, 30)])
+    assert let_pass(dear, plans, [True, True], False, 0.01) == [0, 1], "half as long again, and no longer"
+    assert let_pass(Market(2, 2, [0.03 + 0.005 * rows for rows in range(30)]), plans, [True, True], False, 0.01) == [
+        3,
+        1,
+    ]
 
 
 def test_who_is_behind_is_told_by_the_clock() -> None:

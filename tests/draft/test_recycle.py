@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from foretell.draft.growing import GrowingTree
-from foretell.draft.recycle import SHARES, SUCCESSORS, RecycleDrafter, Table
+from foretell.draft.recycle import SHARES, SUCCESSORS, RecycleDrafter, Table, extended
 from foretell.params import SamplingParams
 from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
 
@@ -106,9 +106,9 @@ def all_paths(table: Table, context: tuple[int, ...], longest: int) -> list[tupl
     level: list[tuple[tuple[int, ...], tuple[int, ...], float]] = [((), context, 1.0)]
     for _ in range(longest):
         level = [
-            ((*path, token), state, chance * share)
+            ((*path, token), extended(context, token), chance * share)
             for path, context, chance in level
-            for token, share, state in table.followers(context)
+            for token, share in table.successors(context)
         ]
         found += [(path, chance) for path, _, chance in level]
     return sorted(found, key=lambda each: -each[1])

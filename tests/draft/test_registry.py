@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.config import SpeculationConfig
-from foretell.draft import arms, copies_wanted, models_wanted
+from foretell.draft import arms, copies_wanted, defaults, models_wanted
 from foretell.errors import RequestError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_drafter"
@@ -26,6 +27,9 @@ def test_several_are_named_with_commas_and_auto_stands_for_the_free_ones() -> No
     assert named("auto") == named("mix") == ("ngram", "suffix", "recycle")
     assert named("auto, model:x,exit:3") == ("ngram", "suffix", "recycle", "model:x", "exit:3")
     assert named("ngram,ngram") == ("ngram",)
+    config = SpeculationConfig(drafter="auto")
+    assert defaults(config) == ("suffix", "recycle"), "ngram waits for requests that name it"
+    assert defaults(replace(config, drafter="ngram,auto")) == named("auto")
     assert named("none") == ()
     assert arms(SpeculationConfig(drafter="ngram", max_draft=0)) == ()
     config = SpeculationConfig(drafter="self:int8,model:a/b,self:int4")
@@ -67,8 +71,9 @@ def test_a_request_may_name_its_drafter(several: LLM) -> None:
 
 def test_a_prediction_brings_its_own_drafter(several: LLM) -> None:
     params = SamplingParams(max_tokens=30, ignore_eos=True)
-    truth = several.generate(PROMPT, params)[0].outputs[0]
-    (output,) = several.generate(PROMPT, params, speculation=SpeculationChoice(prediction=truth.text))
+    prompt = "another beginning, which no drafter has seen"
+    truth = several.generate(prompt, params, speculation=SpeculationChoice(enabled=False))[0].outputs[0]
+    (output,) = several.generate(prompt, params, speculation=SpeculationChoice(prediction=truth.text))
     assert output.outputs[0].token_ids == truth.token_ids
     assert output.speculation.by_drafter["prediction"].drafted > 0
 

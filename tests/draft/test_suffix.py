@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import time
 import tracemalloc
-from collections import Counter
 
 import pytest
 
-from foretell.draft.suffix import END, ROOT, Automaton, SuffixDrafter
+from foretell.draft.occurrences import END, LONG, SEEN, WINDOW, Occurrences
+from foretell.draft.suffix import DOUBT, RETURN, SuffixDrafter
 from foretell.params import SamplingParams
 from foretell.types import Budget, Draft, FinishReason, Outcome, Request, Sequence, Share
 
@@ -36,44 +36,54 @@ def finish(
     drafter.forget(seq)
 
 
-def occurrences(text: list[int], run: tuple[int, ...]) -> list[int]:
-    """Places behind each occurrence that something follows."""
-    return [i + len(run) for i in range(len(text) - len(run)) if tuple(text[i : i + len(run)]) == run]
+def agreeing(text: list[int], place: int, end: int) -> int:
+    """The definition: how many tokens before a place are those that end text[:end]."""
+    most = min(WINDOW, place, end)
+    return next((n for n in range(most) if text[place - 1 - n] != text[end - 1 - n]), most)
 
 
-def test_an_automaton_counts_what_followed_each_run() -> None:
-    rng = random.Random(0)
-    for letters in (1, 2, 3, 6):
-        text = [rng.randrange(letters) for _ in range(30)]
-        automaton = Automaton()
-        automaton.extend(text)
-        for start in range(len(text)):
-            for end in range(start + 1, len(text)):
-                run, state = tuple(text[start:end]), ROOT
-                for token in run:
-                    state = automaton.child(state, token)
-                places = occurrences(text, run)
-                followers = Counter(text[place] for place in places)
-                latest = {text[place]: place for place in places}
-                assert automaton.counts[state] == len(places)
-                assert automaton.tokens[state] == max(followers, key=lambda t: (followers[t], latest[t]))
+@pytest.mark.parametrize("letters", [1, 2, 3, 6, 20])
+def test_every_earlier_place_is_found_with_all_that_agrees(letters: int) -> None:
+    rng = random.Random(letters)
+    text: list[int] = []
+    known = Occurrences(text)
+    for _ in range(SEEN):
+        text += [rng.randrange(letters) for _ in range(rng.choice((1, 1, 3)))]
+        known.catch_up()
+        end = len(text)
+        places = [place for place in range(end - 1, 0, -1) if agreeing(text, place, end)]
+        assert known.after(text[-1]) == places[:SEEN]
+        wanted = [(agreeing(text, place, end), place) for place in places if agreeing(text, place, end) > 1][:SEEN]
+        full = next((n for n, (length, _) in enumerate(wanted, 1) if length == WINDOW), len(wanted))
+        assert known.matches(text, end) == wanted[:full]
+
+
+def test_a_long_match_is_found_however_often_its_end_occurred_since() -> None:
+    source = list(range(100, 120))
+    text = [*source, 7, *[118, 119, 8] * (2 * SEEN), *source]
+    known = Occurrences(text)
+    known.catch_up()
+    assert known.matches(text, len(text))[-1] == (len(source), len(source))
+    assert len(known.matches(text, len(text))) == SEEN + 1
+    assert guess(SuffixDrafter(), text, 1).tokens == (7,)
+    assert len(source) > LONG
 
 
 def test_the_most_frequent_continuation_wins_then_the_most_recent() -> None:
     often = [1, 2, 3, 7, 1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3]
     draft = guess(SuffixDrafter(), often, 1)
     assert draft.tokens == (7,)
-    assert draft.confidence == pytest.approx((2 / 3,))
+    assert draft.confidence == pytest.approx((2 / 3 * 3 / 4,)), "the more, the longer the match"
     assert draft.source == "suffix"
     assert guess(SuffixDrafter(), [1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3], 1).tokens == (8,)
 
 
 def test_a_guess_is_as_long_as_the_match() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert guess(SuffixDrafter(), [*text, 3]).tokens == (4,)
-    assert guess(SuffixDrafter(), [*text, 2, 3]).tokens == (4, 5)
-    assert guess(SuffixDrafter(factor=2.0), [*text, 2, 3]).tokens == (4, 5, 6, 7)
-    assert guess(SuffixDrafter(offset=1.0), [*text, 2, 3]).tokens == (4, 5, 6)
+    assert guess(SuffixDrafter(offset=0), [*text, 3]).tokens == (4,)
+    assert guess(SuffixDrafter(offset=0), [*text, 2, 3]).tokens == (4, 5)
+    assert guess(SuffixDrafter(factor=2.0, offset=0), [*text, 2, 3]).tokens == (4, 5, 6, 7)
+    assert guess(SuffixDrafter(), [*text, 2, 3]).tokens == (4, 5, 6), "and one more"
     assert guess(SuffixDrafter(), [*text, 1, 2, 3, 4], 3).tokens == (5, 6, 7), "and never longer than the budget"
     assert guess(SuffixDrafter(), text).tokens == ()
     assert guess(SuffixDrafter(), [*text, 3], 0).tokens == ()
@@ -90,10 +100,22 @@ def test_a_repetition_goes_on_with_itself() -> None:
     assert guess(SuffixDrafter(), [7] * 50).tokens == (7,) * 8
 
 
+def test_a_copy_goes_on_behind_a_token_that_differs() -> None:
+    source = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    copied = source[:RETURN]
+    draft = guess(SuffixDrafter(), [*source, *copied, 99], 2)
+    assert draft.tokens == tuple(source[RETURN + 1 : RETURN + 3])
+    assert draft.confidence == pytest.approx((DOUBT * RETURN / (RETURN + 1),) * 2)
+    assert guess(SuffixDrafter(), [*source, *copied[1:], 99]).tokens == (), "too short a copy to be believed"
+    assert guess(SuffixDrafter(), [*range(50), *range(45), 99], 3).tokens == (46, 47, 48)
+    assert guess(SuffixDrafter(), [*source, *source, 99]).tokens == (2, 3, 4, 5, 6, 7, 8, 9)
+    assert guess(SuffixDrafter(), [9, 9, 50, *source, *copied, 9, 9], 1).tokens == (50,), "what is like it comes first"
+
+
 def test_finished_texts_of_the_same_tenant_are_known() -> None:
     drafter = SuffixDrafter()
     finish(drafter, [90, 91, *range(20)], "a", prompt=2)
-    assert guess(drafter, [50, 3, 4, 5], tenant="a").tokens == (6, 7, 8)
+    assert guess(drafter, [50, 3, 4, 5], tenant="a").tokens == (6, 7, 8, 9)
     assert guess(drafter, [50, 3, 4, 5], tenant="b").tokens == ()
     assert guess(drafter, [50, 17, 18, 19], tenant="a").tokens == (), "nothing follows the end of a text"
     assert guess(drafter, [89, 90], tenant="a").tokens == (), "its prompt is not in the store"
@@ -110,11 +132,11 @@ def test_a_text_that_was_broken_off_is_not_learnt(how: FinishReason | None) -> N
 def test_the_better_score_wins_and_the_text_itself_among_equals() -> None:
     drafter = SuffixDrafter()
     finish(drafter, [1, 2, 30, 31])
-    assert guess(drafter, [1, 2, 40, 41, 9, 1, 2]).tokens == (40, 41)
+    assert guess(drafter, [1, 2, 40, 41, 9, 1, 2], 2).tokens == (40, 41)
     assert guess(drafter, [2, 40, 9, 1, 2]).tokens == (30, 31), "a longer match in the store"
     drafter = SuffixDrafter()
     finish(drafter, [1, 30, 8, 1, 31])
-    assert guess(drafter, [1, 40, 7, 1, 41, 9, 1]).tokens == (41,), "as likely here as there"
+    assert guess(drafter, [1, 40, 7, 1, 41, 9, 1], 1).tokens == (41,), "as likely here as there"
 
 
 @pytest.mark.parametrize("tokens", [64, 300])
@@ -124,7 +146,7 @@ def test_the_store_stays_within_its_bounds(tokens: int) -> None:
     for i in range(2000):
         tenant = f"t{rng.randrange(6)}"
         finish(drafter, [rng.randrange(50) for _ in range(rng.randrange(1, 60))], tenant)
-        kept = [sum(a.read for a in drafter.store.automata(f"t{n}")) for n in range(6)]
+        kept = [sum(map(len, drafter.store.texts(f"t{n}"))) for n in range(6)]
         assert max(kept) <= tokens
         assert sum(map(bool, kept)) <= 3
         most = max(most, drafter.memory)
@@ -151,7 +173,7 @@ def test_the_oldest_texts_and_the_idlest_tenants_go_first() -> None:
 def test_a_text_longer_than_the_store_leaves_its_end() -> None:
     drafter = SuffixDrafter(store_tokens=40)
     finish(drafter, list(range(500)))
-    assert guess(drafter, [490, 491]).tokens == (492, 493)
+    assert guess(drafter, [490, 491]).tokens == (492, 493, 494)
     assert guess(drafter, [90, 91]).tokens == ()
     for nothing in (SuffixDrafter(store_tokens=0), SuffixDrafter(tenants=0)):
         finish(nothing, list(range(500)))
@@ -162,11 +184,11 @@ def test_memory_is_told_honestly() -> None:
     rng = random.Random(0)
     text = [int(rng.paretovariate(0.7)) % 5000 for _ in range(20_000)]
     tracemalloc.start()
-    automaton = Automaton()
-    automaton.extend(text)
+    known = Occurrences([*text])
+    known.catch_up()
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert used / 1.5 < automaton.memory < used * 1.5
+    assert used / 1.5 < known.memory < used * 1.5
 
 
 class History:
@@ -231,7 +253,7 @@ def test_a_match_longer_than_the_window_is_the_same_kept_and_fresh() -> None:
         (draft,) = kept.propose([seq], [BUDGET])
         assert draft == guess(fresh, seq.tokens)
     assert draft.tokens == (201, 202), "what the first token would tell lies too far back"
-    assert draft.confidence == pytest.approx((2 / 3, 1.0))
+    assert draft.confidence == pytest.approx((WINDOW / (WINDOW + 1),) * 2)
 
 
 def test_a_token_costs_microseconds() -> None:

@@ -18,6 +18,7 @@ from tests.kernels_triton.test_forward import BASE, CONFIGS, STEPS, step, world
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
+WORLDS = 6
 WITHIN = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
@@ -64,24 +65,31 @@ def test_a_recording_serves_steps_of_other_rows() -> None:
 @pytest.mark.parametrize("dtype", WITHIN, ids=str)
 @torch.inference_mode()
 def test_real_head_sizes(dim: int, dtype: torch.dtype) -> None:
-    from foretell.runner.cuda import CudaExecutor
-
+    """Over several worlds: in one alone the definition's own error may be twice what it is in the next."""
     config = replace(BASE, width=128, heads=6, head_dim=dim, windows=(100, None))
     for shapes in (STEPS["trees"], [(1100, 1, STEPS["chains"][0][2])], [(0, 300, STEPS["chains"][1][2])]):
         packed = step(shapes, 8)
-        model, cache, layout = world(config, 8, dtype)
-        executor = CudaExecutor(model, cache, layout)
-        for _ in range(3):
-            mine = executor(packed, ()).logits.clone()
-        plain = EagerExecutor(model, cache, layout)(packed, ()).logits
-        truth = exact(config, packed, dtype)
-        error, usual = (mine - truth).norm() / truth.norm(), (plain - truth).norm() / truth.norm()
-        assert error < 1.5 * usual + 1e-5, f"{float(error)} where the definition has {float(usual)}"
+        found = [errors(config, packed, dtype, seed) for seed in range(WORLDS)]
+        mine, usual = (sum(each) / WORLDS for each in zip(*found, strict=True))
+        assert mine < 1.25 * usual + 1e-5, f"{mine} where the definition has {usual}"
 
 
-def exact(config: ModelConfig, packed: Packed, dtype: torch.dtype) -> Tensor:
+def errors(config: ModelConfig, packed: Packed, dtype: torch.dtype, seed: int) -> tuple[float, float]:
+    """How far executor and definition are from the same step worked out in float32."""
+    from foretell.runner.cuda import CudaExecutor
+
+    model, cache, layout = world(config, 8, dtype, seed)
+    executor = CudaExecutor(model, cache, layout)
+    for _ in range(3):
+        mine = executor(packed, ()).logits.clone()
+    plain = EagerExecutor(model, cache, layout)(packed, ()).logits
+    truth = exact(config, packed, dtype, seed)
+    return tuple(float((logits - truth).norm() / truth.norm()) for logits in (mine, plain))  # type: ignore[return-value]
+
+
+def exact(config: ModelConfig, packed: Packed, dtype: torch.dtype, seed: int) -> Tensor:
     """The same step on the same weights, worked out in float32."""
-    model, cache, layout = world(config, 8, torch.float32)
+    model, cache, layout = world(config, 8, torch.float32, seed)
     for tensor in (*model.parameters(), *cache.keys, *cache.values):
         tensor.copy_(tensor.to(dtype).float())
     return EagerExecutor(model, cache, layout)(packed, ()).logits

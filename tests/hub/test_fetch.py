@@ -23,7 +23,8 @@ import pytest
 from foretell.errors import CapacityError, ModelError
 from foretell.hub import DEFAULT_MODEL, fetch, open_checkpoint, pull
 from foretell.hub.catalog import BUILTINS, Builtin, Part
-from foretell.hub.home import home, model_file
+from foretell.hub.home import model_file
+from foretell.system import home
 
 CONTENT = bytes(range(256)) * 9000
 PARTS = (Part("tiny-one", "1.0", "tiny_one/data/part0"), Part("tiny-two", "2.0", "tiny_two/data/part1"))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from foretell.hub.home import home
 from foretell.kernels.native import build
 from foretell.kernels.native.library import library
 
@@ -32,15 +31,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("FORETELL_NATIVE", raising=False)
     monkeypatch.delenv("CXX", raising=False)
     return tmp_path
-
-
-@pytest.mark.parametrize("names", [{}, {"XDG_CACHE_HOME": "/somewhere"}, {"FORETELL_HOME": "~/own"}])
-def test_it_lies_in_the_cache_folder_models_lie_in(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FORETELL_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in names.items():
-        monkeypatch.setenv(name, value)
-    assert build.cache_folder() == home() / "native"
 
 
 def test_it_can_be_switched_off(fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -33,7 +33,7 @@ def test_a_step_of_several_passes_equals_its_definition(
     read: list[tuple[int, int, Draft]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not torch.cuda.is_available():
-        for name in ("Event", "Stream", "graph_pool_handle"):
+        for name in ("Event", "Stream", "current_stream", "graph_pool_handle"):
             monkeypatch.setattr(torch.cuda, name, Still)
     monkeypatch.setattr("foretell.runner.cuda.ROWS", (1, 2, 4, 8, 16))
     packed = step([(20, 1, TREE), (9, 1, Draft.chain([3, 4])), *read], 4)

@@ -54,12 +54,12 @@ def step(shapes: list[tuple[int, int, Draft]], page_size: int) -> Packed:
     return pack(shares, [draft for _, _, draft in shapes], page_size)
 
 
-def world(config: ModelConfig, page_size: int, dtype: torch.dtype) -> tuple[Decoder, KVCache, Layout]:
+def world(config: ModelConfig, page_size: int, dtype: torch.dtype, seed: int = 0) -> tuple[Decoder, KVCache, Layout]:
     """A decoder and a cache full of an earlier life's keys."""
-    model = tiny_decoder(config=config).to(DEVICE, dtype)
+    model = tiny_decoder(seed, config).to(DEVICE, dtype)
     model.prepare(config.context)
     cache = KVCache(model.layer_shapes, 400 // page_size * 6, page_size, dtype, DEVICE)
-    torch.manual_seed(1)
+    torch.manual_seed(1 + seed)
     for tensor in (*cache.keys, *cache.values):
         tensor.copy_(torch.randn(tensor.shape).to(dtype))
     return model, cache, Layout(page_size, config.heads // config.kv_heads, frozenset(config.windows), dtype, DEVICE)

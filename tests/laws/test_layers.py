@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "foretell"
-BASE = {"types", "params", "grammar", "config", "errors", "options", "outputs", "tokenizer"}
+BASE = {"types", "params", "grammar", "config", "errors", "options", "outputs", "tokenizer", "system"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "threads": set(),
+    "system": set(),
     "__init__": {"llm", "outputs", "params", "threads", "types", "version"},
     "__main__": {"cli"},
     "errors": set(),
@@ -32,13 +33,23 @@ ALLOWED: dict[str, set[str]] = {
     "control": BASE,
     "draft": BASE | {"runner", "models", "sampling", "kv"},
     "engine": BASE | {"kv", "sampling", "runner", "draft", "verify", "control"},
-    "build": BASE | {"pairing", "hub", "kv", "sampling", "verify", "models", "runner", "draft", "control", "engine"},
+    "heads": BASE | {"hub", "kv", "models", "runner", "draft"},
+    "replacing": BASE | {"hub", "models", "draft", "engine"},
+    "build": BASE
+    | {"heads", "pairing", "hub", "kernels", "kv", "sampling", "verify", "models", "runner", "draft", "control"}
+    | {"engine"},
     "llm": BASE | {"build", "engine", "draft"},
     "pairing": BASE | {"hub", "models", "draft"},
-    "server": BASE | {"build", "engine", "version", "hub"},
+    "program": BASE | {"llm", "engine", "sampling"},
+    "server": BASE | {"build", "engine", "version", "hub", "replacing"},
     "bench": BASE | {"llm", "build", "engine", "draft"},
+    "plan": BASE | {"models", "hub"},  # sizes in configs; without torch
+    "tune": BASE | {"bench", "llm", "build", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
+    "train": BASE
+    | {"llm", "build", "engine", "models", "runner", "kv", "kernels", "draft", "certify", "sampling", "hub", "version"},
     "cli": BASE
+    | {"plan", "tune", "train", "models"}
     | {"control", "llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"},
 }
 
@@ -87,6 +98,10 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_the_command_line_starts_without_torch() -> None:
     assert not loaded_by("import foretell.cli.main") & {"torch", "numpy", "transformers", "tokenizers"}
+
+
+def test_programs_for_a_server_need_no_torch() -> None:
+    assert not loaded_by("from foretell import program") & {"torch", "numpy", "httpx", "tqdm", "fastapi"}
 
 
 def test_the_values_need_no_torch() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.kernels.native.library import library
+from foretell.kernels.native.records import StepRecord
 from foretell.models.config import ModelConfig, Rope
 from foretell.models.read_config import from_hf
 from foretell.models.variants import first_layers, quantized
@@ -53,6 +54,14 @@ def desk(config: ModelConfig, bits: int | None = None, page_size: int = 4) -> De
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+def test_a_step_that_does_not_fit_in_memory_is_an_error_and_the_next_one_runs() -> None:
+    native, executor = library(), desk(PLAIN).runner.executor
+    assert native is not None and isinstance(executor, NativeExecutor)
+    with pytest.raises(MemoryError, match="max_num_batched_tokens"):
+        native.step(executor._record, StepRecord(rows=1 << 50))
+    assert desk(PLAIN).read(text(9, PLAIN.vocab)).isfinite().all()
 
 
 def gap(ours: Tensor, theirs: Tensor) -> float:

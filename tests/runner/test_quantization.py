@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from foretell import LLM, SamplingParams
-from foretell.build import choose_bits
+from foretell.build import choose_bits, choose_rounding
 from foretell.config import EngineConfig
 from foretell.errors import CapacityError, RequestError
 from foretell.hub.checkpoint import Checkpoint
 from foretell.kernels.native.library import library
+from foretell.kernels.rounded import Rounding
 from foretell.models import quantize
 from foretell.models.config import ModelConfig
 from foretell.models.layers import Linear
-from foretell.models.quantize import Bits, QuantizedLinear
+from foretell.models.quantize import Bits, QuantizedLinear, round_linear, rounded_bytes
 from foretell.models.variants import prepared_bytes, quantize_weights, quantized
 from foretell.runner.memory import GIB, Needs, plan_memory
 from foretell.runner.native import NativeExecutor
@@ -87,10 +88,45 @@ def test_floats_must_fit_until_they_are_rounded() -> None:
 
 
 def test_what_is_not_known_or_cannot_be_is_refused_in_words() -> None:
-    with pytest.raises(RequestError, match="auto, none, int8, int4"):
+    with pytest.raises(RequestError, match="auto, none, int8, int4, fp8"):
         EngineConfig(quantization="int3")
-    with pytest.raises(RequestError, match="on a CPU only"):
-        choose_bits(EngineConfig(quantization="int8"), gguf(2), torch.device("cuda"))
+    with pytest.raises(RequestError, match="int4 runs on a CPU only; take int8 or fp8"):
+        choose_rounding(EngineConfig(quantization="int4"), torch.device("cuda"))
+    with pytest.raises(RequestError, match="fp8 runs on a CUDA device only"):
+        choose_rounding(EngineConfig(quantization="fp8"), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "rounding"),
+    [
+        ("auto", "cuda", None),
+        ("none", "cuda", None),
+        ("int8", "cuda", "int8"),
+        ("fp8", "cuda", "fp8"),
+        ("int8", "cpu", None),
+    ],
+)
+def test_a_cuda_device_has_its_own_8_bits(wanted: str, device: str, rounding: str | None) -> None:
+    assert choose_rounding(EngineConfig(quantization=wanted), torch.device(device)) == rounding
+
+
+def test_a_decoder_in_8_bits_of_a_cuda_device_says_nearly_the_same() -> None:
+    """The definition, which runs anywhere: weights by output, rows by their own largest value."""
+    x = torch.randn(7, 64)
+    layer = Linear(64, 48, bias=True)
+    assert layer.weight is not None
+    assert layer.bias is not None
+    layer.weight.data.normal_()
+    layer.bias.data.normal_()
+    exact = layer(x)
+    bounds: dict[Rounding, float] = {"int8": 0.02, "fp8": 0.06}
+    for rounding, within in bounds.items():
+        rounded = round_linear(layer, rounding)
+        assert rounded.rounded.nbytes == rounded_bytes(64, 48)
+        error = (rounded(x) - exact).norm() / exact.norm()
+        assert 0 < error < within, f"{rounding}: {float(error)}"
+    alone = round_linear(layer, "int8")
+    assert torch.equal(alone(x[2:3]), alone(x)[2:3]), "sums of integers are exact: a row's result is its own"
 
 
 def gguf(file_type: int) -> Checkpoint:

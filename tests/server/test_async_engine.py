@@ -92,7 +92,7 @@ def test_every_step_is_reported_before_its_pieces() -> None:
         text = await written(engine, "a")
         told = [token for report in reports for piece in report.pieces for token in piece.delta.tokens]
         assert told == text and reports[-1].load.pages_held == 0
-        assert sum(report.rows for report in reports) >= len(PROMPT) + len(text) - 1
+        assert sum(report.clock.rows for report in reports) >= len(PROMPT) + len(text) - 1
 
     go(play)
 

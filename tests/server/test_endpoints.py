@@ -27,7 +27,7 @@ def test_what_it_tells_of_itself(server: ServerProcess) -> None:
     assert "avg_spec_accept_length" in info["internal_states"][0]
     assert "swagger" in server.http.get("/docs").text.lower()
     assert server.greeting.count("\n") == 1
-    assert all(part in server.greeting for part in (server.url, "tiny", "ngram", "rule match", "at most", "cache"))
+    assert all(part in server.greeting for part in (server.url, "tiny", "suffix", "rule match", "at most", "cache"))
 
 
 def test_tokens_and_back(server: ServerProcess) -> None:

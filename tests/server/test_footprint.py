@@ -13,7 +13,8 @@ import torch
 
 from foretell.config import EngineConfig
 from foretell.runner.memory import MemoryPlan
-from foretell.server.footprint import COPIES, GIB, Footprint, give_back, resident, step_bytes
+from foretell.server.footprint import COPIES, GIB, Footprint, resident, step_bytes
+from foretell.system import give_back
 from tests.tiny import CONFIG, World
 
 PLAN = MemoryPlan(weights=3 * GIB, drafter=GIB, page_bytes=GIB // 4, pages=8)

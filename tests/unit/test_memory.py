@@ -11,7 +11,7 @@ import torch
 
 from foretell.errors import CapacityError
 from foretell.runner import memory
-from foretell.runner.memory import GIB, Needs, available_memory, device_memory, group_memory, plan_memory
+from foretell.runner.memory import GIB, Needs, available_memory, device_memory, group_memory, plan_memory, step_bytes
 
 NEEDS = Needs(weights=GIB, drafter=0, page_bytes=3_000_000, page_size=16, context=1000, max_num_seqs=8)
 
@@ -78,3 +78,20 @@ def test_no_room_for_a_page_is_told_the_least_that_would_do(page_bytes: int) -> 
 def test_room_for_some_pages_is_told_how_long_a_text_they_hold() -> None:
     assert "set max_model_len to 48 or less" in refusal(NEEDS, 9_000_000 / GIB)
     assert plan_memory(replace(NEEDS, context=48), 8 * GIB, 9_000_000 / GIB).pages == 3
+
+
+def test_on_a_gpu_steps_have_their_room_and_the_cache_takes_the_rest() -> None:
+    asked = replace(NEEDS, workspace=GIB, texts=8, cache_share=1.0)
+    roomy = plan_memory(asked, 40 * GIB, None)
+    assert roomy.pages == 8 * 63, "as many texts as may be written at once, and no more"
+    tight = plan_memory(asked, 3 * GIB, None)
+    assert tight.total <= 3 * GIB < tight.total + 2 * NEEDS.page_bytes
+    assert "steps 1.00 GiB" in str(tight)
+    with pytest.raises(CapacityError, match="the weights need 2.00 GiB"):
+        plan_memory(asked, int(1.5 * GIB), None)
+
+
+def test_what_steps_work_with_grows_with_tokens_and_vocabulary() -> None:
+    small = step_bytes(1000, 100, 500, 2)
+    assert step_bytes(1000, 200, 500, 2) - small == 1000 * 100 * 2
+    assert step_bytes(1000, 100, 1500, 2) > small

@@ -10,6 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from foretell.system import home
+
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 # Nothing that lets a compiler round otherwise than the source says; instructions are chosen when the library runs.
@@ -21,19 +23,11 @@ class BuildError(Exception):
     """Why there is no library, in one line."""
 
 
-def cache_folder() -> Path:
-    """`native` in Foretell's cache folder: FORETELL_HOME, or `foretell` in the user's cache folder."""
-    if own := os.environ.get("FORETELL_HOME"):
-        return Path(os.path.expanduser(own)).absolute() / "native"
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(caches)).absolute() / "foretell" / "native"
-
-
 def built_library() -> Path:
     """The library's file, compiled now if nobody has compiled these sources with this compiler before."""
     compiler = find_compiler()
     try:
-        path = cache_folder() / f"foretell-{_key(compiler)}.so"
+        path = home() / "native" / f"foretell-{_key(compiler)}.so"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             _compile(compiler, path)

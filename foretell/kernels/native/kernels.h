@@ -69,6 +69,8 @@ struct Kernels {
     void (*turn)(float* x, const float* table, int64_t dim, float scale);
     void (*gate)(const float* gate_up, int64_t width, bool gelu, float* y);
     void (*attend)(const Tile& tile, float* room);  // of `attend_room` floats
+    // Where the first of the largest of x [width] is, and its share of all: what softmax makes of it.
+    float (*best)(const float* x, int64_t width, int64_t* at);
 };
 
 extern const Kernels plain_kernels, avx2_kernels, vnni_kernels;

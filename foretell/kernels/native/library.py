@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .build import BuildError, built_library
+from .head_records import BlockChainRecord, BlockHeadRecord, ChainRecord, HeadRecord
 from .records import ModelRecord, StepRecord
 
 LOG = logging.getLogger("foretell")
@@ -29,10 +30,14 @@ class Library:
         self._linear.restype = None
         self._step = loaded.foretell_step
         self._step.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-        self._step.restype = None
+        self._step.restype = ctypes.c_bool
         self._top = loaded.foretell_top
         self._top.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p)
         self._top.restype = None
+        self._chain, self._blocks = loaded.foretell_chain, loaded.foretell_blocks
+        for guess in (self._chain, self._blocks):
+            guess.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+            guess.restype = ctypes.c_int64
 
     def linear(self, weights: int, x: Tensor, outputs: int) -> Tensor:
         """x [rows, in], float32 on a CPU, times the weights whose record is at that address."""
@@ -43,7 +48,16 @@ class Library:
 
     def step(self, model: ModelRecord, step: StepRecord) -> None:
         """All layers and the head over a step's rows; results go where `step` says."""
-        self._step(ctypes.addressof(model), ctypes.addressof(step), torch.get_num_threads())
+        if not self._step(ctypes.addressof(model), ctypes.addressof(step), torch.get_num_threads()):
+            raise MemoryError(f"a step of {step.rows} rows does not fit in memory; lower max_num_batched_tokens")
+
+    def chain(self, head: HeadRecord, chain: ChainRecord) -> int:
+        """One guess of a head after another; results go where `chain` says. How many were made for the longest."""
+        return int(self._chain(ctypes.addressof(head), ctypes.addressof(chain), torch.get_num_threads()))
+
+    def blocks(self, head: BlockHeadRecord, asked: BlockChainRecord) -> int:
+        """The guesses of a block head; results go where `asked` says."""
+        return int(self._blocks(ctypes.addressof(head), ctypes.addressof(asked), torch.get_num_threads()))
 
     def top(self, x: Tensor, count: int) -> list[list[int]]:
         """Where the `count` largest of each row of x [rows, width] are, float32 on a CPU, best first; at most 64."""

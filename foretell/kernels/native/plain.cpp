@@ -67,6 +67,6 @@ struct Int4Group {
 
 }  // namespace
 
-const Kernels plain_kernels{quantize, block_of<Int8Group>, block_of<Int4Group>, float32, norm, add, turn, gate, attend};
+const Kernels plain_kernels{quantize, block_of<Int8Group>, block_of<Int4Group>, float32, norm, add, turn, gate, attend, best};
 
 }  // namespace foretell

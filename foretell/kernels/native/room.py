@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 
 import torch
@@ -38,9 +37,3 @@ def _large_pages(size: int) -> Tensor:
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return whole[-whole.data_ptr() % PAGE :][:size]
-
-
-def give_back() -> None:
-    """Let the system have what was freed; after a load the C library would keep a few hundred megabytes of it."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)

@@ -90,6 +90,24 @@ FORETELL_INLINE void gate_as(const float* gate_up, int64_t width, float* y) {
     });
 }
 
+float best(const float* x, int64_t width, int64_t* at) {
+    const int64_t whole = width / Lanes::kCount * Lanes::kCount;
+    V high = Lanes::all(x[0]);
+    for (int64_t i = 0; i < whole; i += Lanes::kCount) high = Lanes::max(high, Lanes::load(x + i));
+    float peak = Lanes::peak(high);
+    for (int64_t i = whole; i < width; ++i) peak = x[i] > peak ? x[i] : peak;
+    for (*at = 0; *at < width - 1 && x[*at] != peak;) ++*at;
+    V sums = Lanes::zero();
+    for (int64_t i = 0; i < whole; i += Lanes::kCount)
+        sums = Lanes::add(sums, exponential(Lanes::sub(Lanes::load(x + i), Lanes::all(peak))));
+    float sum = Lanes::sum(sums);
+    if (whole < width) {
+        const V rest = exponential(Lanes::sub(Lanes::load_some(x + whole, width - whole), Lanes::all(peak)));
+        sum += Lanes::sum(Lanes::keep(rest, 0, width - whole, Lanes::zero()));
+    }
+    return 1.0f / sum;
+}
+
 void gate(const float* gate_up, int64_t width, bool gelu, float* y) {
     gelu ? gate_as<true>(gate_up, width, y) : gate_as<false>(gate_up, width, y);
 }

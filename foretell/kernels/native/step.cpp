@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <vector>
 
 #include "pool.h"
@@ -219,9 +220,16 @@ class Run {
 }  // namespace
 }  // namespace foretell
 
-extern "C" __attribute__((visibility("default"))) void foretell_step(
+// Whether it was run; false where there is no memory for its rows.
+extern "C" __attribute__((visibility("default"))) bool foretell_step(
     const foretell::Model* model, const foretell::Step* step, int threads) {
     using namespace foretell;
     static thread_local Scratch scratch;
-    Run(*model, *step, threads, scratch).whole();
+    try {
+        Run(*model, *step, threads, scratch).whole();
+    } catch (const std::bad_alloc&) {
+        scratch = Scratch();
+        return false;
+    }
+    return true;
 }

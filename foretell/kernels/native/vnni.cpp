@@ -131,7 +131,7 @@ void all_rows(const Weights& weights, const Rows& rows, int64_t first, int64_t s
 
 }  // namespace
 
-const Kernels vnni_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, turn, gate, attend};
+const Kernels vnni_kernels{quantize, all_rows<Int8>, all_rows<Int4>, float32, norm, add, turn, gate, attend, best};
 
 }  // namespace foretell
 

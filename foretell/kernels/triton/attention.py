@@ -21,6 +21,7 @@ from .tables import RowTables
 SHORT, MIDDLE = 1024, 4096  # up to here parts of 128 keys, up to here of 256, behind of 512
 TOGETHER = 8  # parts that are added up at once
 TILE_BYTES = 16384  # of keys that a program looks at at once, at most
+FEW_HEADS = 8  # up to so many key heads a program takes a part of 128 keys in one go
 NO_PARTS = 0  # `Sizes.splits` of a step whose programs read all keys
 
 
@@ -154,7 +155,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
     _, page_size, kv_heads, _ = keys.shape
     sizes, padded = rows.sizes, max(16, triton.next_power_of_2(dim))
     whole = sizes.splits == NO_PARTS
-    block = max(16, min(128 if whole else 64, TILE_BYTES // (padded * q.element_size())))
+    block = max(16, min(128 if whole or kv_heads <= FEW_HEADS else 64, TILE_BYTES // (padded * q.element_size())))
     # Rows that only fill up are in no tile; their parts join to zeros, and whole they would be what lay there before.
     out = (torch.zeros if whole else torch.empty)(n, heads * dim, dtype=q.dtype, device=q.device)
     pieces = out if whole else torch.empty(sizes.splits, n, heads, dim, dtype=torch.float32, device=q.device)

@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 MOST_ROWS = 256
-FEW_ROWS = 64  # up to here it beats the library's product
+FEW_ROWS = 64
+LIBRARY_ROWS = 32  # from more on the library's product is as fast or faster
 BUSY = 192  # programs that keep an H200's memory busy where the inputs can be cut
 ONE_WAVE = 132  # multiprocessors: fewer programs than these need more bytes on their way each
 UNIT = 128  # inputs a part is made of
@@ -38,11 +39,23 @@ class Plan:
         programs, cuts = -(-outputs // block), 1
         while parts and programs * cuts < BUSY and inputs >= 4 * cuts * UNIT:
             cuts *= 2
+        if rows <= 32:
+            return cls(block, 128 if programs * cuts <= ONE_WAVE else 64, cuts, 4, 6)
         if rows <= FEW_ROWS:
-            return cls(block, 128 if programs * cuts <= ONE_WAVE else 64, cuts, 4, 6 if rows <= 32 else 4)
+            return cls._for_64(block, cuts, programs, inputs)
         if rows <= 128:
             return cls(block, 64, cuts, 4, 4)
         return cls(max(block, 128) if block == 64 else block, 64, cuts, 8 if block == 64 else 4, 4)
+
+    @classmethod
+    def _for_64(cls, block: int, cuts: int, programs: int, inputs: int) -> Plan:
+        if programs * cuts <= ONE_WAVE:
+            return cls(block, 128, cuts, 4, 6)
+        if cuts > 1 and inputs >= 8192:
+            return cls(block, 128, cuts, 4, 3)
+        if programs >= 4 * ONE_WAVE and block == 64:
+            return cls(128, 64, cuts, 8, 6)
+        return cls(block, 64, cuts, 4, 4)
 
 
 @triton.jit

@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from foretell.kernels.rounded import LARGEST, Rounded, Rounding
+
+from .rounded import KINDS, empty_rows, on_grid
 
 
 @triton.jit
@@ -17,21 +23,25 @@ def _normed(x, weight, width, eps):
 
 @triton.jit
 def _add_norm(
-    x, delta, post, weight, rows, summed, out, width, count, eps,
+    x, delta, by_row, by_output, post, weight, rows, summed, out, scales, width, count, eps,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, POST: tl.constexpr, PICKS: tl.constexpr,
-    KEEPS: tl.constexpr,
+    KEEPS: tl.constexpr, SCALES: tl.constexpr, KIND: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """One row. `rows` says which one, where only some are wanted."""
     to = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + to).to(tl.int64) if PICKS else to
     i = tl.arange(0, BLOCK)
     real = i < width
-    kind = out.dtype.element_ty
+    kind = x.dtype.element_ty
     value = tl.load(x + row * width + i, mask=real, other=0.0).to(tl.float32)
     if ADDS:
-        change = tl.load(delta + row * width + i, mask=real, other=0.0).to(tl.float32)
-        for part in tl.static_range(1, PARTS):
-            change += tl.load(delta + (part * count + row) * width + i, mask=real, other=0.0)
+        change = tl.load(delta + row * width + i, mask=real, other=0)
+        if PARTS > 1:
+            for part in tl.static_range(1, PARTS):
+                change += tl.load(delta + (part * count + row) * width + i, mask=real, other=0)
+        change = change.to(tl.float32)
+        if SCALES:  # of sums in 8 bits
+            change = change * tl.load(by_row + row) * tl.load(by_output + i, mask=real, other=0.0)
         change = change.to(kind).to(tl.float32)
         if POST:
             scale = tl.load(post + i, mask=real, other=0.0).to(tl.float32)
@@ -40,30 +50,51 @@ def _add_norm(
     if KEEPS:
         tl.store(summed + to * width + i, value.to(kind), mask=real)
     scale = tl.load(weight + i, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + to * width + i, _normed(value, scale, width, eps).to(kind), mask=real)
+    normed = _normed(value, scale, width, eps).to(kind)
+    if KIND == 0:
+        tl.store(out + to * width + i, normed, mask=real)
+    else:
+        rounded, row_scale = on_grid(normed.to(tl.float32), LARGEST, KIND)
+        tl.store(out + to * width + i, rounded, mask=real)
+        tl.store(scales + to, row_scale)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a layer adds to the states, [parts, n, width], still to be added up; sums in 8 bits come with scales."""
+
+    parts: Tensor
+    by_row: Tensor | None = None  # [n]
+    by_output: Tensor | None = None  # [width]
 
 
 def add_norm(
     x: Tensor,
-    delta: Tensor | None,
+    change: Change | None,
     weight: Tensor,
     eps: float,
     post: Tensor | None = None,
     rows: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """x [n, width] plus delta, itself normed first by `post` if given; that sum, and the sum normed.
+    rounding: Rounding | None = None,
+) -> tuple[Tensor, Tensor | Rounded]:
+    """x [n, width] plus the change, itself normed first by `post` if given; that sum, and the sum normed.
 
-    delta is [parts, n, width], to be added up. With `rows` only those come out, and the sum that comes back is x.
+    With `rows` only those come out, and the sum that comes back is x. With `rounding` what is normed is in 8 bits.
     """
     n, width = x.shape if rows is None else (len(rows), x.shape[1])
-    out = torch.empty(n, width, dtype=x.dtype, device=x.device)
-    keeps = rows is None and delta is not None
-    summed = torch.empty_like(out) if keeps else x
+    keeps = rows is None and change is not None
+    summed = torch.empty(n, width, dtype=x.dtype, device=x.device) if keeps else x
     block = triton.next_power_of_2(width)
+    rounded = None if rounding is None else empty_rows(n, width, rounding, x.device)
+    out = torch.empty(n, width, dtype=x.dtype, device=x.device) if rounded is None else rounded.values
+    delta = Change(x[None]) if change is None else change
+    scales = delta.by_row is not None and delta.by_output is not None
     _add_norm[(n,)](
-        x, x if delta is None else delta, weight if post is None else post, weight, weight if rows is None else rows,
-        summed, out, width, len(x), eps, PARTS=1 if delta is None else len(delta), BLOCK=block,
-        ADDS=delta is not None, POST=post is not None, PICKS=rows is not None, KEEPS=keeps,
+        x, delta.parts, delta.by_row if scales else weight, delta.by_output if scales else weight,
+        weight if post is None else post, weight, weight if rows is None else rows, summed, out,
+        weight if rounded is None else rounded.scales, width, len(x), eps,
+        PARTS=len(delta.parts), BLOCK=block, ADDS=change is not None, POST=post is not None, PICKS=rows is not None,
+        KEEPS=keeps, SCALES=scales, KIND=KINDS[rounding], LARGEST=LARGEST.get(rounding, 1.0),
         num_warps=max(1, min(8, block // 512)),
     )  # fmt: skip
-    return summed, out
+    return summed, out if rounded is None else rounded

@@ -1,0 +1,178 @@
+"""Steps of the engine by texts, tokens guessed and context: what `foretell plan --calibrate` reads and is held to.
+
+The target costs what 5.9 billion weights cost (`inflate.py`); guesses are known and right at a set rate, or come from
+the model it was inflated from. Run it as `python bench/grid.py [--out FILE] [--quick]` on a CUDA device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from gpu import load_base, step_ms
+from inflate import inflate
+
+from foretell.control.controller import FixedController
+from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.chained import ChainedDrafter
+from foretell.draft.scripted import ScriptedDrafter
+from foretell.engine.engine import Engine, Track
+from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.scheduler import Scheduler
+from foretell.kv.prefix import PrefixIndex
+from foretell.models.decoder import Decoder
+from foretell.params import SamplingParams
+from foretell.runner.runner import ModelRunner
+from foretell.types import Budget, Draft, Sequence
+
+CONTEXT, PAGE, MOST = 9216, 16, 32
+WRITTEN = {1: 256, 8: 96, 32: 64}  # tokens by texts: enough for the share that stands to be the one set
+RECORDED = 256  # rows; larger steps are not one graph, and are timed as a whole only
+RIGHT = 0.8
+LENGTHS = (0, 1, 2, 4, 8)
+DRAFTED = (2, 4)
+
+Texts = list[list[int]]
+
+
+class Writer:
+    """One way to write over the one runner; prompts stay in its cache from one writing to the next."""
+
+    def __init__(self, runner: ModelRunner, prefix: PrefixIndex, drafter: Drafter, length: int) -> None:
+        scheduler = Scheduler(runner, prefix, MOST, 4096)
+        self.engine = Engine(runner, drafter, FixedController(length), scheduler)
+        self.maker = RequestMaker(Limits(CONTEXT, frozenset(), runner.model.config.vocab), None, drafter)
+        self.length = length
+        self.steps: list[float] = []  # milliseconds of steps in which every text took part
+        self.accepted = 0.0
+
+    def write(self, prompts: Texts) -> Texts:
+        wanted = SamplingParams(max_tokens=WRITTEN[len(prompts)], ignore_eos=True)
+        tracks = [
+            self.engine.add(request)
+            for i, prompt in enumerate(prompts)
+            for request in self.maker.make(str(i), prompt, wanted)
+        ]
+        while any(track.seq.written == 0 for track in tracks):
+            self.engine.step()
+        taken = []
+        while self.engine.busy:
+            whole, at = all(track.seq.room > self.length for track in tracks), perf_counter()
+            self.engine.step()
+            if whole:
+                taken.append(1e3 * (perf_counter() - at))
+        self.steps.append(median(taken))
+        self.accepted = _accepted(tracks)
+        return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+
+
+def _accepted(tracks: list[Track]) -> float:
+    return sum(t.speculation.tokens for t in tracks) / sum(t.speculation.steps for t in tracks)
+
+
+def known(guesses: Texts) -> Drafter:
+    """Guesses that were made beforehand, by the number of the text: an oracle that costs nothing at any context."""
+
+    def script(seq: Sequence, budget: Budget) -> Draft:
+        text = guesses[int(seq.request.id)]
+        return Draft.chain(text[seq.written : seq.written + budget.nodes], "oracle")
+
+    return ScriptedDrafter(script)
+
+
+def cells_of(runner: ModelRunner, draft: ModelRunner, texts: int, context: int, rounds: int) -> list[dict[str, Any]]:
+    """Every length at one batch and context, arms interleaved."""
+    vocab, rng = runner.model.config.vocab, random.Random(f"{texts} {context}")
+    prompts = [[rng.randrange(vocab) for _ in range(context - WRITTEN[texts] // 2)] for _ in range(texts)]
+    prefix = PrefixIndex(runner.pool)
+    truth = Writer(runner, prefix, NoDrafter(), 0).write(prompts)
+    guesses = [[token if rng.random() < RIGHT else (token + 1) % vocab for token in text] for text in truth]
+    arms: dict[tuple[str, int], Writer] = {}
+    for length in LENGTHS:
+        drafter = known(guesses) if length else NoDrafter()
+        arms["oracle" if length else "none", length] = Writer(runner, prefix, drafter, length)
+    for length in DRAFTED if context <= 1024 else ():
+        arms["model", length] = Writer(runner, prefix, ChainedDrafter(draft, vocab, "draft"), length)
+    same = {key: arm.write(prompts) == truth for key, arm in arms.items()}
+    for arm in arms.values():
+        arm.write(prompts)
+        arm.steps.clear()
+    for _ in range(rounds):
+        for arm in arms.values():
+            arm.write(prompts)
+    prefix.clear()
+    found = []
+    for (drafter_name, length), arm in arms.items():
+        cell = {
+            "texts": texts,
+            "context": context,
+            "drafter": drafter_name,
+            "length": length,
+            "wall_ms": median(arm.steps),
+            "device_ms": step_ms(runner, texts, context, length + 1) if texts * (length + 1) <= RECORDED else None,
+            "accepted_per_step": arm.accepted,
+            "same_text": same[drafter_name, length],
+        }
+        print(json.dumps(cell), flush=True)
+        found.append(cell)
+    return found
+
+
+def sizes(model: Decoder) -> dict[str, Any]:
+    """What a plan needs to know of a model, in the words of a config.json."""
+    c = model.config
+    return {
+        "model_type": "llama",
+        "vocab_size": c.vocab,
+        "hidden_size": c.width,
+        "num_hidden_layers": c.layers,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+        "intermediate_size": c.ffn,
+        "max_position_embeddings": c.context,
+        "tie_word_embeddings": c.tied,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--base", help="a model's name; else random weights of SmolLM2-135M's shape")
+    parser.add_argument("--times", type=int, default=7, help="how often each unit of the base is there (default: 7)")
+    parser.add_argument("--layers", type=int, default=32, help="of the target (default: 32)")
+    parser.add_argument("--out", type=Path, help="write the JSON there")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    base = load_base(given.base)
+    target = inflate(base, given.times, given.layers)
+    runner = ModelRunner(target, 1024 + MOST * CONTEXT // PAGE, PAGE, CONTEXT)
+    draft = ModelRunner(base, 4096, PAGE, CONTEXT)
+    result: dict[str, Any] = {
+        "bench": "grid",
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "target": sizes(target),
+        "draft": sizes(base),
+        "dtype": "bfloat16",
+        "acceptance": RIGHT,
+        "draft_steps": [
+            {"texts": texts, "context": 512, "device_ms": step_ms(draft, texts, 512, 1)} for texts in (1, 8, 32)
+        ],
+        "cells": [],
+    }
+    for context in (512,) if given.quick else (512, 8192):
+        for texts in (1, 8, 32):
+            result["cells"] += cells_of(runner, draft, texts, context, 2 if given.quick else 3)
+            if given.out is not None:
+                given.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""What drafters over the target's states have in common: they keep what the target ran, and guess from that."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretell.models.heads import Head
+from foretell.runner.native_head import Asked, Told
+from foretell.runner.runner import ModelRunner
+from foretell.types import Budget, Draft, Outcome, Sequence
+
+from .base import Drafter
+from .drawing import DraftTemperature, draw_nodes
+from .heads_pages import HeadPages
+
+
+@dataclass
+class Trail:
+    """States of a text that the head has not read yet: of the places from `start` on."""
+
+    start: int
+    states: list[Tensor] = field(default_factory=list)
+    stop: int = 0
+    gap: bool = False  # whether places before are missing for good: a step failed
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Places that a head is to read: of one text those from `start` to `stop`, with the target's states there."""
+
+    seq: Sequence
+    start: int
+    stop: int
+    states: Tensor  # [places, taps * width]
+
+
+class HeadDrafter(Drafter):
+    """All it knows of a text lies in the text's own pages, so a prefix that is found there was read already.
+
+    States are read when a page is full or a guess is wanted: while nobody asks, many places cost as much as one.
+    """
+
+    draws = True
+    gives_probability = True
+    cost_share = 0.1
+    prior = 0.6
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        head: Head[Any],
+        pages: HeadPages,
+        name: str,
+        draft_temperature: DraftTemperature = "fixed",
+        min_confidence: float = 0.0,
+    ) -> None:
+        """`runner` is the target's: it taps the layers this head wants, and maybe others."""
+        self.head, self.pages, self.name, self.context = head, pages, name, runner.context
+        self.taps, self.device, self.vocab = head.config.taps, runner.device, runner.model.config.vocab
+        self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
+        self._columns = _columns(runner.taps, self.taps, head.config.target_width, runner.device)
+        self._trails: dict[int, Trail] = {}
+
+    @torch.inference_mode()
+    def follow(self, outcomes: list[Outcome]) -> None:
+        full = []
+        for outcome in outcomes:
+            seq = outcome.share.seq
+            trail = self._add(outcome)
+            if seq.cached // self.pages.page_size * self.pages.page_size > trail.start:
+                full.append(seq)  # a page is full, and is offered to others after this
+        self._read([reading for seq in full if (reading := self._take(seq)) is not None])
+        for outcome in outcomes:
+            if outcome.share.seq.finish is not None:
+                self._trails.pop(outcome.share.seq.id, None)
+
+    def _add(self, outcome: Outcome) -> Trail:
+        """Note the states of what was run and stayed."""
+        seq, start = outcome.share.seq, outcome.share.start
+        trail = self._trails.get(seq.id)
+        if trail is None or start < trail.stop:  # it is new here, or came back to pages that others have read
+            trail = self._trails[seq.id] = Trail(start, stop=start)
+        elif start > trail.stop:
+            trail.gap = True
+            trail.start, trail.states = start, []
+        trail.states.append(_of_the_text(outcome, seq.cached - start))
+        trail.stop = seq.cached
+        return trail
+
+    def _take(self, seq: Sequence) -> Reading | None:
+        """What is still to be read of a text; it counts as read from now on."""
+        trail = self._trails.get(seq.id)
+        if trail is None or trail.start == trail.stop:
+            return None
+        states = trail.states[0] if len(trail.states) == 1 else torch.cat(trail.states)
+        states = states if self._columns is None else states.index_select(1, self._columns)
+        found = Reading(seq, trail.start, trail.stop, states)
+        trail.start, trail.states = trail.stop, []
+        return found
+
+    def _read(self, readings: list[Reading]) -> None:
+        if not readings:
+            return
+        slots = [slot for each in readings for slot in self.pages.slots(each.seq, each.start, each.stop)]
+        states = readings[0].states if len(readings) == 1 else torch.cat([each.states for each in readings])
+        self.read(readings, torch.tensor(slots, device=self.device), states)
+
+    @abstractmethod
+    def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
+        """Keep what these places are to be remembered by; `slots` and `states` are of all of them, end to end."""
+
+    @torch.inference_mode()
+    def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        drafts = [Draft()] * len(seqs)
+        asked = [i for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)) if self._can(seq, budget)]
+        if asked:
+            live = [seqs[i] for i in asked]
+            self._read([reading for seq in live if (reading := self._take(seq)) is not None])
+            for i, chain in zip(asked, self.guess(live, [budgets[i] for i in asked]), strict=True):
+                drafts[i] = self._draft(seqs[i], chain)
+        return drafts
+
+    def _can(self, seq: Sequence, budget: Budget) -> bool:
+        """Whether all that is needed is there: every place but the last was run, and none of them is missing."""
+        trail = self._trails.get(seq.id)
+        known = seq.pending == 1 and len(seq.tokens) > 1 and not (trail is not None and trail.gap)
+        return known and 0 < budget.nodes <= self.context - len(seq.tokens)
+
+    @abstractmethod
+    def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
+        """A chain for each text, of at least one guess."""
+
+    def chains(self, budgets: list[Budget]) -> list[Chain]:
+        """Empty ones."""
+        return [Chain(budget, max(budget.floor, self.min_confidence)) for budget in budgets]
+
+    def asked(self, seqs: list[Sequence], chains: list[Chain]) -> Asked:
+        """The same in plain numbers."""
+        return Asked(
+            [seq.tokens[-1] for seq in seqs],
+            [len(seq.tokens) - 1 for seq in seqs],
+            [seq.pages for seq in seqs],
+            [chain.budget.nodes for chain in chains],
+            [chain.floor for chain in chains],
+        )
+
+    @staticmethod
+    def is_greedy(seqs: list[Sequence]) -> bool:
+        """Whether nothing is drawn for any of them."""
+        return all(seq.request.params.temperature == 0 for seq in seqs)
+
+    def draw(self, seqs: list[Sequence], offset: int, logits: Tensor) -> Guesses:
+        """A guess for each text of logits [texts, outputs]; drawn, where any request draws."""
+        if self.is_greedy(seqs):
+            best, at = logits.max(-1)
+            sure = (best - logits.logsumexp(-1)).exp()
+            return Guesses(self.head.draft_ids[at], sure.tolist())
+        drawn = draw_nodes(logits, seqs, offset, self.draft_temperature, self.head.draft_ids)
+        return Guesses(torch.tensor(drawn.tokens, device=logits.device), drawn.confidence, drawn.probs)
+
+    def _draft(self, seq: Sequence, chain: Chain) -> Draft:
+        parents = tuple(range(-1, len(chain.tokens) - 1))
+        if not chain.probs:
+            return Draft(tuple(chain.tokens), parents, self.name, None, tuple(chain.confidence))
+        probs = torch.zeros(len(parents), self.vocab, device=self.device)
+        probs.index_copy_(1, self.head.draft_ids, torch.stack(chain.probs))
+        drawn = (seq.request.params.temperature > 0,) * len(parents)
+        return Draft(tuple(chain.tokens), parents, self.name, drawn, tuple(chain.confidence), probs)
+
+    def forget(self, seq: Sequence) -> None:
+        self._trails.pop(seq.id, None)
+
+    @property
+    def memory(self) -> int:
+        return self.head.bytes
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """One for each text."""
+
+    tokens: Tensor  # [texts]
+    confidence: list[float]
+    probs: Tensor | None = None  # [texts, outputs]: what each was drawn from, where any was
+
+
+@dataclass
+class Chain:
+    """A draft in the making, which goes on while it is likely enough to stand."""
+
+    budget: Budget
+    floor: float
+    tokens: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    probs: list[Tensor] = field(default_factory=list)
+    sureness: float = 1.0
+
+    @property
+    def goes_on(self) -> bool:
+        """Decided by what was drawn before, never by the token to come."""
+        return len(self.tokens) < self.budget.nodes and self.sureness >= self.floor
+
+    def append(self, token: int, confidence: float, probs: Tensor | None) -> None:
+        self.tokens.append(token)
+        self.confidence.append(confidence)
+        self.sureness *= confidence
+        if probs is not None:
+            self.probs.append(probs)
+
+
+def extend(chains: list[Chain], guesses: Guesses, confidence: list[float] | None = None) -> bool:
+    """Hang a guess on each chain that goes on; whether any does after that."""
+    tokens: list[int] = guesses.tokens.tolist()
+    for i, chain in enumerate(chains):
+        if chain.goes_on:
+            probs = None if guesses.probs is None else guesses.probs[i]
+            chain.append(tokens[i], (confidence or guesses.confidence)[i], probs)
+    return any(chain.goes_on for chain in chains)
+
+
+def hang(chains: list[Chain], told: Told) -> None:
+    """Hang on each chain what was guessed for it in one go."""
+    for tokens, sure in zip(told.tokens, told.sure, strict=True):
+        for chain, token, confidence in zip(chains, tokens, sure, strict=True):
+            if token >= 0 and chain.goes_on:
+                chain.append(token, confidence, None)
+
+
+def _of_the_text(outcome: Outcome, places: int) -> Tensor:
+    """The states of a step's rows that are the text's now: what was pending, and the accepted path."""
+    assert outcome.features is not None, "the target taps what a head wants"
+    take, path = outcome.share.take, () if outcome.verdict is None else outcome.verdict.path
+    if places <= take or path[: places - take] == tuple(range(places - take)):
+        return outcome.features[:places]
+    rows = [*range(take), *(take + node for node in path[: places - take])]
+    return outcome.features[rows]
+
+
+def _columns(tapped: tuple[int, ...], wanted: tuple[int, ...], width: int, device: torch.device) -> Tensor | None:
+    """Where the wanted layers' states stand among all that are tapped; None: just so."""
+    if tapped == wanted:
+        return None
+    return torch.tensor([tapped.index(tap) * width + i for tap in wanted for i in range(width)], device=device)

@@ -1,0 +1,155 @@
+"""A head's own layers in the target's pages, and attention over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretell.kv.cache import KVCache, LayerShape, slots_of
+from foretell.models.heads import HeadConfig, LayerConfig
+from foretell.types import Sequence
+
+
+def layers_beside(config: HeadConfig, layers: int, features: bool, spare: int) -> tuple[LayerShape, ...]:
+    """The layers a head keeps in the target's cache: keys and values of its own, and the feature of each place."""
+    own = (LayerShape(config.layer.kv_heads, config.layer.head_dim, spare=spare),) * layers
+    return own + ((LayerShape(1, config.layer.width, has_values=False),) if features else ())
+
+
+class HeadPages:
+    """What one head keeps of each place; the pages and their holders are the target's."""
+
+    def __init__(self, cache: KVCache, first: int, layers: int, features: bool) -> None:
+        """Its layers stand in the cache from `first` on."""
+        self.page_size, self.device = cache.page_size, cache.keys[first].device
+        self.keys, self.values = cache.keys[first : first + layers], cache.values[first : first + layers]
+        self._features = cache.keys[first + layers] if features else None
+
+    def slots(self, seq: Sequence, start: int, stop: int) -> list[int]:
+        """Those of places `start` to `stop`."""
+        return slots_of(seq.pages, self.page_size, start, stop)
+
+    def put(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keep keys and values [n, kv_heads, dim]."""
+        _store(keys, self.keys[layer], slots)
+        _store(values, self.values[layer], slots)
+
+    def put_features(self, slots: Tensor, features: Tensor) -> None:
+        """Keep features [n, width]."""
+        assert self._features is not None, "this head keeps features"
+        _store(features[:, None], self._features, slots)
+
+    def features(self, slots: Tensor) -> Tensor:
+        """[n, width]."""
+        assert self._features is not None, "this head keeps features"
+        return self._features.view(-1, self._features.shape[-1]).index_select(0, slots)
+
+    def memory(self, seqs: list[Sequence], columns: int) -> Memory:
+        """All places of some texts as columns, `columns` in all; what is written there is good for guesses only."""
+        run = self._in_one_run(seqs[0].pages, columns) if len(seqs) == 1 else None
+        if run is not None:
+            return Memory([_shown(t, run, columns) for t in self.keys], [_shown(t, run, columns) for t in self.values])
+        wanted = -(-columns // self.page_size)
+        rows = [seq.pages[:wanted] + seq.pages[:1] * (wanted - len(seq.pages)) for seq in seqs]
+        pages = torch.tensor(rows, device=self.device)
+        return Memory([t[pages].flatten(1, 2) for t in self.keys], [t[pages].flatten(1, 2) for t in self.values])
+
+    def _in_one_run(self, pages: list[int], columns: int) -> slice | None:
+        """The pages as a slice, if they lie side by side and have room for all columns: then nothing is copied."""
+        count = -(-columns // self.page_size)
+        if count > len(pages) or pages[count - 1] - pages[0] != count - 1:
+            return None
+        return slice(pages[0], pages[0] + count) if pages[:count] == list(range(pages[0], pages[0] + count)) else None
+
+
+def _store(new: Tensor, cache: Tensor, slots: Tensor) -> None:
+    cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new.to(cache.dtype))
+
+
+def _shown(cache: Tensor, run: slice, columns: int) -> Tensor:
+    return cache[run].view(1, -1, *cache.shape[2:])[:, :columns]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """For each layer keys and values of several texts, [texts, columns, kv_heads, dim]."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Attention of some new rows, as many for each text, over what is remembered; it remembers the rows, too.
+
+    Each row sees the text's columns `hidden` .. `text`, and of the guesses behind them, `seen` [rows, guesses], those
+    that say so; the rows themselves are the last of these. `reach` tells how far behind the text each row stands.
+    """
+
+    memory: Memory
+    config: LayerConfig
+    text: list[int]
+    seen: Tensor
+    hidden: int = 0
+    reach: tuple[int, ...] = (0,)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.memory.keys[layer], self.memory.values[layer]
+        rows, texts = self.seen.shape[0], len(self.text)
+        k, v = (x.to(keys.dtype).view(texts, rows, *x.shape[1:]) for x in (k, v))
+        if texts == 1:
+            return self._alone(q, k[0], v[0], keys, values)
+        columns = self._columns(keys.device)
+        keys[torch.arange(texts, device=keys.device)[:, None], columns] = k
+        values[torch.arange(texts, device=keys.device)[:, None], columns] = v
+        return self._attend(q, keys, values, self._mask(0, keys.shape[1], keys.device))
+
+    def _alone(self, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """One text needs no padding, and mostly no mask."""
+        stop = self.text[0] + self.seen.shape[1]
+        at, first = stop - self.seen.shape[0], self._first(0)
+        keys[0, at:stop], values[0, at:stop] = k, v
+        plain = self.config.window is None or len(self.reach) == 1
+        mask = None if plain and bool(self.seen.all()) else self._mask(first, stop, keys.device)
+        return self._attend(q, keys[:, first:stop], values[:, first:stop], mask)
+
+    def _first(self, index: int) -> int:
+        """The first column that any row of a text sees."""
+        window = self.config.window
+        return self.hidden if window is None else max(self.hidden, self.text[index] + min(self.reach) + 1 - window)
+
+    def _columns(self, device: torch.device) -> Tensor:
+        """Where the rows are remembered, [texts, rows]."""
+        rows, guesses = self.seen.shape
+        behind = torch.arange(guesses - rows, guesses, device=device)
+        return torch.tensor(self.text, device=device)[:, None] + behind
+
+    def _mask(self, first: int, stop: int, device: torch.device) -> Tensor:
+        """True where a row may look, [texts, 1, rows, columns]."""
+        text = torch.tensor(self.text, device=device)[:, None, None]
+        column = torch.arange(first, stop, device=device)
+        rows, guesses = self.seen.shape
+        mask = ((column >= self.hidden) & (column < text)).expand(-1, rows, -1).clone()
+        behind = (column - text).clamp(0, guesses - 1).expand(-1, rows, -1)
+        own = self.seen.to(device).expand(len(self.text), -1, -1).gather(2, behind)
+        mask |= own & (column >= text) & (column < text + guesses)
+        if self.config.window is not None:
+            reach = torch.tensor(self.reach, device=device)[:, None]
+            mask &= column > text + reach - self.config.window
+        return mask[:, None]
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Query heads that share a key head stand as further rows under it."""
+        (texts, _, kv_heads, dim), rows = keys.shape, self.seen.shape[0]
+        share = q.shape[-2] // kv_heads
+        folded = q.view(texts, rows, kv_heads, share, dim).transpose(1, 2).reshape(texts, kv_heads, -1, dim)
+        if mask is not None:
+            mask = mask.repeat_interleave(share, 2)
+        out = F.scaled_dot_product_attention(
+            folded.to(keys.dtype), keys.transpose(1, 2), values.transpose(1, 2), mask, scale=self.config.scale
+        )
+        out = out.view(texts, kv_heads, rows, share, dim).transpose(1, 2)
+        return out.reshape(texts * rows, -1, dim).to(q.dtype)

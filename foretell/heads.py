@@ -1,0 +1,107 @@
+"""The heads an engine is built with: opened before memory is planned, loaded with the target, placed in its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from .draft import PlacedHead
+from .draft.heads_check import OPENINGS, examine
+from .draft.heads_kinds import beside
+from .hub import Checkpoint, open_checkpoint, resolve
+from .kv.cache import LayerShape
+from .models.config import ModelConfig
+from .models.decoder import Decoder
+from .models.heads import Head, Lender
+from .models.heads.open import OpenedHead, open_head, open_own, pack_head, shipped
+from .models.read_config import read_config
+from .runner.runner import ModelRunner
+from .tokenizer import Tokenizer
+
+
+class Target(Protocol):
+    """The model that heads guess for."""
+
+    @property
+    def checkpoint(self) -> Checkpoint: ...
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+@dataclass
+class Heads:
+    """By the name of the drafter each is for."""
+
+    target: Target
+    found: dict[str, OpenedHead]
+    loaded: dict[str, Head[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def opened(cls, names: Iterable[str], target: Target, model: str) -> Heads:
+        """Look at the heads of these drafters; `model` is what the target was asked for by."""
+        return cls(target, {name: _open(name, target, model) for name in names})
+
+    def only(self, names: Iterable[str]) -> Heads:
+        """Some of them."""
+        return Heads(self.target, {name: self.found[name] for name in names})
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all their weights."""
+        return sum(head.bytes for head in self.found.values())
+
+    @property
+    def beside(self) -> tuple[LayerShape, ...]:
+        """The layers they need in the target's cache."""
+        return tuple(shape for head in self.found.values() for shape in beside(head.config))
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of cache they take for a token."""
+        return sum(shape.bytes_per_token(self.target.dtype) for shape in self.beside)
+
+    def load(self, model: Decoder, context: int) -> None:
+        """Read the weights and borrow the target's, before a runner packs those away."""
+        if self.found:
+            lender = Lender.of(model)
+            self.loaded = {name: head.load(lender, model.dtype, context) for name, head in self.found.items()}
+
+    def place(self, runner: ModelRunner, say: Callable[[str], None]) -> dict[str, PlacedHead]:
+        """Examine them, ready them, and let the target's runner tap what they want."""
+        placed, first = {}, len(runner.model.layer_shapes)
+        for name, head in self.loaded.items():
+            if not self.found[name].ours:
+                starts = [self.target.tokenizer.encode(text, add_special=True) for text in OPENINGS]
+                if words := examine(runner, head, starts, name):
+                    say(words)
+            pack_head(head, runner.model)
+            placed[name] = PlacedHead(head, first)
+            first += len(beside(head.config))
+        runner.taps = tuple(sorted({tap for head in self.loaded.values() for tap in head.config.taps}))
+        return placed
+
+
+Model = TypeVar("Model", bound=Target)
+
+
+def distilled(name: str, target: Model, model: str) -> Model | None:
+    """A draft model made from the target: it speaks the target's tokens, and is rounded as that is. None: another."""
+    kind, _, folder = name.partition(":")
+    if kind != "distilled":
+        return None
+    checkpoint = open_checkpoint(resolve(folder) if folder else shipped(model, kind))
+    return replace(target, checkpoint=checkpoint, config=read_config(checkpoint))  # type: ignore[type-var]
+
+
+def _open(name: str, target: Target, model: str) -> OpenedHead:
+    kind, _, folder = name.partition(":")
+    if kind == "mtp" and not folder:
+        return open_own(target.checkpoint, target.config)
+    return open_head(resolve(folder) if folder else shipped(model, kind), target.config)

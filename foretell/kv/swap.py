@@ -1,0 +1,110 @@
+"""Pages of texts that had to make way, kept in the host's memory until they come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from foretell.types import Sequence
+
+from .cache import KVCache
+
+TRIALS = 3  # times a copy is waited for, to learn how long one takes
+SMOOTH = 0.2  # what the newest measurement counts
+LEAST_READ = 64  # tokens of a step from which reading can be timed
+
+
+@dataclass(frozen=True)
+class Stash:
+    """The pages of one text: for each tensor of the cache [pages, page_size, kv_heads, head_dim]."""
+
+    tokens: int
+    tensors: list[Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+class Swap:
+    """Keeps what copying brings back sooner than reading the text again would. Both are measured on the way."""
+
+    def __init__(self, cache: KVCache, room: int) -> None:
+        self.cache, self.room = cache, room
+        self.used = self.kept = self.brought_back = 0  # bytes; texts
+        self._stashes: dict[int, Stash] = {}
+        self._copying: list[float] = []  # seconds a token, there and back
+        self._reading: float | None = None  # seconds a token
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A step read so many tokens."""
+        if tokens >= LEAST_READ:
+            new, old = seconds / tokens, self._reading
+            self._reading = new if old is None else old + SMOOTH * (new - old)
+
+    @property
+    def pays(self) -> bool:
+        """Whether copying is faster; where either is not known yet it is tried."""
+        if self._reading is None or len(self._copying) < TRIALS:
+            return True
+        return sorted(self._copying)[TRIALS // 2] < self._reading
+
+    def keep(self, seq: Sequence) -> None:
+        """`seq` is about to give its pages back: copy them, if that pays and there is room."""
+        pages = -(-seq.cached // self.cache.page_size)
+        if not pages or not self.pays or seq.request.params.prompt_logprobs is not None:
+            return
+        if self.used + pages * self._page_bytes > self.room:
+            return
+        began = perf_counter()
+        stash = Stash(seq.cached, [_to_host(tensor, seq.pages[:pages]) for tensor in self._tensors])
+        self._stashes[seq.id] = stash
+        self.used += stash.nbytes
+        self.kept += 1
+        if len(self._copying) < TRIALS:
+            _finish(self._tensors[0])
+            self._copying.append(2 * (perf_counter() - began) / seq.cached)
+
+    def tokens(self, seq: Sequence) -> int:
+        """How many tokens of a text are kept here."""
+        stash = self._stashes.get(seq.id)
+        return 0 if stash is None else stash.tokens
+
+    def bring_back(self, seq: Sequence) -> None:
+        """Copy what is kept to the pages `seq` holds now, which suffice; the first ones may hold it already."""
+        stash = self._stashes[seq.id]
+        pages = -(-stash.tokens // self.cache.page_size)
+        there = seq.cached // self.cache.page_size
+        for tensor, kept in zip(self._tensors, stash.tensors, strict=True):
+            tensor[seq.pages[there:pages]] = kept[there:].to(tensor.device, non_blocking=True)
+        seq.cached = stash.tokens
+        self.brought_back += 1
+        self.forget(seq)
+
+    def forget(self, seq: Sequence) -> None:
+        stash = self._stashes.pop(seq.id, None)
+        if stash is not None:
+            self.used -= stash.nbytes
+
+    @property
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return self.cache.tensors
+
+    @property
+    def _page_bytes(self) -> int:
+        return sum(tensor[0].nbytes for tensor in self._tensors)
+
+
+def _to_host(tensor: Tensor, pages: list[int]) -> Tensor:
+    some = tensor[pages]
+    if not some.is_cuda:
+        return some
+    return torch.empty(some.shape, dtype=some.dtype, pin_memory=True).copy_(some, non_blocking=True)
+
+
+def _finish(tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()

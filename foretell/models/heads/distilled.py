@@ -1,0 +1,46 @@
+"""A small model that learnt to speak like the target, over tokens alone, with its embedding and output rows."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from foretell.kernels.norm import rms_norm
+
+from ..layers import Norm
+from .base import Head
+from .config import DistilledConfig
+from .layer import Attend, HeadLayer, Turn
+
+
+class DistilledHead(Head[DistilledConfig]):
+    """Steps like an EAGLE head that looks at no feature, so what serves that one serves this."""
+
+    def __init__(self, config: DistilledConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(HeadLayer(config.layer, i) for i in range(config.layers))
+        self.norm = Norm(config.layer.width)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Nothing is made of the target's states."""
+        return features[..., : self.config.layer.width]
+
+    def step(self, tokens: Tensor, feature: Tensor, turn: Turn, attend: Attend) -> Tensor:
+        """States [..., width] behind tokens [...]."""
+        x = self.embedded(tokens)
+        for layer in self.layers:
+            x = layer(x, turn, attend)
+        return x
+
+    def remember(self, tokens: Tensor, feature: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first layer, all there is to keep of known tokens where it is the only one."""
+        layer = self.layers[0]
+        assert isinstance(layer, HeadLayer), "a head is made of layers"
+        return layer.remember(self.embedded(tokens), turn)
+
+    def carry(self, states: Tensor) -> Tensor:
+        """The next step looks at its token alone."""
+        return states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., width] -> [..., outputs], over `draft_ids`."""
+        return self.scores(rms_norm(states, self.norm.weight, self.config.layer.norm_eps))

@@ -1,0 +1,83 @@
+"""EAGLE heads: each guess is made from the state behind the one before it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from foretell.kernels.norm import rms_norm
+
+from ..layers import Linear, Norm
+from .base import Head
+from .config import EagleConfig
+from .layer import Attend, HeadLayer, Turn
+
+
+class EagleHead(Head[EagleConfig]):
+    """A step takes the pair (feature of the place before, token) and gives a state: of its guess, and to go on from."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__(config)
+        width, third = config.layer.width, config.generation == 3
+        taps = len(config.taps) * config.target_width
+        self.fc = Linear(taps if third else 2 * width, width, config.fc_bias)
+        self.tap_norms = nn.ModuleList(Norm(config.target_width) for _ in config.taps if config.fc_norm)
+        self.fc_norm = Norm(taps) if config.norm_before_fc else None
+        self.embed_norm = Norm(width) if third else None
+        self.feature_norm = Norm(width) if third else None
+        first = HeadLayer(config.layer, 0, 2 * width if third else width, input_norm=False)
+        self.layers = nn.ModuleList([first, *(HeadLayer(config.layer, i) for i in range(1, config.layers))])
+        self.norm = Norm(width) if third else None
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The target's features [..., taps * target width] as what a step starts from, [..., width]."""
+        x, config = self.tapped(features), self.config
+        if config.generation == 1:
+            return x
+        eps = config.layer.norm_eps
+        if config.fc_norm:
+            parts = zip(x.chunk(len(config.taps), -1), self.tap_norms, strict=True)
+            x = torch.cat([rms_norm(part, _weight(norm), eps) for part, norm in parts], -1)
+        if self.fc_norm is not None:
+            x = rms_norm(x, self.fc_norm.weight, eps)
+        fused: Tensor = self.fc(x)
+        return fused
+
+    def step(self, tokens: Tensor, feature: Tensor, turn: Turn, attend: Attend) -> Tensor:
+        """States [..., width] behind tokens [...] whose places before have these features, [..., width]."""
+        x, residual = self._read(tokens, feature)
+        for layer in self.layers:
+            x = layer(x, turn, attend, residual)
+            residual = None
+        return x
+
+    def remember(self, tokens: Tensor, feature: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first layer, all there is to keep of known tokens where it is the only one."""
+        layer = self.layers[0]
+        assert isinstance(layer, HeadLayer), "a head is made of layers"
+        return layer.remember(self._read(tokens, feature)[0], turn)
+
+    def carry(self, states: Tensor) -> Tensor:
+        """What the next step takes for the feature of this place."""
+        return self._normed(states) if self.config.norm_output else states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., width] -> [..., outputs], over `draft_ids`."""
+        return self.scores(self._normed(states))
+
+    def _read(self, tokens: Tensor, feature: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the first layer attends with, and what its result is added to where that is something else."""
+        embedded, eps = self.embedded(tokens), self.config.layer.norm_eps
+        if self.embed_norm is None or self.feature_norm is None:
+            return self.fc(torch.cat([embedded, feature], -1)), None
+        normed = rms_norm(feature, self.feature_norm.weight, eps)
+        x = torch.cat([rms_norm(embedded, self.embed_norm.weight, eps), normed], -1)
+        return x, normed if self.config.norm_before_residual else feature
+
+    def _normed(self, states: Tensor) -> Tensor:
+        return states if self.norm is None else rms_norm(states, self.norm.weight, self.config.layer.norm_eps)
+
+
+def _weight(norm: nn.Module) -> Tensor:
+    assert isinstance(norm, Norm), "norms are kept"
+    return norm.weight

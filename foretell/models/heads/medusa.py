@@ -1,0 +1,51 @@
+"""Medusa heads: each guesses one place further, all from the target's last state."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..layers import Linear
+from .base import Head
+from .config import MedusaConfig
+
+
+class MedusaHead(Head[MedusaConfig]):
+    """Blocks that start as nothing, so that an untrained head says what the target's own output says."""
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__(config)
+        width = config.layer.width
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(Linear(width, width, config.bias) for _ in range(config.layers)) for _ in range(config.heads)
+        )
+        self.outputs = nn.ModuleList()
+        if config.own_output and not config.shared_output:
+            del self.output
+            self.outputs = nn.ModuleList(Linear(width, config.outputs) for _ in range(config.heads))
+
+    def start(self, generator: torch.Generator) -> None:
+        super().start(generator)
+        with torch.no_grad():
+            for parameter in self.blocks.parameters():
+                parameter.zero_()
+
+    def forward(self, features: Tensor, heads: int | None = None) -> Tensor:
+        """The target's last states [..., width] -> those of the first `heads` heads or all, [..., heads, width]."""
+        x = self.tapped(features)
+        return torch.stack([_through(x, blocks) for blocks in self.blocks[:heads]], -2)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., heads, width] -> [..., heads, outputs], over `draft_ids`."""
+        if not len(self.outputs):
+            return self.scores(states)
+        parts = zip(states.unbind(-2), self.outputs, strict=False)
+        return torch.stack([output(state).float() for state, output in parts], -2)
+
+
+def _through(x: Tensor, blocks: nn.Module) -> Tensor:
+    assert isinstance(blocks, nn.ModuleList), "a head is made of blocks"
+    for block in blocks:
+        x = x + F.silu(block(x))
+    return x

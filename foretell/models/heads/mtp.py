@@ -1,0 +1,59 @@
+"""Multi-token prediction: the layer a target was trained with to guess one token further."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from foretell.kernels.norm import rms_norm
+
+from ..layers import Linear, Norm
+from .base import Head
+from .config import MtpConfig
+from .layer import Attend, HeadLayer, Turn
+
+
+class MtpHead(Head[MtpConfig]):
+    """Steps like an EAGLE head, and is used again for each further token."""
+
+    def __init__(self, config: MtpConfig) -> None:
+        super().__init__(config)
+        width = config.layer.width
+        self.embed_norm, self.feature_norm = Norm(width), Norm(width)
+        self.fc = Linear(2 * width, width)
+        self.layers = nn.ModuleList(HeadLayer(config.layer, i) for i in range(config.layers))
+        self.norm = Norm(width)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The target's last state, as a step starts from it."""
+        return self.tapped(features)
+
+    def step(self, tokens: Tensor, feature: Tensor, turn: Turn, attend: Attend) -> Tensor:
+        """States [..., width] behind tokens [...] whose places before have these features, [..., width]."""
+        x = self._read(tokens, feature)
+        for layer in self.layers:
+            x = layer(x, turn, attend)
+        return x
+
+    def remember(self, tokens: Tensor, feature: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first layer, all there is to keep of known tokens where it is the only one."""
+        layer = self.layers[0]
+        assert isinstance(layer, HeadLayer), "a head is made of layers"
+        return layer.remember(self._read(tokens, feature), turn)
+
+    def carry(self, states: Tensor) -> Tensor:
+        """What the next step takes for the feature of this place."""
+        return self._normed(states) if self.config.norm_output else states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., width] -> [..., outputs], over `draft_ids`."""
+        return self.scores(self._normed(states))
+
+    def _read(self, tokens: Tensor, feature: Tensor) -> Tensor:
+        eps = self.config.layer.norm_eps
+        embedded = rms_norm(self.embedded(tokens), self.embed_norm.weight, eps)
+        joined: Tensor = self.fc(torch.cat([embedded, rms_norm(feature, self.feature_norm.weight, eps)], -1))
+        return joined
+
+    def _normed(self, states: Tensor) -> Tensor:
+        return rms_norm(states, self.norm.weight, self.config.layer.norm_eps)

@@ -1,0 +1,138 @@
+"""Heads by folder: which kind one holds, what it is made of, and the head itself, ready to serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretell.errors import ModelError, RequestError
+from foretell.hub.checkpoint import Checkpoint
+from foretell.hub.folder import CONFIG, folder_tensors, read_json
+from foretell.kernels.native.room import Room
+from foretell.system import give_back
+
+from ..config import ModelConfig
+from ..decoder import Decoder
+from ..layers import Linear
+from ..quantize import native_for, quantize_linear
+from ..weights import is_module
+from .base import Head, Lender
+from .config import FORMAT, HeadConfig, read_head_config
+from .files import fill_head, make_head
+from .formats import HeadFile, fill, kind_of, layout_of
+from .formats.mtp import mtp
+from .layer import HeadAttention
+from .packed import unpack_state
+
+SHIPPED = Path(__file__).parents[2] / "heads_data"
+CONVERT = (
+    'python -c "import torch, safetensors.torch as s; '
+    "s.save_file(torch.load('FILE', weights_only=True), 'model.safetensors')\""
+)
+
+
+def shipped(target: str, kind: str) -> Path:
+    """The folder of the head that comes with the package for a target."""
+    folder = SHIPPED / target / kind
+    if "/" in target or not folder.is_dir():
+        raise RequestError(
+            "drafter",
+            f"no {kind} comes with the package for {target}; train one with `foretell train {kind} --target {target} "
+            f"--out DIR` and name it {kind}:DIR",
+        )
+    return folder
+
+
+def recognised(folder: Path) -> str | None:
+    """Which kind of head a folder holds; None where it holds none."""
+    if not (folder / CONFIG).is_file():
+        return None
+    config = read_json(folder / CONFIG)
+    if config.get("format") == FORMAT:
+        return kind_of(config, frozenset())
+    check_weights(folder)
+    return kind_of(config, frozenset(folder_tensors(folder)))
+
+
+def check_weights(folder: Path) -> None:
+    """Refuse weights that can run code when they are read."""
+    pickled = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in folder.glob(kind))
+    if pickled and not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{folder}: {pickled[0]} is pickled, which can run code, and is not read; convert it: "
+            f"{CONVERT.replace('FILE', pickled[0])}"
+        )
+
+
+@dataclass(frozen=True)
+class OpenedHead:
+    """A head that was looked at and not yet loaded."""
+
+    where: str
+    config: HeadConfig
+    file: HeadFile
+    ours: bool  # whether this project wrote it: then nothing about it has to be found out
+
+    @property
+    def bytes(self) -> int:
+        """What its weights take at most, in float32."""
+        with torch.device("meta"):
+            return sum(tensor.numel() * 4 for tensor in make_head(self.config).own_state().values())
+
+    def load(self, lender: Lender, dtype: torch.dtype, context: int) -> Head[Any]:
+        """The head with its weights and what it borrows, before a target's own are packed away."""
+        if self.ours:
+            head = make_head(self.config)
+            state = unpack_state({name: tensor.load() for name, tensor in self.file.tensors.items()})
+            fill_head(head, state, self.where)
+        else:
+            head = fill(layout_of(self.file), self.file)
+        head.to(lender.embed.device, dtype).eval()
+        head.borrow(lender)
+        head.prepare(context)
+        return head
+
+
+def open_head(folder: Path, target: ModelConfig) -> OpenedHead:
+    """Look at the head in a folder."""
+    check_weights(folder)
+    config = read_json(folder / CONFIG)
+    file = HeadFile.of(str(folder), config, folder_tensors(folder), target)
+    if config.get("format") != FORMAT:
+        return OpenedHead(str(folder), layout_of(file).config, file, ours=False)
+    head = read_head_config(config)
+    if (head.vocab, head.target_width) != (target.vocab, target.width) or max(head.taps) > target.layers:
+        raise ModelError(f"{folder}: a head for {head.target or 'another target'}, which does not fit this one")
+    return OpenedHead(str(folder), head, file, ours=True)
+
+
+def open_own(checkpoint: Checkpoint, target: ModelConfig) -> OpenedHead:
+    """Look at the module for multi-token prediction in the target's own checkpoint."""
+    file = HeadFile.of(str(checkpoint.path), checkpoint.config, dict(checkpoint.tensors()), target)
+    module = {name: tensor for name, tensor in file.tensors.items() if is_module(name, file.tensors)}
+    file = HeadFile(file.where, file.config, module, target)
+    return OpenedHead(file.where, mtp(file).config, file, ours=False)
+
+
+def pack_head(head: Head[Any], target: Decoder) -> None:
+    """Ready the weights to run: on a CPU as 8-bit integers, which cost a guess nothing to speak of."""
+    room, device = Room(), head.draft_ids.device
+    if not head.config.own_output and head.config.draft_vocab is None:
+        head._modules["output"] = target.head  # ready already, and the same rows
+    for module in list(head.modules()):
+        if isinstance(module, HeadAttention):
+            module.qkv = module.join()
+        for name, child in list(module._modules.items()):
+            if isinstance(child, Linear) and child.weight is not None and child.outputs > 1:
+                module._modules[name] = quantize_linear(child, 8, room) if native_for(device) else _packed(child, room)
+        if isinstance(module, HeadAttention):
+            del module.q  # what it had stands above keys and values now; those are asked for alone, too
+    give_back()
+
+
+def _packed(layer: Linear, room: Room) -> Linear:
+    layer.pack(room)
+    return layer

@@ -1,0 +1,1 @@
+"""What to expect before hardware is bought: times, memory and prices from sizes alone, and fleets in numbers."""

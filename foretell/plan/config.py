@@ -1,0 +1,108 @@
+"""What a user says of models and machines, and what a plan makes of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foretell.config import MOST_DRAFTED
+from foretell.errors import RequestError
+from foretell.options import option, strict
+
+from .calibrate import Calibration, calibrate
+from .devices import Device, find_device
+from .efficiency import usual
+from .guessing import FREE, HEAD, Guesser, find_guesser
+from .observations import read_observations
+from .precision import AUTO, TYPES, cache_bytes, precision_of
+from .specs import find_shape
+from .steps import Placed
+
+DEFAULT_MOST = 16
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """Models, devices, and how often guesses stand."""
+
+    target: str | None = option(None, "a known model, a config.json, its folder, or a .gguf file")
+    draft: str = option(
+        FREE[0], f"who guesses: a model likewise, {HEAD} (a head), self:int8, self:int4, or {', '.join(FREE[:-1])}"
+    )
+    gpu: str = option("h100", "the device by name")
+    count: int = option(1, "how many of them")
+    tensor_parallel: int | None = option(
+        None, "devices that each have a part of every layer (default: all)", aliases=("--tensor-parallel-size", "-tp")
+    )
+    draft_tensor_parallel: int = option(1, "the same for a draft model")
+    acceptance: float = option(0.7, "how often a guess stands where those before it do")
+    length: int | None = option(None, "tokens guessed each step (default: the best)")
+    max_draft: int = option(DEFAULT_MOST, "the most tokens tried")
+    dtype: str = option(AUTO, "of the target's weights", choices=TYPES)
+    draft_dtype: str = option(AUTO, "of the draft model's weights", choices=TYPES)
+    kv_dtype: str = option(AUTO, "of cached keys and values", choices=TYPES)
+    price: float | None = option(None, "dollars an hour for one device (default: a round figure)")
+    bandwidth: float | None = option(None, "GB/s of the device's memory (default: by its data sheet)")
+    tflops: float | None = option(None, "of the device in bfloat16 (default: by its data sheet)")
+    memory: float | None = option(None, "GB of the device (default: by its data sheet)")
+    calibrate: str | None = option(None, "the JSON of a bench run of this target on this device, to learn from")
+
+    def __post_init__(self) -> None:
+        if self.target is None:
+            raise RequestError("target", "is not named; say --target llama-3.1-8b, or give a config.json")
+        if self.count < 1:
+            raise RequestError("count", f"must be 1 or more, not {self.count}")
+        for name in ("tensor_parallel", "draft_tensor_parallel"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= self.count:
+                raise RequestError(name, f"must be 1 to the count, {self.count}, not {value}")
+        for name in ("length", "max_draft"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= MOST_DRAFTED:
+                raise RequestError(name, f"must be between 0 and {MOST_DRAFTED}, not {value}")
+        for name in ("price", "bandwidth", "tflops", "memory"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise RequestError(name, f"must be above 0, not {value:g}")
+        if not 0 <= self.acceptance <= 1:
+            raise RequestError("acceptance", f"must be between 0 and 1, not {self.acceptance:g}")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a plan reckons with."""
+
+    target: Placed
+    guesser: Guesser
+    calibration: Calibration | None = None
+
+
+def parts_of(config: PlanConfig) -> Parts:
+    """The models on the devices, with what was measured there where a file says so."""
+    assert config.target is not None, "checked where the config was made"
+    shape, device = find_shape(config.target, "target"), device_of(config)
+    split = config.tensor_parallel or config.count
+    if shape.heads % split:
+        fitting = [n for n in range(1, config.count + 1) if shape.heads % n == 0 and config.count % n == 0]
+        words = f"{shape.heads} heads cannot be split over {split} devices; use {', '.join(map(str, fitting))}"
+        raise RequestError("tensor_parallel", words)
+    precision = precision_of(config.dtype, shape, "dtype")
+    cached = cache_bytes(config.kv_dtype, device.family)
+    target = Placed(shape, precision, cached, device, usual(device.family), split)
+    guesser = find_guesser(config.draft, target, config.draft_dtype, config.draft_tensor_parallel)
+    if config.calibrate is None:
+        return Parts(target, guesser)
+    # A run is of one device; what was learnt there holds for each of several.
+    one = replace(target, split=1)
+    alone = guesser if guesser.model is None else replace(guesser, model=replace(guesser.model, split=1))
+    found = calibrate(one, alone, read_observations(Path(config.calibrate)))
+    reached = found.efficiency
+    drafts = guesser if guesser.model is None else replace(guesser, model=guesser.model.but(reached))
+    return Parts(target.but(reached), drafts, found)
+
+
+def device_of(config: PlanConfig) -> Device:
+    found = find_device(config.gpu)
+    return found.but(config.memory, config.bandwidth, config.tflops, config.price)

@@ -1,0 +1,102 @@
+"""How many copies a demand needs, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from foretell.errors import CapacityError
+
+from .demand import Call
+from .routing import route_of
+from .simulate import Fleet, Run, quantile, simulate
+
+MOST_REPLICAS = 1024
+MILLION, HOUR = 1e6, 3600.0
+
+
+@dataclass(frozen=True)
+class Goals:
+    """Seconds that 99 of 100 calls must not exceed; None is no matter."""
+
+    first_token: float | None = None
+    per_token: float | None = None
+
+    def met_by(self, run: Run) -> bool:
+        """Whether a run keeps up with what comes, and is as quick as is wanted."""
+        pairs = ((self.first_token, run.first_tokens), (self.per_token, run.per_tokens))
+        return run.keeps_up and all(goal is None or (quantile(times, 0.99) or 0.0) <= goal for goal, times in pairs)
+
+
+@dataclass(frozen=True)
+class Staffing:
+    """A fleet, a run of it, and its price."""
+
+    fleet: Fleet
+    run: Run
+    goals: Goals
+    dollars_per_hour: float  # of one copy
+
+    @property
+    def dollars_per_million(self) -> float | None:
+        """For tokens that were written, whether the fleet was busy or not."""
+        rate = self.run.tokens_per_second
+        return self.fleet.replicas * self.dollars_per_hour / HOUR / rate * MILLION if rate else None
+
+    def as_json(self) -> dict[str, Any]:
+        first, later = self.run.first_tokens, self.run.per_tokens
+        return {
+            "replicas": self.fleet.replicas,
+            "meets_goals": self.goals.met_by(self.run),
+            "keeps_up": self.run.keeps_up,
+            "calls": len(self.run.visits),
+            "first_token_p50": quantile(first, 0.5),
+            "first_token_p99": quantile(first, 0.99),
+            "per_token_p50": quantile(later, 0.5),
+            "per_token_p99": quantile(later, 0.99),
+            "tokens_per_second": self.run.tokens_per_second,
+            "utilisation": self.run.utilisation,
+            "seats_taken": self.run.texts_served / self.fleet.pace.seats,
+            "texts_at_once": self.run.texts_at_once,
+            "cached_share": self.run.cached_share,
+            "dollars_per_hour": self.fleet.replicas * self.dollars_per_hour,
+            "dollars_per_million_tokens": self.dollars_per_million,
+        }
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A demand that fleets of any size are tried with."""
+
+    fleet: Fleet
+    calls: Sequence[Call]
+    routing: str
+    seconds: float
+    seed: int
+    goals: Goals
+    dollars_per_hour: float
+
+    def of(self, replicas: int) -> Staffing:
+        fleet = replace(self.fleet, replicas=replicas)
+        run = simulate(fleet, self.calls, route_of(self.routing, self.seed), self.seconds)
+        return Staffing(fleet, run, self.goals, self.dollars_per_hour)
+
+    def fewest(self) -> Staffing:
+        """The smallest fleet that meets the goals: doubled until one does, then halved in between."""
+        low, found = 0, self.of(1)
+        while not self.goals.met_by(found.run):
+            low = found.fleet.replicas
+            if low >= MOST_REPLICAS:
+                raise CapacityError(
+                    f"{low} copies do not meet the goals; a single text may be too slow: "
+                    "raise --ttft or --tpot, or take faster devices"
+                )
+            found = self.of(min(MOST_REPLICAS, 2 * low))
+        while found.fleet.replicas - low > 1:
+            tried = self.of((low + found.fleet.replicas) // 2)
+            if self.goals.met_by(tried.run):
+                found = tried
+            else:
+                low = tried.fleet.replicas
+        return found

@@ -1,0 +1,103 @@
+"""A better head for a running engine: read beside it, measured between two steps, taken only if it guesses better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .draft.heads import HeadDrafter
+from .draft.heads_check import OPENINGS, accuracy, write
+from .engine.engine import Engine
+from .errors import ForetellError, ModelError
+from .hub.folder import CONFIG, WEIGHTS
+from .models.heads import Head, HeadConfig, Lender
+from .models.heads.open import open_head, pack_head
+
+Mark = tuple[float, int, float]  # when a folder's files were written, and how large they are
+LONGEST = 256  # tokens of a beginning to measure with
+LAST = 4  # of the texts that run now, whose beginnings are used
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A head that fits in the place of one that guesses now."""
+
+    name: str  # of the drafter
+    head: Head[Any]
+
+
+class Replacement:
+    """Looks at a folder, and puts its head in the place of the served one of the same shape."""
+
+    def __init__(self, folder: Path, engine: Engine) -> None:
+        if not any(isinstance(arm, HeadDrafter) for arm in engine.drafter.arms.values()):
+            raise ModelError("no head guesses here that another could replace; name one with --drafter")
+        if not _has_floats(engine):
+            raise ModelError("this target's output matrix is packed away, and a new head has to borrow from it")
+        self.folder, self.engine = folder, engine
+        self._seen = self.mark()
+
+    def mark(self) -> Mark | None:
+        """What tells one head in the folder from the next; None where there is none."""
+        try:
+            weights, config = (self.folder / WEIGHTS).stat(), (self.folder / CONFIG).stat()
+        except OSError:
+            return None
+        return weights.st_mtime, weights.st_size, config.st_mtime
+
+    def read(self) -> Candidate | None:
+        """The folder's head where there is a new one, ready to guess; beside the engine's thread."""
+        mark = self.mark()
+        if mark is None or mark == self._seen:
+            return None
+        self._seen = mark
+        runner = self.engine.runner
+        opened = open_head(self.folder, runner.model.config)
+        for name, arm in self.engine.drafter.arms.items():
+            if isinstance(arm, HeadDrafter) and _shape(arm.head.config) == _shape(opened.config):
+                head = opened.load(Lender.of(runner.model), runner.model.dtype, runner.context)
+                pack_head(head, runner.model)
+                return Candidate(name, head)
+        raise ModelError(f"{self.folder}: a head of another shape than the one that guesses now")
+
+    @torch.inference_mode()
+    def judge(self, candidate: Candidate) -> str:
+        """Take it where it guesses better, and say so; between two steps, in the engine's thread."""
+        arm = self.engine.drafter.arms[candidate.name]
+        assert isinstance(arm, HeadDrafter), "a candidate fits a head's drafter"
+        texts = write(self.engine.runner, self._beginnings())
+        before, after = accuracy(arm.head, texts), accuracy(candidate.head, texts)
+        figures = f"{after:.0%} of its first guesses are right, {before:.0%} of those served now"
+        if after <= before:
+            return f"{self.folder}: not taken: {figures}"
+        arm.head = candidate.head
+        self.engine.scheduler.start_over()  # what pages keep was made by the other head
+        return f"{self.folder}: taken for {candidate.name}: {figures}"
+
+    def _beginnings(self) -> list[list[int]]:
+        """Of the texts that run now, or of our own where none does."""
+        running = [seq.tokens[:LONGEST] for seq in self.engine.scheduler.running[-LAST:]]
+        if running or self.engine.tokenizer is None:
+            return running
+        return [self.engine.tokenizer.encode(text) for text in OPENINGS]
+
+
+def read_or_say(replacement: Replacement) -> Candidate | str | None:
+    """As `read`; a folder that cannot be read is told of, and looked at again when it changes."""
+    try:
+        return replacement.read()
+    except (ForetellError, OSError, ValueError) as error:
+        return str(error)
+
+
+def _has_floats(engine: Engine) -> bool:
+    model = engine.runner.model
+    return model.config.tied or model.head.weight is not None
+
+
+def _shape(config: HeadConfig) -> HeadConfig:
+    """All of a config that decides which tensors a head has and what it keeps in pages."""
+    return replace(config, accuracy=(), target="")

@@ -1,0 +1,205 @@
+"""Guesses of a head in one call of the native library: on a CPU in float32. The definition is the head's own `step`."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from foretell.kernels.native.head_records import BlockChainRecord, BlockHeadRecord, ChainRecord, HeadRecord
+from foretell.kernels.native.library import Library, library
+from foretell.kernels.native.records import LayerRecord
+from foretell.models.heads import BlockHead, Head
+from foretell.models.heads.layer import HeadLayer
+from foretell.models.layers import Linear, Norm
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Texts to be guessed for: the last token of each, its place, its pages, the most guesses, the least chance."""
+
+    tokens: list[int]
+    places: list[int]
+    pages: list[list[int]]
+    depths: list[int]
+    floors: list[float]
+
+    def tables(self) -> list[npt.NDArray[Any]]:
+        """Tokens, places, all pages, where each text's begin, depths and floors."""
+        counts = np.array([len(pages) for pages in self.pages], np.int64)
+        pages = np.array([page for pages in self.pages for page in pages], np.int64)
+        first = [np.array(self.tokens, np.int64), np.array(self.places, np.int64), pages, np.cumsum(counts) - counts]
+        return [*first, np.array(self.depths, np.int64), np.array(self.floors, np.float32)]
+
+
+@dataclass(frozen=True)
+class Told:
+    """Guesses and how sure each is, by depth and text."""
+
+    tokens: list[list[int]]
+    sure: list[list[float]]
+
+
+class NativeHead:
+    """A head's layers over its keys and values in the cache, [pages, page_size, kv_heads, dim] each."""
+
+    def __init__(self, native: Library, head: Head[Any], keys: list[Tensor], values: list[Tensor]) -> None:
+        self._native, self._head = native, head
+        self._outputs, self._width = head.config.outputs, head.config.layer.width
+        own = [layer for layer in head.modules() if isinstance(layer, HeadLayer)]
+        layers = [self._layer(layer, *pair) for layer, *pair in zip(own, keys, values, strict=True)]
+        self._layers = (LayerRecord * len(layers))(*layers)
+        self._embed = head.embedding.contiguous()
+        self._ids = head.draft_ids.contiguous()
+        self._held = (keys, values, head.table)  # the records have addresses only
+        self._record = self._head_record(keys[0].shape[1])
+
+    def _layer(self, layer: HeadLayer, keys: Tensor, values: Tensor) -> LayerRecord:
+        attention = layer.attention
+        linears = (attention.qkv, attention.out, layer.ffn.gate_up, layer.ffn.down)
+        norms = (layer.attention_norm, layer.ffn_norm, attention.q_norm, attention.k_norm)
+        return LayerRecord(
+            *(_weights(linear) for linear in linears),
+            *(_norm(norm) for norm in norms),
+            None,
+            None,
+            self._head.table.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            self._head.config.layer.window or 0,
+        )
+
+    def _head_record(self, page_size: int) -> HeadRecord:
+        head, layer = self._head, self._head.config.layer
+        config: Any = head.config
+        third = getattr(config, "generation", 0) == 3
+        output = head.output.native
+        assert output is not None, "native_head looked"
+        return HeadRecord(
+            ctypes.addressof(self._layers),
+            None if third else _weights(getattr(head, "fc", None)),
+            output.address,
+            self._embed.data_ptr(),
+            _norm(getattr(head, "embed_norm", None)),
+            _norm(getattr(head, "feature_norm", None)),
+            _norm(getattr(head, "norm", None)),
+            None if config.draft_vocab is None else self._ids.data_ptr(),
+            config.layers,
+            layer.width,
+            layer.heads,
+            layer.kv_heads,
+            layer.head_dim,
+            layer.ffn,
+            page_size,
+            layer.norm_eps,
+            layer.scale,
+            config.embed_scale,
+            layer.activation == "gelu_tanh",
+            output.level,
+            third,
+            (2 if config.norm_before_residual else 1) if third else 0,
+            getattr(config, "norm_output", False),
+        )
+
+
+class NativeChain(NativeHead):
+    """For heads that guess one token after another."""
+
+    def guess(self, asked: Asked, features: Tensor) -> Told:
+        """The likeliest token, again and again; `features` [texts, width] of the places before are written over."""
+        depth, texts = max(asked.depths), len(asked.tokens)
+        guesses, sure = np.empty((depth, texts), np.int64), np.empty((depth, texts), np.float32)
+        made = self._run(asked, features, (guesses.ctypes.data, sure.ctypes.data), depth)[0]
+        return Told(guesses[:made].tolist(), sure[:made].tolist())
+
+    def step(self, asked: Asked, features: Tensor) -> Tensor:
+        """Logits [texts, outputs] of one guess; `features` become those behind it."""
+        return self._run(asked, features, (None, None), 1)[1]
+
+    def _run(
+        self, asked: Asked, features: Tensor, out: tuple[int | None, int | None], depth: int
+    ) -> tuple[int, Tensor]:
+        assert features.is_contiguous() and features.dtype == torch.float32, "what the library reads"
+        tables = asked.tables()
+        logits = torch.empty(len(asked.tokens), self._outputs)
+        addresses = (table.ctypes.data for table in tables)
+        places = (features.data_ptr(), logits.data_ptr())
+        record = ChainRecord(*addresses, *places, *out, len(asked.tokens), depth)
+        return self._native.chain(self._record, record), logits
+
+
+class NativeBlock(NativeHead):
+    """For heads that guess a block at once."""
+
+    def __init__(self, native: Library, head: BlockHead, keys: list[Tensor], values: list[Tensor], pages: int) -> None:
+        """Behind `pages` pages there is room for the blocks' own keys and values."""
+        super().__init__(native, head, keys, values)
+        config = head.config
+        self.most = (len(keys[0]) - pages) * keys[0].shape[1] // config.block  # texts at once
+        self._record.join = self._record.feature_norm = None  # of features, which are read elsewhere
+        self._mask = head.filler.contiguous()
+        self._markov = None if head.markov_in is None else head.markov_in.data.contiguous()
+        self._surety = head.surety_weights
+        with_markov = config.confidence and config.confidence_with_markov
+        self._block = BlockHeadRecord(
+            self._record,
+            self._mask.data_ptr(),
+            None if self._markov is None else self._markov.data_ptr(),
+            _weights(head.markov_out),
+            None if self._surety is None else self._surety[0].data_ptr(),
+            0.0 if self._surety is None else self._surety[1],
+            config.markov_rank if with_markov else 0,
+            config.markov_rank,
+            config.block,
+            config.sample_from_anchor,
+            config.causal_in_block,
+            pages * keys[0].shape[1],
+        )
+
+    def guess(self, asked: Asked) -> Told:
+        """The likeliest tokens, each in view of the one before it."""
+        depth, texts = min(max(asked.depths), self._block_drafts), len(asked.tokens)
+        guesses, sure = np.empty((depth, texts), np.int64), np.empty((depth, texts), np.float32)
+        made = self._run(asked, (guesses.ctypes.data, sure.ctypes.data), depth)[0]
+        return Told(guesses[:made].tolist(), sure[:made].tolist())
+
+    def states(self, asked: Asked) -> tuple[Tensor, Tensor]:
+        """Normed states [texts, block, width] and logits [texts, depth, outputs], without what a Markov head adds."""
+        return self._run(asked, (None, None), min(max(asked.depths), self._block_drafts))[1:]
+
+    @property
+    def _block_drafts(self) -> int:
+        drafts: int = self._head.config.drafts
+        return drafts
+
+    def _run(self, asked: Asked, out: tuple[int | None, int | None], depth: int) -> tuple[int, Tensor, Tensor]:
+        tables, texts = asked.tables(), len(asked.tokens)
+        states = torch.empty(texts, self._head.config.block, self._width)
+        logits = torch.empty(texts, depth, self._outputs)
+        addresses = (table.ctypes.data for table in tables)
+        record = BlockChainRecord(*addresses, states.data_ptr(), logits.data_ptr(), *out, texts, depth)
+        return self._native.blocks(self._block, record), states, logits
+
+
+def native_for_head(head: Head[Any], keys: list[Tensor]) -> Library | None:
+    """The library, where it has all of the head's layers and computes where they are."""
+    native = library()
+    if native is None or not keys or keys[0].device.type != "cpu" or keys[0].dtype != torch.float32:
+        return None
+    wide = (module for module in head.modules() if isinstance(module, Linear) and module.outputs > 1)
+    packed = all(module.native is not None for module in wide)
+    joint = all(layer.attention.qkv is not None for layer in head.modules() if isinstance(layer, HeadLayer))
+    return native if packed and joint and head.embedding.dtype == torch.float32 else None
+
+
+def _weights(layer: Linear | None) -> int | None:
+    return None if layer is None or layer.native is None else layer.native.address
+
+
+def _norm(norm: Norm | None) -> int | None:
+    return None if norm is None else norm.weight.data_ptr()

@@ -1,0 +1,75 @@
+// Two measured runs, shown again as they went.
+import { part, wantsStillness } from "./dom.js";
+import { paint, roam } from "./tokens.js";
+import { fixed, seconds } from "./words.js";
+
+export class Lane {
+  constructor(element, drafters) {
+    this.element = element;
+    this.drafters = drafters;
+    this.parts = Object.fromEntries([...element.querySelectorAll("[data-part]")].map((each) => [each.dataset.part, each]));
+    element.dataset.answer = "";
+    roam(this.parts.text);
+  }
+
+  /** Take a run; its clock starts with its first token. */
+  load(run) {
+    this.run = run;
+    this.begin = run.tokens[0]?.at ?? 0;
+    this.end = (run.tokens.at(-1)?.at ?? 0) - this.begin;
+    this.next = 0;
+    this.parts.text.replaceChildren();
+    this.parts.figures.textContent = "";
+    this.show(0);
+  }
+
+  /** Everything up to so many milliseconds on the clock. */
+  show(ms) {
+    const { tokens } = this.run;
+    const fresh = [];
+    while (this.next < tokens.length && tokens[this.next].at - this.begin <= ms) {
+      const token = tokens[this.next];
+      if (token.text) fresh.push({ text: token.text, token });
+      this.next += 1;
+    }
+    paint(this.parts.text, fresh, this.drafters);
+    if (fresh.length) this.parts.text.scrollTop = this.parts.text.scrollHeight;
+    this.parts.clock.textContent = seconds(Math.min(ms, this.end));
+    this.parts.runner.style.setProperty("--share", tokens.length ? this.next / tokens.length : 0);
+    this.element.classList.toggle("done", ms >= this.end);
+    if (ms >= this.end) this.finish();
+  }
+
+  finish() {
+    const { tokens, perStep, speed } = this.run.tally;
+    const first = this.run.tally.rounds[0]?.at_ms ?? 0;
+    this.parts.figures.textContent = `${tokens} tokens · ${fixed(speed)}/s · ${fixed(perStep, 2)} a step · first after ${fixed(first, 0)} ms`;
+  }
+
+  find(element) {
+    const token = this.run.tokens[element.dataset.token] ?? null;
+    return token && { token, place: token.round, round: this.run.tally.rounds[token.round] };
+  }
+}
+
+/** Run all lanes by one clock until the last has ended; at once where nothing should move, unless it was asked for. */
+export function replay(lanes, asked) {
+  const longest = Math.max(...lanes.map((lane) => lane.end));
+  if (wantsStillness() && !asked) {
+    for (const lane of lanes) lane.show(longest);
+    return Promise.resolve();
+  }
+  return new Promise((resolve) => {
+    const began = performance.now();
+    const frame = (now) => {
+      const ms = Math.max(0, now - began);
+      for (const lane of lanes) lane.show(ms);
+      if (ms < longest && !part("view-race").hidden) requestAnimationFrame(frame);
+      else {
+        for (const lane of lanes) lane.show(longest);
+        resolve();
+      }
+    };
+    requestAnimationFrame(frame);
+  });
+}

@@ -1,0 +1,96 @@
+"""The texts of a run: what the target answered, some of it kept apart to measure with."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+from foretell.build import Opened
+from foretell.errors import RequestError
+from foretell.llm import LLM
+from foretell.models.decoder import Decoder
+
+from .answers import SHORTEST, Writing, documents_of
+from .data import Ask, read_data
+from .documents import Document, joined, load_documents
+from .forecast import in_words
+from .order import Order, Reporter
+
+PROBE = {"cuda": 512, "cpu": 16}  # prompts whose answers tell how long all will take
+
+
+class Corpus:
+    """Documents, made when they are first asked for."""
+
+    def __init__(self, order: Order, opened: Opened, target: Callable[[], Decoder], reporter: Reporter) -> None:
+        self.order, self.config, self.opened, self.target = order, order.config, opened, target
+        self.reporter = reporter
+        self.part = 1.0  # of the prompts that are answered
+
+    @cached_property
+    def documents(self) -> list[Document]:
+        """All there is, in an order of its own; from a file where an earlier run has written it."""
+        file = self.config.answers
+        found = self._answered() if file is None else load_documents(Path(file))
+        learnable = [each for each in found if each.learnt >= SHORTEST]
+        if not learnable:
+            raise RequestError("data", f"no answer of {SHORTEST} tokens or more came of it; give other prompts")
+        random.Random(self.config.seed).shuffle(learnable)
+        return learnable[: self.config.prompts]
+
+    def _answered(self) -> list[Document]:
+        """Some first, to say what all of them will take."""
+        assert self.order.data is not None, "there is data where there are no answers"
+        asks = read_data(self.order.data)
+        random.Random(self.config.seed).shuffle(asks)
+        asks = asks[: self.config.prompts]
+        self.order.out.mkdir(parents=True, exist_ok=True)
+        began, few = time.monotonic(), asks[: PROBE[self.opened.device.type]]
+        found = self._written(few)
+        part = len(few) / len(asks)
+        if part == 1:
+            return found
+        if any(not ask.answer and not ask.whole for ask in asks):
+            left, mib = (time.monotonic() - began) * (1 / part - 1), len(asks) * self.config.context * 2 / 2**20
+            self.reporter.say(f"{len(asks)} prompts to answer: about {in_words(left)}, at most {mib:.0f} MiB of disk")
+        if self.order.dry_run:
+            self.part = part
+            return found
+        return self._written(asks)
+
+    def _written(self, asks: list[Ask]) -> list[Document]:
+        config = self.config
+        return documents_of(
+            asks,
+            self.opened,
+            self.target,
+            lambda: LLM(self.order.target, device=config.device, quiet=True),
+            Writing(config.max_tokens, config.context, config.greedy, config.temperature, config.seed),
+            self.order.out,
+            self.reporter.answered,
+        )
+
+    @property
+    def _apart(self) -> int:
+        """How many documents are kept to measure with: few of few."""
+        return min(self.config.held_out, max(1, len(self.documents) // 10))
+
+    @cached_property
+    def held_out(self) -> list[Document]:
+        return self.documents[: self._apart]
+
+    @cached_property
+    def training(self) -> list[Document]:
+        """Documents to learn from, a share of them strung together to long ones."""
+        config, alone = self.config, self.documents[self._apart :]
+        if not alone:
+            raise RequestError("data", "gives a single text, and one must be kept to measure with; give more")
+        return joined(alone, config.long_share, self.longest, config.seed)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text there can be."""
+        return min(max(self.config.long_context, self.config.context), self.opened.config.context)

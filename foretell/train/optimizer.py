@@ -1,0 +1,75 @@
+"""AdamW over float32 masters, whatever type the module computes in."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+BETAS = (0.9, 0.95)
+LEAST = 0.02  # of the highest learning rate, at the end
+
+
+class Optimizer:
+    """Takes gradients from the module's parameters and gives them their new values."""
+
+    def __init__(self, parameters: list[nn.Parameter], rate: float, warmup: int, clip: float) -> None:
+        self.parameters, self.rate, self.warmup, self.clip = parameters, rate, warmup, clip
+        self.twins = any(each.dtype != torch.float32 for each in parameters)
+        self.masters = [each.detach().float().clone() for each in parameters] if self.twins else parameters
+        fused = parameters[0].device.type == "cuda"
+        self.inner = torch.optim.AdamW(self.masters, lr=rate, betas=BETAS, weight_decay=0.0, fused=fused)
+
+    def step(self, number: int, share: float) -> float:
+        """One step, the `number`th, when `share` of the run is done; the gradient's length comes back."""
+        if self.twins:
+            for master, each in zip(self.masters, self.parameters, strict=True):
+                master.grad = None if each.grad is None else each.grad.float()
+        length = float(torch.nn.utils.clip_grad_norm_(self.masters, self.clip))
+        for group in self.inner.param_groups:
+            group["lr"] = self.rate * self.slope(number, share)
+        if math.isfinite(length):
+            self.inner.step()
+        self.inner.zero_grad(set_to_none=True)
+        if self.twins:
+            with torch.no_grad():
+                torch._foreach_copy_([*self.parameters], [*self.masters])
+            for each in self.parameters:
+                each.grad = None
+        return length
+
+    def slope(self, number: int, share: float) -> float:
+        """Up over the first steps, then down a cosine."""
+        up = min(1.0, (number + 1) / max(1, self.warmup))
+        return up * (LEAST + (1 - LEAST) * 0.5 * (1 + math.cos(math.pi * min(1.0, share))))
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments, and masters where they are not the parameters themselves, by the parameter's number."""
+        found: dict[str, Tensor] = {}
+        for i, master in enumerate(self.masters):
+            if self.twins:
+                found[f"{i}.master"] = master.detach()
+            for name, value in self.inner.state.get(master, {}).items():
+                found[f"{i}.{name}"] = value
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """What `state` gave."""
+        with torch.no_grad():
+            for i, (master, each) in enumerate(zip(self.masters, self.parameters, strict=True)):
+                if self.twins:
+                    master.copy_(state[f"{i}.master"])
+                    each.copy_(master)
+                names = [name for name in state if name.startswith(f"{i}.") and name != f"{i}.master"]
+                if names:
+                    self.inner.state[master] = {
+                        name.partition(".")[2]: self._placed(name, state[name], master) for name in names
+                    }
+
+    @staticmethod
+    def _placed(name: str, value: Tensor, master: Tensor) -> Tensor:
+        """A count of steps stays on the host unless the optimizer is fused, as torch has it."""
+        if name.endswith(".step") and master.device.type != "cuda":
+            return value.clone()
+        return value.to(master.device).clone()

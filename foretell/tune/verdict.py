@@ -1,0 +1,80 @@
+"""Which arm is taken, and the files that say so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretell.bench.intervals import shown
+from foretell.bench.measure import PLAIN, Arm
+from foretell.bench.results import Cell
+
+from .space import settings
+
+Standing = Sequence[tuple[Arm, Cell]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The arm to serve with, and why."""
+
+    arm: Arm
+    cell: Cell | None
+    words: str
+
+
+def choose(standing: Standing) -> Verdict:
+    """The fastest of those that came farthest, if it writes the same text and is surely no slower than plain."""
+    for arm, cell in standing:
+        if cell.same_text is False:
+            continue  # a fault that a bench shows; never served
+        if cell.speedup is None:
+            continue
+        low = cell.speedup_interval[0] if cell.speedup_interval else 0.0
+        ratio = shown(cell.speedup, cell.speedup_interval)
+        if low >= 1:
+            return Verdict(arm, cell, f"{arm.name}: {ratio} times as fast as plain decoding")
+        words = f"plain decoding: the best, {arm.name}, is not surely faster, {ratio}; a larger --budget may tell"
+        return Verdict(PLAIN, cell, words)
+    return Verdict(PLAIN, None, "plain decoding: nothing else was timed to the end; raise --budget")
+
+
+def config_text(verdict: Verdict, standing: Standing, engine: dict[str, Any], conditions: dict[str, Any]) -> str:
+    """YAML for `foretell serve --config`, with what it rests on as comments."""
+    import yaml
+
+    machine = conditions.get("machine", {})
+    lines = [
+        f"# {verdict.words}.",
+        f"# Found by foretell tune {conditions.get('version', '')} on {machine.get('device', 'this machine')}, "
+        f"workload {conditions.get('workload')}, {conditions.get('seconds', 0):.0f} s"
+        + ("." if conditions.get("complete", True) else "; stopped before the end."),
+        "# Ratio to plain decoding with a 95% interval, accepted per step, texts:",
+    ]
+    for arm, cell in standing:
+        ratio = shown(cell.speedup, cell.speedup_interval)
+        lines.append(f"#   {arm.name}: {ratio}, {cell.accepted_per_step:.2f}, {cell.texts}")
+    return "\n".join([*lines, yaml.safe_dump(settings(verdict.arm, engine), sort_keys=False).strip(), ""])
+
+
+def table(standing: Standing, most: int = 12) -> str:
+    """The arms that came farthest, as Markdown."""
+    head = "| drafter | ratio to plain | accepted per step | texts | same text |\n| --- | ---: | ---: | ---: | --- |"
+    rows = [
+        f"| {arm.name} | {shown(cell.speedup, cell.speedup_interval)} | {cell.accepted_per_step:.2f} | {cell.texts} | "
+        f"{'NO' if cell.same_text is False else 'yes' if cell.same_text else 'not promised'} |"
+        for arm, cell in standing[:most]
+    ]
+    return "\n".join([head, *rows])
+
+
+def beside(config: Path) -> Path:
+    """Where the evidence of a config lies."""
+    return config.with_suffix(".json") if config.suffix != ".json" else config.with_suffix(".evidence.json")
+
+
+def evidence_text(found: dict[str, Any]) -> str:
+    return json.dumps(found, ensure_ascii=False, indent=2) + "\n"

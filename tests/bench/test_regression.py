@@ -1,0 +1,94 @@
+"""No drafter gets worse unseen: accepted per step on a few fixed prompts, against what is stored.
+
+`python -m tests.bench.test_regression` measures and prints what would be stored; a drafter that got better is stored
+anew in `accepted.json`, one that got worse needs a reason in the log.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foretell.bench.arms import arms_of
+from foretell.bench.item import Item
+from foretell.bench.measure import PLAIN, Sample, measure
+from foretell.bench.plan import Plan
+from foretell.bench.results import summarise
+from foretell.bench.stage import NO_GUESS, EngineStage
+from foretell.bench.workloads import load, take
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.draft.registry import HEADS, KINDS
+from foretell.models.heads.open import SHIPPED
+from tests.bench.fakes import watch_nothing
+
+STORED = Path(__file__).parent / "accepted.json"
+SHARE = 0.95  # of the stored figure
+DEAD = 1.02  # a drafter of which nothing stands writes a token a step
+TASKS = ("edit", "code", "chat")
+LENGTH, TOKENS = 4, 32  # guesses a step, which is fixed so that no clock decides; tokens a text
+NEEDS = {"self": "self:int8", "exit": "exit:25"}  # where a name wants a number; int4 takes long to round
+OTHER_MODELS = ("model",)
+
+
+def drafters() -> list[str]:
+    """Every kind there is, so that a new one cannot be forgotten; of heads those that come with the package."""
+    heads = {*HEADS, "distilled"}
+    here = [kind for kind in KINDS if kind not in heads or (SHIPPED / EngineConfig.model / kind).exists()]
+    return [NEEDS.get(kind, kind) for kind in here if kind not in OTHER_MODELS]
+
+
+def accepted_per_step(names: list[str]) -> dict[str, float]:
+    """Over one prompt of each task, greedy, in the model's own integers: the same on every machine with our kernels."""
+    from foretell.bench.seats import Seats, open_with
+    from foretell.build import open_model, say_nothing
+
+    arms = arms_of(names, [LENGTH], SpeculationConfig())
+    llm = open_with(arms, quiet=True)
+    stage = EngineStage(llm, Seats(llm, open_model(llm.config.model, EngineConfig(), say_nothing)))
+    plan = Plan(max_tokens=TOKENS, rounds=1, temperatures=(0.0,), schemas=False)
+    items, _ = take(load("own", tasks=TASKS), 1, lambda item: stage.fits(item, plan))
+    samples: list[Sample] = []
+    measure(stage, [PLAIN, *arms], [expecting(item, stage, plan) for item in items], plan, samples, watch_nothing)
+    _, overall = summarise(samples, names)
+    assert all(cell.same_text is True and cell.drafter_failures == 0 for cell in overall)
+    return {cell.arm: round(cell.tokens / cell.steps, 3) for cell in overall}
+
+
+def expecting(item: Item, stage: EngineStage, plan: Plan) -> Item:
+    """The item with a prediction that comes true but for a word in its midst."""
+    (job,) = stage.prepare(item, 0.0, plan)
+    (output,) = stage.llm.generate([list(job.prompt)], job.params, speculation=NO_GUESS)
+    words = output.outputs[0].text.split(" ")
+    words[len(words) // 2] = "otherwise"
+    return replace(item, prediction=" ".join(words))
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, float]:
+    return accepted_per_step(drafters())
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("name", drafters())
+def test_a_drafter_is_as_good_as_it_was(found: dict[str, float], name: str) -> None:
+    stored = json.loads(STORED.read_text())
+    assert name in stored, f"{name} is new: store its figure, {found[name]}"
+    assert found[name] >= SHARE * stored[name], f"{name} fell from {stored[name]} to {found[name]} accepted per step"
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("name", drafters())
+def test_no_drafter_is_dead(found: dict[str, float], name: str) -> None:
+    assert found[name] > DEAD, f"of what {name} guesses nothing stands"
+
+
+def test_what_is_stored_belongs_to_drafters_that_live() -> None:
+    stored = json.loads(STORED.read_text())
+    assert set(stored) == set(drafters()) and all(figure > DEAD for figure in stored.values())
+
+
+if __name__ == "__main__":
+    print(json.dumps(accepted_per_step(drafters()), indent=2))

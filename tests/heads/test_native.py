@@ -1,0 +1,72 @@
+"""The native library guesses what a head's own step, in torch, defines."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretell.draft.block import BlockDrafter
+from foretell.draft.eagle import EagleDrafter
+from foretell.kernels.native.library import library
+from foretell.models.heads import HeadConfig
+from foretell.types import Budget, Draft, Sequence
+from tests.tiny import HEADS, PROMPTS, OwnHead, World, add
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no native library here")
+SERVED = {name: HEADS[name] for name in HEADS if name not in ("medusa", "causal block", "distilled")}
+
+
+def waiting(
+    config: HeadConfig, temperature: float, page_size: int = 4
+) -> tuple[EagleDrafter | BlockDrafter, list[Sequence]]:
+    """Texts of several lengths that could be guessed for now, in pages that do not lie side by side."""
+    engine = World(page_size=page_size, budget=2).engine(drafter := OwnHead(config, packed=True))
+    tracks = [add(engine, str(i), prompt, temperature=temperature)[0] for i, prompt in enumerate(PROMPTS)]
+    for _ in range(6):
+        engine.step()
+    seqs = [track.seq for track in tracks if track.seq.finish is None]
+    for seq in seqs:
+        assert seq.pending == 1 and engine.runner.reserve(seq, len(seq.tokens) + 6)
+    assert isinstance(drafter.inner, EagleDrafter | BlockDrafter) and drafter.inner._native is not None
+    return drafter.inner, seqs
+
+
+def plainly(drafter: EagleDrafter | BlockDrafter, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+    native, drafter._native = drafter._native, None
+    try:
+        return drafter.propose(seqs, budgets)
+    finally:
+        drafter._native = native  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("config", SERVED.values(), ids=SERVED)
+def test_guesses_are_those_of_the_definition(config: HeadConfig, temperature: float) -> None:
+    drafter, seqs = waiting(config, temperature)
+    budgets = [Budget(1 + i % 4, floor=0.001 * i) for i in range(len(seqs))]
+    for some in (slice(0, 1), slice(1, 3), slice(None)):
+        found = drafter.propose(seqs[some], budgets[some])
+        defined = plainly(drafter, seqs[some], budgets[some])
+        assert [draft.tokens for draft in found] == [draft.tokens for draft in defined] and found[0].tokens
+        for mine, theirs in zip(found, defined, strict=True):
+            assert mine.confidence == pytest.approx(theirs.confidence, rel=2e-2), "a rounded row may flip"
+            assert (mine.probs is None) == (theirs.probs is None)
+            if mine.probs is not None and theirs.probs is not None:
+                assert torch.allclose(mine.probs, theirs.probs, atol=1e-2)
+
+
+@pytest.mark.parametrize("config", [SERVED["eagle"], SERVED["block"]], ids=["eagle", "block"])
+def test_a_text_is_guessed_the_same_in_company(config: HeadConfig) -> None:
+    drafter, seqs = waiting(config, 0.0, page_size=16)
+    together = drafter.propose(seqs, [Budget(4)] * len(seqs))
+    for seq, draft in zip(seqs, together, strict=True):
+        (alone,) = drafter.propose([seq], [Budget(4)])
+        assert (alone.tokens, alone.confidence) == (draft.tokens, draft.confidence), "to the last bit"
+
+
+def test_more_texts_than_there_is_spare_room_for_are_guessed_all_the_same() -> None:
+    drafter, seqs = waiting(HEADS["block"], 0.0)
+    assert isinstance(drafter, BlockDrafter) and drafter._native is not None
+    expected = [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))]
+    drafter._native.most = 1
+    assert [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))] == expected

@@ -1,0 +1,166 @@
+"""What a few measured steps teach, and how far that carries."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foretell.errors import RequestError
+from foretell.plan.calibrate import calibrate, foretold, least_squares, solve
+from foretell.plan.efficiency import GPU
+from foretell.plan.guessing import Guesser, expected_tokens
+from foretell.plan.observations import Observation, read_observations
+from tests.plan.worlds import DATA, measured, placed
+
+WITHIN = 0.2
+
+
+def told(seen: list[Observation], length: int) -> list[Observation]:
+    """Batch 1 at 512 tokens, plain and with drafts of one length, by guesses that cost nothing."""
+    return [
+        each
+        for each in seen
+        if each.texts == 1
+        and each.context == 512
+        and each.length in (0, length)
+        and each.drafter != "model"
+        and not each.of_draft
+    ]
+
+
+def errors(name: str, length: int) -> dict[Observation, float]:
+    """How far each step that was not told is from what was foretold, as a share."""
+    path, target, draft = measured(name)
+    seen, guesser = read_observations(path), Guesser("draft", draft)
+    known = told(seen, length)
+    assert len(known) == 4, "two steps, on the device and by the wall clock"
+    reached = calibrate(target, guesser, known).efficiency
+    return {each: foretold(target, guesser, reached, each) / each.seconds - 1 for each in seen if each not in known}
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 8])
+def test_batch_1_and_one_length_foretell_the_rest_of_an_h200(length: int) -> None:
+    """Other lengths, batch 8 and 32, 8k context, a draft model: every one of 63 steps within a fifth."""
+    found = errors("h200-5.9b", length)
+    assert {each.texts for each in found} == {1, 8, 32} and {each.context for each in found} == {512, 8192}
+    assert len(found) == 63
+    worst = max(found, key=lambda each: abs(found[each]))
+    assert abs(found[worst]) <= WITHIN, (worst, found[worst])
+
+
+def test_a_model_that_no_constant_was_taken_from() -> None:
+    """2.4 billion weights: within a fifth from one length, and never a third off from another."""
+    assert max(map(abs, errors("h200-2.4b", 4).values())) <= WITHIN
+    for length in (1, 2, 8):
+        found = list(errors("h200-2.4b", length).values())
+        assert sum(abs(each) > WITHIN for each in found) <= 4 and max(map(abs, found)) <= 0.3
+
+
+@pytest.mark.parametrize("name", ["h200-5.9b", "h200-2.4b"])
+def test_ratios_are_foretold_as_well(name: str) -> None:
+    """Plain over guessed steps, times tokens: what a user asks for."""
+    path, target, _ = measured(name)
+    seen, guesser = read_observations(path), Guesser("oracle")
+    reached = calibrate(target, guesser, told(seen, 4)).efficiency
+    walls = {(e.texts, e.context, e.length): e for e in seen if e.wall and e.drafter != "model"}
+    checked = 0
+    for (texts, context, length), guessed in walls.items():
+        plain = walls[texts, context, 0]
+        if not length:
+            continue
+        real = guessed.accepted * plain.seconds / guessed.seconds
+        times = [foretold(target, guesser, reached, each) for each in (plain, guessed)]
+        assert guessed.accepted * times[0] / times[1] == pytest.approx(real, rel=WITHIN), guessed
+        if texts > 1:  # where much was written; texts that end cut the last drafts
+            assert guessed.accepted == pytest.approx(expected_tokens(0.8, length), rel=0.1), guessed
+        checked += 1
+    assert checked == 24
+
+
+def test_without_a_measurement_the_usual_values_are_near() -> None:
+    path, target, draft = measured("h200-5.9b")
+    guesser = Guesser("draft", draft)
+    for each in read_observations(path):
+        assert foretold(target, guesser, GPU, each) == pytest.approx(each.seconds, rel=0.25), each
+
+
+def test_many_steps_find_a_planted_machine() -> None:
+    target = placed("llama-3.1-8b", "h100")
+    truth = replace(GPU, weights=0.7, cache=0.6, products=0.5, layer=20e-6, host=1e-3, guess=0.05e-3)
+    guesser = Guesser("oracle")
+    places = [(texts, ctx, k) for texts in (1, 8, 32, 128) for ctx in (128, 4096, 32768) for k in (0, 2, 8)]
+    seen = [
+        replace(blank, seconds=foretold(target, guesser, truth, blank))
+        for texts, ctx, k in places
+        for wall in (False, True)
+        for blank in [Observation(texts, ctx, k, 1.0, wall, "oracle" if k else "none")]
+    ]
+    found = calibrate(target, guesser, seen)
+    assert found.worst_error < 0.01 and found.steps == len(seen)
+    for name in ("weights", "cache", "products", "host"):
+        assert getattr(found.efficiency, name) == pytest.approx(getattr(truth, name), rel=0.05), name
+
+
+def test_what_a_step_says_nothing_of_stays_as_believed() -> None:
+    target = placed("llama-3.1-8b", "h100")
+    found = calibrate(target, Guesser("ngram"), [Observation(1, 512, 0, 12e-3, wall=False)]).efficiency
+    assert found.weights < GPU.weights and (found.host, found.guess, found.link) == (GPU.host, GPU.guess, GPU.link)
+    assert calibrate(target, Guesser("ngram"), []).efficiency == GPU
+
+
+def test_least_squares_and_its_equations() -> None:
+    assert solve([[2.0, 1.0], [1.0, 3.0]], [3.0, 5.0]) == pytest.approx([0.8, 1.4])
+    found = least_squares(lambda at: [at[0] - 3, 2 * (at[1] + 1), at[0] * at[1] + 3], 2)
+    assert found == pytest.approx([3, -1], abs=1e-4)
+
+
+def test_a_bench_run_tells_plain_steps_and_those_of_fixed_lengths(tmp_path: Path) -> None:
+    cells = [
+        {"arm": "ngram", "plain_tokens_per_second": 200.0, "tokens_per_second": 300.0, "accepted_per_step": 1.8,
+         "time": {"drafting": 0.1}},
+        {"arm": "auto", "plain_tokens_per_second": 200.0, "tokens_per_second": 250.0, "accepted_per_step": 1.5,
+         "time": {"drafting": 0.1}},
+    ]  # fmt: skip
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"bench": "drafters", "drafters": {"ngram": 4, "auto": None}, "overall": cells}))
+    plain, guessed = read_observations(path)
+    assert (plain.length, plain.seconds, plain.wall) == (0, 1 / 200, True)
+    assert (guessed.length, guessed.accepted) == (4, 1.8) and guessed.seconds == pytest.approx(1.8 / 300 * 0.9)
+
+
+def test_the_figures_of_a_gpu_run_by_their_names(tmp_path: Path) -> None:
+    seen = read_observations(DATA / "h200-gpu.json")
+    run = json.loads((DATA / "h200-gpu.json").read_text())
+    places = {(each.texts, each.context, each.length, each.wall, each.of_draft): each.seconds for each in seen}
+    assert places[1, 512, 0, False, False] == run["step, 1 row, context 512"] / 1e3
+    assert places[32, 512, 4, False, False] == run["step, 32 texts of 5 rows"] / 1e3
+    assert places[8, 512, 0, True, False] == run["plain, batch 8: wall a step"] / 1e3
+    # Of two figures of one name the last stays, which is that of the longer context.
+    assert places[1, 8192, 63, False, False] == pytest.approx(
+        run["  64 rows over one"] * run["step, 1 row, context 8192"] / 1e3
+    )
+    log = tmp_path / "log"
+    log.write_text("step 3.4 ms\n" + json.dumps(run) + "\n")
+    assert read_observations(log) == seen
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no json", "is not JSON"),
+        ("{}", "has no timed steps"),
+        ('{"bench": "grid", "cells": [{}]}', "is not what"),
+        ('{"overall": [{"arm": "x"}]}', "is not what"),
+    ],
+)
+def test_files_that_tell_nothing_are_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(RequestError) as refused:
+        read_observations(path)
+    assert words in str(refused.value) and "bench" in str(refused.value)
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_observations(tmp_path / "none.json")

@@ -1,0 +1,45 @@
+"""Machines and models for tests of plans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from foretell.plan.devices import find_device
+from foretell.plan.efficiency import Efficiency, usual
+from foretell.plan.precision import cache_bytes, precision_of
+from foretell.plan.read_shape import from_hf
+from foretell.plan.shapes import Shape
+from foretell.plan.specs import find_shape
+from foretell.plan.steps import Placed
+
+DATA = Path(__file__).parent / "data"
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+
+
+def placed(model: str | Shape, gpu: str = "h100", split: int = 1, efficiency: Efficiency | None = None) -> Placed:
+    shape = find_shape(model, "target") if isinstance(model, str) else model
+    device = find_device(gpu)
+    reached = efficiency or usual(device.family)
+    return Placed(
+        shape, precision_of("auto", shape, "dtype"), cache_bytes("auto", device.family), device, reached, split
+    )
+
+
+def measured(name: str) -> tuple[Path, Placed, Placed]:
+    """A run's file, its target and its draft model."""
+    path = DATA / f"{name}.json"
+    run = json.loads(path.read_text())
+    return path, placed(from_hf("target", run["target"]), "h200"), placed(from_hf("draft", run["draft"]), "h200")

@@ -1,0 +1,156 @@
+"""A program gives what the same calls give that are made by hand with the same seeds."""
+
+from __future__ import annotations
+
+from os.path import commonprefix
+
+import pytest
+
+from foretell import LLM, SamplingParams
+from foretell import program as fp
+from foretell.grammar import GrammarSpec
+from foretell.sampling.noise import mix
+
+PROMPT = "The quick brown fox jumps over the lazy dog. The quick"
+DRAWN = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "ignore_eos": True}
+
+
+def by_hand(llm: LLM, text: str, **params: object) -> str:
+    return llm.generate(text, llm.default_params(**params))[0].outputs[0].text
+
+
+@fp.function
+def story(s: fp.ProgramState) -> None:
+    s += PROMPT + fp.gen("one", max_tokens=12, **DRAWN)
+    s += " She sells" + fp.gen("two", max_tokens=9, seed=5, **DRAWN)
+    forks = s.fork(2)
+    forks += " sea" + fp.gen("three", max_tokens=7, **DRAWN)
+    forks.join()
+
+
+@pytest.fixture(params=["engine", "guessing", "endpoint"])
+def backend(request: pytest.FixtureRequest) -> fp.Backend:
+    """The same program everywhere: plain, with guesses, and over HTTP."""
+    found: fp.Backend = request.getfixturevalue(request.param)
+    return found
+
+
+def test_sampled_texts(backend: fp.Backend, llm: LLM) -> None:
+    state = story(backend=backend, seed=11)
+    text = PROMPT + (one := by_hand(llm, PROMPT, max_tokens=12, seed=11, **DRAWN))
+    text += " She sells" + (two := by_hand(llm, text + " She sells", max_tokens=9, seed=5, **DRAWN))
+    three = [by_hand(llm, text + " sea", max_tokens=7, seed=mix(11, i), **DRAWN) for i in (1, 2)]
+    assert (state["one"], state["two"], state["three"]) == (one, two, three)
+    assert len({one, two, *three}) == 4
+    assert [meta["seed"] for meta in state.get_meta_info("three")] == [mix(11, 1), mix(11, 2)]
+
+
+def test_the_seed_that_was_drawn_is_told(backend: fp.Backend, llm: LLM) -> None:
+    state = story(backend=backend)
+    seed = state.get_meta_info("one")["seed"]
+    assert state["one"] == by_hand(llm, PROMPT, max_tokens=12, seed=seed, **DRAWN)
+
+
+def test_what_is_not_said_is_the_models_own(backend: fp.Backend, llm: LLM) -> None:
+    """The folder recommends temperature 0.9 and top_k 40."""
+
+    @fp.function
+    def short(s: fp.ProgramState) -> None:
+        s += PROMPT + fp.gen("x", 12, seed=3)
+
+    assert short(backend=backend)["x"] == by_hand(llm, PROMPT, max_tokens=12, seed=3)
+
+
+def test_batches(backend: fp.Backend, llm: LLM) -> None:
+    @fp.function
+    def tell(s: fp.ProgramState, of: str) -> None:
+        s += f"The quick brown {of}" + fp.gen("x", max_tokens=10, **DRAWN)
+
+    states = tell.run_batch([{"of": str(i)} for i in range(6)], backend=backend, seed=4)
+    texts = [f"The quick brown {i}" for i in range(6)]
+    wanted = [by_hand(llm, text, max_tokens=10, seed=mix(4, i), **DRAWN) for i, text in enumerate(texts)]
+    assert [state["x"] for state in states] == wanted
+    assert tell.run_batch([], backend=backend) == []
+
+
+def test_chats(backend: fp.Backend, llm: LLM) -> None:
+    @fp.function
+    def ask(s: fp.ProgramState) -> None:
+        s += fp.user("Who sells sea shells?")
+        s += fp.assistant(fp.gen("x", max_tokens=10, seed=2, **DRAWN))
+        s += fp.user("Where?") + fp.assistant("By" + fp.gen("y", max_tokens=10, seed=2, **DRAWN))
+
+    state = ask(backend=backend)
+    params = SamplingParams(max_tokens=10, seed=2, **DRAWN)  # type: ignore[arg-type]
+    messages = [{"role": "user", "content": "Who sells sea shells?"}]
+    (first,) = llm.chat(messages, params)
+    assert state["x"] == first.outputs[0].text
+    messages += [{"role": "assistant", "content": state["x"]}, {"role": "user", "content": "Where?"}]
+    prompt = llm.tokenizer.encode(llm.tokenizer.render_chat(messages) + "By", add_special=False)
+    assert state["y"] == llm.generate(prompt, params)[0].outputs[0].text
+    closed = [*messages, {"role": "assistant", "content": "By" + state["y"]}]
+    assert state.text() == llm.tokenizer.render_chat(closed, add_generation_prompt=False)
+
+
+@pytest.mark.parametrize(
+    ("form", "spec"),
+    [
+        ({"regex": "[ab]{3,5}"}, GrammarSpec.regex("[ab]{3,5}")),
+        ({"json_schema": {"enum": ["fox", "dog"]}}, GrammarSpec.json_schema({"enum": ["fox", "dog"]})),
+        ({"grammar": 'start: "fox" | "dog"'}, GrammarSpec.lark('start: "fox" | "dog"')),
+        ({"grammar": GrammarSpec.choice(["fox", "dog"])}, GrammarSpec.choice(["fox", "dog"])),
+        ({"stop": list("abcdefghijklmnop")}, None),
+    ],
+)
+def test_forms(backend: fp.Backend, llm: LLM, form: dict[str, object], spec: GrammarSpec | None) -> None:
+    @fp.function
+    def formed(s: fp.ProgramState) -> None:
+        s += PROMPT + fp.gen("x", max_tokens=12, temperature=0.7, seed=9, **form)
+
+    given: dict[str, object] = form if spec is None else {"structured_outputs": spec}
+    state = formed(backend=backend)
+    assert state["x"] == by_hand(llm, PROMPT, max_tokens=12, temperature=0.7, seed=9, **given)
+    assert state.get_meta_info("x")["finish_reason"] == "stop"
+
+
+def mean_logprob(llm: LLM, text: str, start: int) -> float:
+    """Of the tokens from `start` on, read off the prompt's own log-probabilities."""
+    tokens = llm.tokenizer.encode(text)
+    (scored,) = llm.generate(tokens, SamplingParams(max_tokens=1, prompt_logprobs=0))
+    assert scored.prompt_logprobs is not None
+    rows = [scored.prompt_logprobs[place] for place in range(start, len(tokens))]
+    found = [row[token].logprob for row, token in zip(rows, tokens[start:], strict=True) if row is not None]
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "choices", "healed"),
+    [
+        (PROMPT, [" fox", " dog", " sells sea shells"], 0),
+        (PROMPT[:-2], ["ck brown", "etly", "z"], 1),  # spelt together with what stands before
+        (PROMPT, ["<|im_end|>", " the"], 0),
+    ],
+)
+def test_choices(backend: fp.Backend, llm: LLM, text: str, choices: list[str], healed: int) -> None:
+    @fp.function
+    def choose(s: fp.ProgramState) -> None:
+        s += text + fp.select("x", choices)
+
+    state = choose(backend=backend)
+    rows = [llm.tokenizer.encode(each) for each in (text, *(text + choice for choice in choices))]
+    start = len(commonprefix(rows))
+    assert (start < len(rows[0])) == bool(healed)
+    means = {choice: mean_logprob(llm, text + choice, start) for choice in choices}
+    assert state.get_meta_info("x")["mean_logprobs"] == pytest.approx(means, abs=1e-6)
+    assert state["x"] == max(choices, key=means.__getitem__)
+    assert state.text() == text + state["x"]
+
+
+def test_choices_in_a_chat_are_the_same_everywhere(backend: fp.Backend, engine: fp.Engine) -> None:
+    @fp.function
+    def choose(s: fp.ProgramState) -> None:
+        s += fp.user("Fox or dog?") + fp.assistant("The" + fp.gen("x", choices=[" fox", " dog"]))
+
+    here, there = choose(backend=engine), choose(backend=backend)
+    assert here["x"] == there["x"]
+    assert here.get_meta_info("x")["mean_logprobs"] == pytest.approx(there.get_meta_info("x")["mean_logprobs"])

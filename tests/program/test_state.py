@@ -1,0 +1,197 @@
+"""What programs see: values, texts, branches, turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretell import program as fp
+from foretell.errors import ForetellError
+from foretell.program.default import DefaultBackend
+
+TEN = {"max_tokens": 10, "temperature": 0, "ignore_eos": True}
+
+
+@fp.function
+def fox(s: fp.ProgramState, animal: str) -> None:
+    s += f"The quick brown {animal}" + fp.gen("verb", **TEN)
+    s += " over the lazy dog." + fp.gen("end", **TEN)
+
+
+def test_a_state_is_its_text_with_the_values_in_it(engine: fp.Engine) -> None:
+    state = fox("fox", backend=engine)
+    assert isinstance(state, fp.ProgramState)
+    assert state["verb"] and state["end"]
+    assert state.text() == "The quick brown fox" + state["verb"] + " over the lazy dog." + state["end"]
+    assert "verb" in state and "no" not in state
+    assert state.get_meta_info("verb")["completion_tokens"] == 10
+    assert state.get_meta_info("verb")["finish_reason"] == "length"
+    assert state.error() is None and state.messages() == []
+
+
+def test_a_call_gives_what_the_program_returns_or_its_state(engine: fp.Engine) -> None:
+    @fp.function
+    def length(s: fp.ProgramState, text: str = "The") -> int:
+        s += text + fp.gen("x", max_tokens=3)
+        return len(s["x"])
+
+    assert isinstance(length(backend=engine), int)
+    state = length.run("The quick", backend=engine)
+    assert state.ret_value == len(state["x"])
+    assert length.__name__ == "length"
+
+
+def test_values_are_waited_for_inside_a_program(engine: fp.Engine) -> None:
+    @fp.function
+    def twice(s: fp.ProgramState) -> str:
+        s += "She sells" + fp.gen("x", **TEN)
+        first = s["x"]
+        assert s.text() == "She sells" + first
+        s += "." + fp.gen("x", **TEN)
+        return str(first)
+
+    state = twice.run(backend=engine)
+    assert state.text() == f"She sells{state.ret_value}.{state['x']}"
+
+
+def test_settings_of_a_run_and_arguments_of_the_same_name(engine: fp.Engine) -> None:
+    @fp.function
+    def plain(s: fp.ProgramState) -> None:
+        s += "The" + fp.gen("x")
+
+    @fp.function
+    def own(s: fp.ProgramState, max_tokens: int) -> None:
+        s += "The" + fp.gen("x", max_tokens=max_tokens + 1)
+
+    assert plain.run(backend=engine, max_tokens=4, ignore_eos=True).get_meta_info("x")["completion_tokens"] == 4
+    assert plain.run(backend=engine, ignore_eos=True).get_meta_info("x")["completion_tokens"] == 128
+    assert own.run(max_tokens=4, backend=engine, ignore_eos=True).get_meta_info("x")["completion_tokens"] == 5
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        plain.run(backend=engine, nonsense=1)
+
+
+def test_unknown_names_are_told(engine: fp.Engine) -> None:
+    state = fox("dog", backend=engine)
+    with pytest.raises(KeyError, match="no 'verbs'; did you mean 'verb'"):
+        state["verbs"]
+
+
+def test_branches_begin_with_the_text_and_go_on_apart(engine: fp.Engine) -> None:
+    @fp.function
+    def split(s: fp.ProgramState) -> list[str]:
+        s += "The quick" + fp.gen("start", **TEN)
+        forks = s.fork(3)
+        forks += " one"
+        forks += [" a", " b", " c"]
+        forks[1] += " more"
+        for branch in forks:
+            branch += fp.gen("tail", **TEN)
+            assert branch["start"] == s["start"]
+        s += " after"
+        forks.join()
+        return [branch.text() for branch in forks]
+
+    state = split.run(backend=engine)
+    begin, tails = "The quick" + state["start"], state["tail"]
+    ends = [" one a", " one b more", " one c"]
+    assert state.ret_value == [begin + end + tail for end, tail in zip(ends, tails, strict=True)]
+    assert state.text() == begin + " after"
+    assert [meta["completion_tokens"] for meta in state.get_meta_info("tail")] == [10] * 3
+
+
+def test_branches_of_branches_are_joined_as_lists_of_lists(engine: fp.Engine) -> None:
+    @fp.function
+    def tree(s: fp.ProgramState) -> None:
+        s += "The"
+        outer = s.fork(2)
+        for i, branch in enumerate(outer):
+            inner = branch.fork(2)
+            inner += [f" {i}a", f" {i}b"]
+            inner += fp.select("leaf", [" fox", " dog"])
+            inner.join()
+        outer.join()
+
+    leaves = tree.run(backend=engine)["leaf"]
+    assert [len(each) for each in leaves] == [2, 2] and set(sum(leaves, [])) <= {" fox", " dog"}
+
+
+def test_forks_keep_to_their_number(engine: fp.Engine) -> None:
+    @fp.function
+    def wrong(s: fp.ProgramState, how: str) -> None:
+        s += "The"
+        if how == "count":
+            forks = s.fork(2)
+            forks += ["a"]
+        elif how == "swap":
+            forks = s.fork(2)
+            forks[0] = forks[1]
+        else:
+            s.fork(0)
+
+    for how, words in {
+        "count": "2 branches and gets 1",
+        "swap": "keeps its branches",
+        "none": "1 branch or more",
+    }.items():
+        with pytest.raises(fp.ProgramError, match=words):
+            wrong(how, backend=engine)
+
+
+def test_turns_make_a_chat(engine: fp.Engine) -> None:
+    @fp.function
+    def ask(s: fp.ProgramState, question: str) -> None:
+        s += fp.system("Be brief.") + fp.user(question)
+        s += fp.assistant(fp.gen("first", **TEN))
+        s += fp.user("Why?") + fp.assistant("Because" + fp.gen("second", **TEN))
+
+    state = ask("Who sells?", backend=engine)
+    assert state.messages() == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who sells?"},
+        {"role": "assistant", "content": state["first"]},
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "Because" + state["second"]},
+    ]
+    assert state.text().startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho sells?")
+    assert state.text().endswith(state["second"] + "<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (["plain", fp.user("x")], "behind a text without a role"),
+        ([fp.user("x"), "plain"], "is a chat; put texts"),
+        ([fp.user("x"), fp.gen("y")], "put generations into fp.assistant"),
+        ([fp.assistant(fp.gen("y"))], "begin with fp.user"),
+        ([fp.gen("y")], "is empty; give it some text"),
+        ([fp.select("y", ["a", "b"])], "is empty; give it some text"),
+    ],
+)
+def test_what_is_neither_a_text_nor_a_chat_is_refused(engine: fp.Engine, parts: list[str], words: str) -> None:
+    @fp.function
+    def mixed(s: fp.ProgramState) -> None:
+        for part in parts:
+            s += part
+
+    with pytest.raises(fp.ProgramError, match=words):
+        mixed(backend=engine)
+
+
+def test_only_texts_and_generations_can_be_added(engine: fp.Engine) -> None:
+    @fp.function
+    def wrong(s: fp.ProgramState) -> None:
+        s += 3  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="a state takes texts") as caught:
+        wrong(backend=engine)
+    assert "test_state.py" in caught.value.__notes__[0] and "in wrong" in caught.value.__notes__[0]
+
+
+def test_without_a_backend_the_error_says_how_to_get_one() -> None:
+    with pytest.raises(ForetellError, match=r"fp.set_default_backend\(fp.Engine\(\)\)"):
+        DefaultBackend().get()
+
+
+def test_the_default_backend_is_used(engine: fp.Engine) -> None:
+    default = DefaultBackend()
+    default.set(engine)
+    assert default.get() is engine

@@ -1,0 +1,26 @@
+"""What a kernel is given to make its noise from is what the definition makes it from."""
+
+from __future__ import annotations
+
+import torch
+
+from foretell.params import SamplingParams
+from foretell.sampling import noise
+from foretell.sampling.on_device import settings
+
+
+def test_keys_are_those_the_definition_adds_its_lanes_to() -> None:
+    seeds, positions = [0, 1, -5, 2**63 - 1], [0, 7, 2**40, 3]
+    lanes = torch.zeros(1, dtype=torch.int64)
+    bits = noise._bits(torch.tensor(seeds), torch.tensor(positions), 3, lanes)[:, 0]
+    last = noise._scramble(torch.from_numpy(noise.keys(seeds, positions, 3))) & ((1 << 52) - 1)
+    assert last.tolist() == bits.tolist()
+
+
+def test_settings_are_laid_out_as_the_kernel_reads_them() -> None:
+    params = [SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.1), SamplingParams(temperature=0.0)]
+    words = settings(params, [3, 4], [10, 11])
+    assert words.shape == (2, 3)
+    assert words[:, 0].tolist() == noise.keys([3, 4], [10, 11]).tolist()
+    floats = torch.from_numpy(words).view(torch.float32)[:, 2:]
+    torch.testing.assert_close(floats, torch.tensor([[0.7, 0.9, 0.1, 40.0], [0.0, 1.0, 0.0, 0.0]]))

@@ -1,0 +1,284 @@
+"""The page in a real browser, against a real server with a key and a tiny model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.browser import DESKTOP, PHONE, Opened, browser, open_page
+from tests.server.process import ServerProcess
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+__all__ = ["browser"]
+KEY = "a-key-of-the-page"
+TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
+HOSTILE = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script><b>bold</b>"
+FLAGS = ("--num-speculative-tokens", "4", "--prompt-lookup-min", "1", "--drafter", "ngram,suffix")
+
+
+@pytest.fixture(scope="module")
+def keyed(folder: Path, browser: Browser) -> Iterator[ServerProcess]:
+    """Started only where there is a browser to ask it."""
+    with ServerProcess(folder, *FLAGS, "--api-key", KEY) as process:
+        yield process
+
+
+@contextmanager
+def page_of(
+    browser: Browser, server: ServerProcess, size: tuple[int, int] = DESKTOP, dark: bool = False
+) -> Iterator[Opened]:
+    """The page, with its key given as a user gives it; nothing may go wrong on it but that it was asked for."""
+    with open_page(browser, f"{server.url}/", size, dark) as opened:
+        opened.page.set_default_timeout(10_000)
+        opened.page.fill("#key", KEY)
+        opened.page.press("#key", "Enter")
+        opened.page.wait_for_selector("#set-rule option[value=match]", state="attached")
+        opened.errors.clear()  # that it came without a key is logged by the browser
+        yield opened
+    assert not opened.errors
+    assert all(address.startswith(server.url) for address in opened.asked)
+
+
+def ask(opened: Opened, text: str = TEXT, tokens: int = 40) -> Any:
+    """Send a message and wait for the whole answer."""
+    page = opened.page
+    before = page.locator(".answer").count()
+    if not page.locator("#set-tokens").is_visible():
+        page.click("#settings summary")
+    page.fill("#set-tokens", str(tokens))
+    page.fill("#message", text)
+    page.press("#message", "Enter")
+    answer = page.locator(".answer").nth(before)
+    answer.wait_for()
+    page.wait_for_selector(".answer.writing", state="detached")
+    return answer
+
+
+def test_the_key_is_asked_for_and_kept_in_the_tab_alone(browser: Browser, keyed: ServerProcess) -> None:
+    with open_page(browser, f"{keyed.url}/") as opened:
+        page = opened.page
+        page.wait_for_selector("#key-dialog[open]")
+        page.fill("#key", "wrong")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#key-wrong:not([hidden])")
+        page.fill("#key", KEY)
+        page.press("#key", "Enter")
+        page.wait_for_selector("#set-rule option[value=match]", state="attached")
+        assert page.evaluate("Object.values(sessionStorage)") == [KEY]
+        assert KEY not in page.evaluate("JSON.stringify(localStorage) + document.cookie + document.body.outerHTML")
+        page.reload()
+        page.wait_for_selector("#set-rule option[value=match]", state="attached")
+        other = page.context.new_page()
+        other.goto(f"{keyed.url}/")
+        other.wait_for_selector("#key-dialog[open]")
+        page.click("#forget-key")
+        page.wait_for_selector("#key-dialog[open]")
+        page.click("#key-cancel")
+        page.wait_for_selector("#banner:not([hidden])")
+
+
+def test_an_answer_streams_and_tells_who_wrote_it(browser: Browser, keyed: ServerProcess) -> None:
+    with page_of(browser, keyed) as opened:
+        page = opened.page
+        answer = ask(opened, tokens=200)
+        guessed = answer.locator("> .text .token:not(.by-target)")
+        assert guessed.count() and answer.locator(".round").count() > 5
+        assert "lossless" in answer.locator(".foot").inner_text()
+        assert float(page.inner_text("#figure-speed")) > 0 and float(page.inner_text("#figure-step")) > 1
+        assert page.locator("#figure-places li").count() and "guessing" in page.inner_text("#figure-split")
+        told = keyed.http.post(
+            "/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": TEXT}], "max_tokens": 200, "temperature": 0},
+            headers={"Authorization": f"Bearer {KEY}"},
+        ).json()
+        assert answer.locator("> .text").evaluate("e => e.textContent") == told["choices"][0]["message"]["content"]
+        guessed.first.hover()
+        card = page.locator("#card")
+        assert "guessed by" in card.inner_text() and "model’s probability" in card.inner_text()
+        opened.screenshot("card")
+        page.keyboard.press("Escape")
+        assert not card.is_visible()
+        page.uncheck("#tint")
+        assert guessed.first.evaluate("e => getComputedStyle(e).backgroundColor") == "rgba(0, 0, 0, 0)"
+
+
+def test_tokens_are_walked_through_by_keys(browser: Browser, keyed: ServerProcess) -> None:
+    with page_of(browser, keyed) as opened:
+        page, answer = opened.page, ask(opened)
+        answer.locator("> .text").focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate("document.activeElement.dataset.token") == "1"
+        assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "card"
+        assert "round" in page.locator("#card").inner_text()
+        page.keyboard.press("End")
+        last = int(page.evaluate("document.activeElement.dataset.token"))
+        assert last > 10 and page.locator("#card").is_visible(), "also where the page had to scroll to it"
+        page.locator("#tab-chat").focus()
+        page.keyboard.press("ArrowRight")
+        assert page.locator("#view-race").is_visible() and not page.locator("#view-chat").is_visible()
+
+
+def test_what_is_written_is_never_read_as_html(browser: Browser, keyed: ServerProcess) -> None:
+    """The user's text and the model's: a schema makes it write just that."""
+    with page_of(browser, keyed) as opened:
+        page = opened.page
+        page.fill("#set-schema", json.dumps({"const": HOSTILE}))
+        answer = ask(opened, HOSTILE, tokens=200)
+        assert page.locator(".question .text").evaluate("e => e.textContent") == HOSTILE
+        assert HOSTILE in json.loads(answer.locator("> .text").evaluate("e => e.textContent"))
+        assert page.locator("#conversation :is(img, script, b)").count() == 0
+        answer.locator(".token").first.hover()
+        assert page.locator("#card :is(img, script, b)").count() == 0
+        assert page.evaluate("window.hacked") is None
+        refused = "() => { try { document.body.innerHTML = '<b>x</b>'; return false } catch { return true } }"
+        assert page.evaluate(refused), "not even a mistake of ours would be: the browser refuses"
+        page.fill("#set-schema", "{not json")
+        assert page.locator("#schema-words").is_visible()
+        opened.errors.clear()  # that it was refused is logged
+
+
+def test_stop_ends_an_answer_and_the_next_one_works(browser: Browser, keyed: ServerProcess) -> None:
+    with page_of(browser, keyed) as opened:
+        page = opened.page
+        slow = page.context.new_cdp_session(page)
+        wire = {"offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1}
+        slow.send("Network.emulateNetworkConditions", wire)
+        page.fill("#set-tokens", "900")
+        page.fill("#message", TEXT)
+        page.click("#send")
+        page.wait_for_selector(".answer .token")
+        page.click("#stop")
+        page.wait_for_selector(".answer:not(.writing) .note:not([hidden])")
+        assert page.inner_text(".answer .note") == "stopped"
+        assert 0 < page.locator(".answer .token").count() < 800 and page.locator("#send").is_visible()
+        slow.send("Network.emulateNetworkConditions", {**wire, "downloadThroughput": -1})
+        assert ask(opened).locator(".token").count() > 5
+
+
+def test_a_race_is_run_in_turns_and_replayed(browser: Browser, keyed: ServerProcess) -> None:
+    with page_of(browser, keyed) as opened:
+        page = opened.page
+        bodies: list[dict[str, Any]] = []
+        page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+        page.fill("#set-tokens", "60")
+        page.click("#tab-race")
+        page.fill("#race-prompt", TEXT)
+        page.select_option("#race-laps", "3")
+        page.click("#race-go")
+        page.wait_for_selector("#verdict:not([hidden])")
+        assert page.inner_text("#race-same") == "Same text, token for token"
+        assert "as fast" in page.inner_text("#race-ratio") and page.locator("#race-laps-told tr").count() == 3
+        arms = [body["speculative"] is not False for body in bodies]
+        assert arms == [True, False, True, True, False, False, True], "warm, then off and on in turns, each first once"
+        assert len({body["cache_salt"] for body in bodies}) == 7 and len({body["seed"] for body in bodies}) == 1
+        page.click("#race-replay")
+        page.wait_for_selector("#race-replay:not([disabled])")
+        texts = [page.locator(f"#lane-{arm} .text").evaluate("e => e.textContent") for arm in ("off", "on")]
+        assert texts[0] == texts[1] != ""
+        assert page.locator("#lane-off .text .token:not(.by-target)").count() == 0
+        assert page.locator("#lane-on .text .token:not(.by-target)").count() > 0
+        page.select_option("#set-drafter", "none")
+        page.click("#race-go")
+        page.wait_for_selector("#banner:not([hidden])")
+
+
+def test_lossy_rules_are_marked(browser: Browser, keyed: ServerProcess) -> None:
+    with page_of(browser, keyed) as opened:
+        page = opened.page
+        assert not page.locator("#lossy-mark").is_visible()
+        page.select_option("#set-rule", "typical")
+        assert page.inner_text("#lossy-mark") == "Lossy rule: typical" and "Lossy" in page.inner_text("#rule-words")
+        answer = ask(opened, tokens=80)
+        assert "rule typical, lossy" in answer.locator(".foot .lossy").inner_text()
+        page.fill("#set-budget", "0")
+        page.fill("#set-temperature", "-1")
+        page.fill("#message", TEXT)
+        page.click("#send")
+        page.wait_for_selector("#banner:not([hidden])")
+        assert "temperature" in page.inner_text("#banner-words")
+        opened.errors.clear()  # a refusal is logged by the browser
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_it_fits_and_can_be_read(browser: Browser, keyed: ServerProcess, size: tuple[int, int], dark: bool) -> None:
+    name = f"{'phone' if size == PHONE else 'desktop'}-{'dark' if dark else 'light'}"
+    with page_of(browser, keyed, size, dark) as opened:
+        page = opened.page
+        opened.screenshot(f"{name}-welcome")
+        ask(opened, tokens=90)
+        for view in ("chat", "race", "server"):
+            page.click(f"#tab-{view}")
+            page.wait_for_selector("#server-drafters tr" if view == "server" else f"#view-{view}")
+            opened.screenshot(f"{name}-{view}")
+            assert opened.overflow == 0
+            assert page.evaluate(FAINT) == []
+            assert page.evaluate(NAMELESS) == []
+
+
+# Texts whose contrast with what is behind them is below 4.5.
+FAINT = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const found = rgba(getComputedStyle(e).backgroundColor);
+      if (found[3] === 255) return found;
+    }
+    return [255, 255, 255, 255];
+  };
+  const faint = new Set();
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || !element.checkVisibility() || element.closest("[disabled]")) continue;
+    const [a, b] = [light(rgba(getComputedStyle(element).color)), light(behind(element))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) faint.add(`${element.tagName}.${element.className} ${contrast.toFixed(2)}`);
+  }
+  return [...faint];
+}"""
+# Things to be used that have no name for those who cannot see them.
+NAMELESS = """() => [...document.querySelectorAll("button, input, select, textarea, [role=img], [role=region]")]
+  .filter((e) => e.checkVisibility() && !e.labels?.length && !e.getAttribute("aria-label") && !e.textContent.trim())
+  .map((e) => e.id || e.className)"""
+
+
+def test_the_banner_says_that_the_server_is_gone(browser: Browser, keyed: ServerProcess) -> None:
+    """Last, because it ends the server: first as if the network were away, then in the midst of an answer."""
+    with page_of(browser, keyed) as opened:
+        page = opened.page
+        page.context.set_offline(True)
+        page.fill("#message", TEXT)
+        page.click("#send")
+        page.wait_for_selector("#banner.gone:not([hidden])")
+        assert "broken off" in page.inner_text(".answer .note") and page.input_value("#message") == TEXT
+        opened.screenshot("banner")
+        page.context.set_offline(False)
+        page.wait_for_selector("#banner", state="hidden")
+        slow = page.context.new_cdp_session(page)
+        wire = {"offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1}
+        slow.send("Network.emulateNetworkConditions", wire)
+        page.fill("#set-tokens", "900")
+        page.click("#send")
+        page.wait_for_selector(".answer.writing .token")
+        keyed.process.kill()
+        page.wait_for_selector("#banner.gone:not([hidden])")
+        page.wait_for_selector(".answer.writing", state="detached")
+        assert page.locator(".answer").last.locator(".token").count() > 0, "what came stays"
+        opened.errors.clear()

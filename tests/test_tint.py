@@ -1,0 +1,104 @@
+"""Coloured text: the same text, each token in its drafter's colour, and nothing in it that a terminal obeys."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from foretell.cli import chat
+from foretell.cli.tint import COLOURS, RESET, Palette, Tint, wants_colour
+from foretell.tokenizer import Tokenizer
+from foretell.types import TARGET, Delta
+
+CODES = re.compile(r"\x1b\[\d+m")
+TEXT = "naïve 你好, and so on: the quick brown fox"
+
+
+@pytest.fixture
+def tokenizer(tiny_folder: Path) -> Tokenizer:
+    return Tokenizer.from_files({"tokenizer.json": (tiny_folder / "tokenizer.json").read_text()})
+
+
+def deltas(tokenizer: Tokenizer, text: str, sizes: list[int]) -> list[Delta]:
+    """A text in steps of so many tokens: all but the last of a step by one of two drafters."""
+    tokens, found, shown = tokenizer.encode(text, add_special=False), [], ""
+    for step, size in enumerate(sizes * len(tokens)):
+        if not tokens:
+            break
+        now, tokens = tokens[:size], tokens[size:]
+        origins = (*(("ngram", "suffix")[step % 2],) * (len(now) - 1), TARGET)
+        read = tokenizer.encode(text, add_special=False)
+        whole = tokenizer.decode(read[: len(read) - len(tokens)]).rstrip("\ufffd")
+        found.append(Delta("0", 0, tuple(now), whole[len(shown) :], origins))
+        shown = whole
+    return found
+
+
+@pytest.mark.parametrize("sizes", [[1], [3], [4, 1, 2], [50]])
+def test_the_text_stays_and_every_guess_has_its_colour(tokenizer: Tokenizer, sizes: list[int]) -> None:
+    tint = Tint(tokenizer, Palette(["ngram", "suffix"]))
+    steps = deltas(tokenizer, TEXT, sizes)
+    painted = "".join(tint.render(delta) for delta in steps)
+    assert CODES.sub("", painted) == TEXT
+    used = [colour for colour in COLOURS if colour in painted]
+    origins = {origin for delta in steps for origin in delta.origins} - {TARGET}
+    assert used == [COLOURS[i] for i, name in enumerate(("ngram", "suffix")) if name in origins]
+    assert painted.count(RESET) == sum(painted.count(colour) for colour in used)
+
+
+def test_text_that_was_held_back_keeps_its_colours(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("the quick brown fox", add_special=False)
+    tint = Tint(tokenizer, Palette(["ngram"]))
+    half = len(tokens) // 2
+    first = tint.render(Delta("0", 0, tuple(tokens[:half]), "th", ("ngram",) * half))
+    rest = tint.render(Delta("0", 0, tuple(tokens[half:]), "e quick brown fox", (TARGET,) * (len(tokens) - half)))
+    assert CODES.sub("", first + rest) == "the quick brown fox"
+    assert first.startswith(COLOURS[0]) and rest.startswith(COLOURS[0]) and not rest.endswith(RESET)
+
+
+def test_without_a_palette_there_are_no_colours(tokenizer: Tokenizer) -> None:
+    tint = Tint(tokenizer, None)
+    assert "".join(tint.render(delta) for delta in deltas(tokenizer, TEXT, [3])) == TEXT
+    assert tint.legend() == ""
+
+
+@pytest.mark.parametrize("palette", [None, Palette(["ngram"])])
+def test_a_terminal_does_not_obey_what_a_model_writes(tokenizer: Tokenizer, palette: Palette | None) -> None:
+    hostile = "a\x1b[2Jb\x07c\rd\x9be\n\tf"
+    tokens = tuple(tokenizer.encode(hostile, add_special=False))
+    shown = Tint(tokenizer, palette, terminal=True).render(Delta("0", 0, tokens, hostile, (TARGET,) * len(tokens)))
+    assert shown == "a␛[2Jb␇c␍d\ufffde\n\tf"
+    assert Tint(tokenizer, None).render(Delta("0", 0, tokens, hostile, (TARGET,) * len(tokens))) == hostile
+
+
+def test_the_legend_names_those_whose_tokens_stood(tokenizer: Tokenizer) -> None:
+    tint = Tint(tokenizer, Palette(["prediction", "ngram", "suffix"]))
+    for delta in deltas(tokenizer, TEXT, [3])[:1]:
+        tint.render(delta)
+    assert CODES.sub("", tint.legend()) == "ngram: guessed, and stood; plain: the model itself"
+    assert COLOURS[1] in tint.legend(), "the colour it has among all of them"
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert wants_colour(Terminal()) and not wants_colour(io.StringIO())
+    monkeypatch.setenv("TERM", "dumb")
+    assert not wants_colour(Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not wants_colour(Terminal())
+
+
+def test_a_chat_shows_colours_unless_told_not_to() -> None:
+    parser = argparse.ArgumentParser()
+    chat.add_arguments(parser)
+    assert parser.parse_args([]).show and not parser.parse_args(["--no-show"]).show

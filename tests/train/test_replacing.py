@@ -1,0 +1,70 @@
+"""A running engine takes a better head, and no worse one; the text stays the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from foretell.cli.main import main
+from foretell.errors import ModelError
+from foretell.llm import LLM
+from foretell.params import SamplingParams
+from foretell.replacing import Replacement, read_or_say
+from tests.folder import write_tiny_folder
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+PROMPTS = ["The quick brown fox", "She sells sea shells"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a head that was trained for a moment, and one that was trained longer."""
+    folder = tmp_path_factory.mktemp("replacing")
+    write_tiny_folder(folder / "model")
+    rows = [{"prompt": f"{text} {i}"} for i in range(8) for text in PROMPTS]
+    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    for name, steps in (("poor", "1"), ("good", "80")):
+        line = ["train", "eagle", "--target", str(folder / "model"), "--data", str(folder / "data.jsonl")]
+        more = ["--max-tokens", "24", "--context", "64", "--greedy", "1", "--learning-rate", "0.01", "--warmup", "5"]
+        assert main([*line, "--out", str(folder / name), "--steps", steps, *more, "--no-measure"]) == 0
+    return folder
+
+
+def put(head: Path, folder: Path, when: int) -> None:
+    """A head as somebody who trains would leave it there; `when` tells one from the next."""
+    folder.mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(head / name, folder / name)
+        os.utime(folder / name, (when, when))
+
+
+def test_a_better_head_is_taken_and_a_worse_one_is_not(place: Path, tmp_path: Path) -> None:
+    llm = LLM(place / "model", drafter=f"eagle:{place / 'poor'}", num_speculative_tokens=3, quiet=True)
+    before = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+    replacement = Replacement(tmp_path / "new", llm.engine)
+    assert replacement.read() is None, "there is nothing there yet"
+    put(place / "good", tmp_path / "new", 1)
+    better = replacement.read()
+    assert better is not None and ": taken for eagle" in replacement.judge(better)
+    assert llm.engine.drafter.arms[better.name].head is better.head  # type: ignore[attr-defined]
+    assert replacement.read() is None, "it was looked at already"
+    assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)] == before
+    put(place / "poor", tmp_path / "new", 2)
+    worse = replacement.read()
+    assert worse is not None and "not taken" in replacement.judge(worse)
+    assert llm.engine.drafter.arms[better.name].head is better.head  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_read_is_told_and_nothing_changes(place: Path, tmp_path: Path) -> None:
+    llm = LLM(place / "model", drafter=f"eagle:{place / 'poor'}", num_speculative_tokens=3, quiet=True)
+    replacement = Replacement(tmp_path / "new", llm.engine)
+    put(place / "good", tmp_path / "new", 1)
+    (tmp_path / "new" / "model.safetensors").write_bytes(b"half a file")
+    found = read_or_say(replacement)
+    assert isinstance(found, str) and found
+    with pytest.raises(ModelError, match="no head guesses here"):
+        Replacement(tmp_path, LLM(place / "model", drafter="ngram", quiet=True).engine)

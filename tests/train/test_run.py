@@ -1,0 +1,129 @@
+"""A run from the command line, over a tiny model in a folder: data to drafter, killed and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from foretell.cli.main import main
+from tests.folder import write_tiny_folder
+
+ASKS = [{"prompt": f"The quick brown fox number {i} jumps over the lazy dog."} for i in range(12)]
+FLAGS = ["--max-tokens", "24", "--context", "96", "--draft-vocab", "64", "--held-out", "2", "--long-share", "0.2"]
+QUIET = ["--no-measure", "--no-certify", "--batch-tokens", "256", "--long-context", "120"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("train")
+    write_tiny_folder(folder / "model")
+    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in ASKS))
+    return folder
+
+
+def words(place: Path, kind: str, out: str, *more: str) -> list[str]:
+    named = ["train", kind, "--target", str(place / "model"), "--data", str(place / "data.jsonl")]
+    return [*named, "--out", str(place / out), *FLAGS, *QUIET, *more]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "block", "medusa", "distill"])
+def test_a_run_writes_what_it_says(kind: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(place, kind, kind, "--steps", "21")) == 0
+    said = capsys.readouterr().err
+    assert "GiB of memory" in said and "tokens a step" in said
+    record = json.loads((place / kind / "run.json").read_text())
+    assert record["done"] and record["step"] == 21 and len(record["data"]) == 64
+    assert record["settings"]["kind"] == kind and record["curve"]
+    assert json.loads((place / kind / "config.json").read_text())["accuracy"]
+    assert (place / kind / "model.safetensors").is_file()
+
+
+def test_a_target_learns_to_foretell_by_itself(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from foretell.llm import LLM
+
+    assert main(words(place, "streaming", "streaming", "--steps", "20", "--learning-rate", "1e-3")) == 0
+    assert "perplexity" in capsys.readouterr().err
+    found = json.loads((place / "streaming" / "run.json").read_text())["perplexity"]
+    assert found["after"] < 1.2 * found["before"]
+    tuned, plain = (LLM(place / name, drafter="none", quiet=True) for name in ("streaming", "model"))
+    texts = [llm.generate(["The quick"])[0].outputs[0].token_ids for llm in (tuned, plain)]
+    assert texts[0] and texts[1]
+    assert (place / "streaming" / "heads" / "model.safetensors").is_file()
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(place: Path) -> None:
+    flags = ["--steps", "30", "--save-every", "0.01s"]
+    undisturbed = start(words(place, "eagle", "whole", *flags))
+    process = start(words(place, "eagle", "killed", *flags))
+    checkpoint = place / "killed" / "checkpoint.safetensors"
+    deadline = time.time() + 120
+    while not checkpoint.is_file() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert checkpoint.is_file() and not (place / "killed" / "run.json").is_file(), "it was killed on the way"
+    assert start(words(place, "eagle", "killed", *flags, "--resume")).wait() == undisturbed.wait() == 0
+    whole, killed = (load_file(place / name / "model.safetensors") for name in ("whole", "killed"))
+    assert all(whole[name].equal(killed[name]) for name in whole)
+
+
+def start(line: list[str]) -> subprocess.Popen[bytes]:
+    """A process of its own: how many threads add up decides the last bit."""
+    env = os.environ | {"PYTHONPATH": os.getcwd()}
+    return subprocess.Popen([sys.executable, "-m", "foretell", *line], stderr=subprocess.DEVNULL, env=env)
+
+
+def test_going_on_with_other_settings_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(place, "medusa", "other", "--steps", "2")) == 0
+    assert main(words(place, "medusa", "other", "--steps", "2")) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(words(place, "medusa", "other", "--steps", "2", "--seed", "1", "--resume")) == 2
+    assert "seed: was 0" in capsys.readouterr().err
+
+
+def test_bad_data_is_refused_before_a_model_is_loaded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "bad.jsonl").write_text('{"price": 1}\n')
+    line = words(place, "eagle", "bad", "--steps", "2")
+    line[line.index("--data") + 1] = str(place / "bad.jsonl")
+    assert main(line) == 2
+    assert "usable text" in capsys.readouterr().err
+
+
+def test_a_servers_log_is_trained_on_as_it_stands(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {
+            "kind": "chat",
+            "request": {"messages": [{"role": "user", "content": f"Say {i}."}]},
+            "answers": [{"token_ids": [5 + i, 6, 7, 8, 9, 10, 11]}],
+        }
+        for i in range(8)
+    ]
+    (place / "log.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    line = words(place, "medusa", "logged", "--steps", "2")
+    at = line.index("--data")
+    assert main([*line[:at], "--from-log", str(place / "log.jsonl"), *line[at + 2 :]]) == 0
+    assert "answers written" not in capsys.readouterr().err
+    assert json.loads((place / "logged" / "run.json").read_text())["learnt_tokens"] == 7 * 7
+
+
+@pytest.mark.parametrize("kind", ["eagle", "distill", "streaming"])
+def test_checkpoints_are_chosen_through_the_engine(kind: str, place: Path) -> None:
+    line = [word for word in words(place, kind, f"measured-{kind}", "--steps", "4") if word != "--no-measure"]
+    assert main([*line, "--check-every", "0.01s"]) == 0
+    record = json.loads((place / f"measured-{kind}" / "run.json").read_text())
+    assert record["engine"]["accepted_per_step"] >= 1 and record["best"] >= 1
+
+
+@pytest.mark.slow
+def test_the_result_is_certified(place: Path) -> None:
+    line = [word for word in words(place, "eagle", "certified", "--steps", "4") if word not in QUIET[:2]]
+    assert main(line) == 0
+    assert json.loads((place / "certified" / "run.json").read_text())["lossless"] is True

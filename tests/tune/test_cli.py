@@ -1,0 +1,148 @@
+"""foretell tune, as it is typed, on a model that loads in a blink."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from foretell.bench.measure import Job, Written
+from foretell.bench.stage import EngineStage
+from foretell.cli import serve
+from foretell.cli.main import main
+from foretell.cli.tune import seconds
+from foretell.llm import LLM
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Short enough for the tiny model, and full of what n-grams like."""
+    fox = "The quick brown fox jumps"
+    lines = [
+        {"id": f"fox {i}", "prompt": f"{fox}. {fox}. {fox} {i}", "max_tokens": 12, "ignore_eos": True} for i in range(3)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def tune(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    try:
+        code = main(["tune", *arguments])
+    except SystemExit as leaving:
+        code = int(str(leaving.code))
+    return code, *capsys.readouterr()
+
+
+def words(folder: Path, trace: Path, out: Path) -> list[str]:
+    drafters = ("--drafters", "ngram,suffix,self:int4", "--num-speculative-tokens", "2")
+    return ["--model", str(folder), "--trace", str(trace), "--budget", "5s", "--out", str(out), *drafters]
+
+
+def served(path: Path) -> Any:
+    """What foretell serve makes of a config."""
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return serve.settings(parser.parse_args(["--config", str(path)]))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretell.cli.tune.SHORTEST", 0.2)
+
+
+def test_it_writes_a_config_that_serves_and_its_evidence(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, quick: None
+) -> None:
+    out = tmp_path / "tuned.yaml"
+    line = words(tiny_folder, trace, out)
+    line[line.index("5s")] = "1s"
+    code, printed, err = tune(capsys, *line, "--json")
+    assert code == 0, err
+    found = json.loads(printed)
+    assert found == json.loads(out.with_suffix(".json").read_text())
+    assert found["complete"] is True and found["model"] == str(tiny_folder) and found["no_memory_for"] == []
+    names = {arm["arm"] for arm in found["arms"]}
+    assert names == {f"{name}, {how}" for name in ("ngram", "suffix", "self:int4") for how in ("adapting", "2 tokens")}
+    assert all(arm["same_text"] is True and arm["accepted_per_step"] >= 1 for arm in found["arms"])
+    _, engine, speculation, _ = served(out)
+    assert engine.model == str(tiny_folder)
+    taken = next((arm for arm in found["arms"] if arm["arm"] == found["tune"]), None)
+    assert speculation.drafter == (taken["drafter"] if taken else "none")
+    assert speculation.num_speculative_tokens == (taken["num_speculative_tokens"] if taken else None)
+    text = out.read_text()
+    assert text.startswith("# ") and all(f"#   {name}: " in text for name in names)
+    assert yaml.safe_load(text)["model"] == str(tiny_folder)
+    assert "| drafter | ratio to plain |" in err and f"foretell serve --config {out}" in err
+
+
+def test_ctrl_c_leaves_a_config(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, seen = EngineStage.write, []
+
+    def stopped(self: EngineStage, arm: Any, job: Job) -> Written:
+        seen.append(arm)
+        if len(seen) == 17:  # in the third text
+            raise KeyboardInterrupt
+        return write(self, arm, job)
+
+    monkeypatch.setattr(EngineStage, "write", stopped)
+    out = tmp_path / "part.yaml"
+    code, printed, err = tune(capsys, *words(tiny_folder, trace, out))
+    assert code == 130 and "Stopped before the end" in printed and "foretell: stopped" in err
+    part = json.loads(out.with_suffix(".json").read_text())
+    assert part["complete"] is False and len(part["arms"]) == 6
+    assert "stopped before the end" in out.read_text() and served(out)
+
+
+def test_drafters_without_room_are_told(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, quick: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from foretell.build import Opened
+
+    monkeypatch.setattr(Opened, "copy_bytes", lambda self, bits: 1 << 60)
+    out = tmp_path / "tuned.yaml"
+    line = words(tiny_folder, trace, out)
+    line[line.index("5s")] = "0.3s"
+    code, printed, _ = tune(capsys, *line)
+    assert code == 0 and "no memory for them: self:int4" in printed
+    assert not any("self" in arm["arm"] for arm in json.loads(out.with_suffix(".json").read_text())["arms"])
+
+
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(LLM, "__init__", load)
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    model = ["--model", str(tiny_folder)]
+    for line, message in [
+        (["--trace", "none.jsonl"], "there is no none.jsonl"),
+        (["--trace", str(empty)], "is empty; put one JSON object on each line"),
+        (["--trace", str(empty), "--workload", "own"], "leave out --workload"),
+        (["--workload", "owm"], "did you mean 'own'"),
+        (["--workload", "gsm8k"], "is not shipped"),
+        (["--budget", "soon"], "is no time such as 90s, 5m or 1h"),
+        (["--budget", "1s"], "budget: must be 5 seconds or more"),
+        (["--out", str(tmp_path)], "is a folder"),
+        (["--max-tokens", "0"], "max_tokens"),
+        ([*model, "--drafters", "ngarm"], "did you mean 'ngram'"),
+        ([*model, "--drafters", "none"], "leave it out"),
+        (["--num-speculative-tokens", "two"], "not a list of whole numbers"),
+    ]:
+        code, _, err = tune(capsys, *line)
+        assert code == 2 and message in err, (line, err)
+        assert err.count("\n") == 1, "one line"
+
+
+def test_times() -> None:
+    assert [seconds(text) for text in ("90", "90s", "5m", "1.5h")] == [90, 90, 300, 5400]
