@@ -73,7 +73,8 @@ def compare_table(run: Run) -> list[str]:
     """A row for each peer, a column for each task."""
     tasks = list(dict.fromkeys(cell["task"] for cell in run["cells"]))
     found = {(cell["task"], cell["arm"]): cell for cell in run["cells"]}
-    head = ["tokens/s", *tasks, "mean", f"times {run['baseline']}", "first words, ms", "tokens a step", "same text"]
+    last = [f"times {run['baseline']}", "first words, ms", "tokens a step", "text as the first"]
+    head = ["tokens/s", *tasks, "mean", *last]
     lines = [line(head), line(["---"] + ["---:"] * (len(head) - 2) + ["---"])]
     for row in run["overall"]:
         speeds = [figure(found[task, row["arm"]]["tokens_per_second"], 0) for task in tasks]

@@ -19,7 +19,7 @@ from tests.docs_check import ROOT, commands, faults, snippets
 
 README = ROOT / "README.md"
 RUNNABLE = [
-    line for line in commands(README) if "foretell " in line and not re.search("foretell (certify|serve)", line)
+    line for line in commands(README) if "foretell " in line and not re.search("foretell (certify|serve|bench)", line)
 ]
 SERVERS = [line for line in commands(README) if line.startswith("foretell serve")]
 

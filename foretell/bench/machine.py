@@ -31,7 +31,7 @@ def describe_host() -> dict[str, Any]:
     return {
         "device": processor(),
         "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
 

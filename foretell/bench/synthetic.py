@@ -78,7 +78,7 @@ class SyntheticPlan:
         return [Setting(*each) for each in itertools.product(self.rates, self.lengths, MODES)]
 
 
-QUICK = SyntheticPlan(rates=(0.8,), lengths=(4,), max_tokens=64, rounds=2)
+QUICK = SyntheticPlan(rates=(0.8,), lengths=(4,), max_tokens=40, texts=4, rounds=2)
 
 
 class SyntheticStage(BatchStage, Protocol):

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from .bench_check import CHECK
 from .bench_common import check_places
@@ -24,7 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_bench(args: argparse.Namespace) -> int:
     check_places(args)
-    return BENCHES[args.bench].run(args)
+    with stopped_gently():
+        return BENCHES[args.bench].run(args)
+
+
+@contextmanager
+def stopped_gently() -> Iterator[None]:
+    """SIGTERM, which `timeout` sends, is taken as Ctrl-C: what was found until then is told."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only that one hears of signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 BENCHES = {

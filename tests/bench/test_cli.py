@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,40 @@ def test_ctrl_c_leaves_what_there_is(
     assert "Stopped before the end" in out and "foretell: stopped" in err
 
 
+def test_a_timeout_leaves_what_there_is(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, seen = EngineStage.write, []
+
+    def late(self: EngineStage, arm: Any, job: Job) -> Written:
+        seen.append(arm)
+        if len(seen) == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return write(self, arm, job)
+
+    monkeypatch.setattr(EngineStage, "write", late)
+    before = signal.getsignal(signal.SIGTERM)
+    words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), *QUICK)
+    code, out, _ = bench(capsys, "offline", *words, "--drafter", "ngram")
+    assert code == 130 and "Stopped before the end" in out and signal.getsignal(signal.SIGTERM) is before
+    assert json.loads(out.splitlines()[-1])["complete"] is False
+
+
+def test_a_grid_has_a_page_and_one_json_line_last(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), *QUICK, "--html", str(page))
+    grid = ("--drafter", "ngram,suffix", "--num-speculative-tokens", "auto,3", "--batch", "1,2")
+    code, out, _ = bench(capsys, "offline", *words, *grid)
+    told = json.loads(out.splitlines()[-1])
+    assert code == 0 and told["same_text"] is True and told["complete"] is True
+    settings = {(row["arm"], row["batch"]) for row in told["overall"]}
+    names = [f"{drafter}, {length}" for drafter in ("ngram", "suffix") for length in ("adaptive", "3 tokens")]
+    assert settings == {(name, batch) for name in names for batch in (1, 2)}
+    assert f"A page of it: {page}" in out and "ngram, 3 tokens, 2 at once" in page.read_text()
+
+
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -156,6 +191,11 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         (["drafters", "--num-speculative-tokens", "99", "--drafters", "ngram"], "between 0 and 64"),
         (["offline", "--drafter", "none"], "name one that guesses"),
         (["offline", "--out", str(tmp_path)], "is a folder"),
+        (["offline", "--html", str(tmp_path / "no" / "page.html")], "there is no folder"),
+        (["offline", "--batch", "0"], "batch: must be 1 or more"),
+        (["offline", "--num-speculative-tokens", "few"], "such as auto,4,8"),
+        (["offline", "--workload", "trace", "--data", str(tmp_path / "none.jsonl")], "there is no"),
+        (["synthetic", "--acceptance", "2"], "acceptance: must be between 0 and 1"),
         (["fly"], "invalid choice: 'fly'"),
         ([], "required: BENCH"),
     ]:

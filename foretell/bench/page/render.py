@@ -26,7 +26,7 @@ def render(
     texts: Sequence[Any] = (),
     guessed: bool = False,
 ) -> str:
-    """The page; whatever a model wrote is shown as text and never as markup. `guessed`: texts show who proposed what."""
+    """The page; what a model wrote is shown as text and never as markup. `guessed`: texts show who proposed what."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
