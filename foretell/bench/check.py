@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from foretell.errors import RequestError
 
-from .clients import look
+from .clients import FAILURES, look, remedy
 from .compare import CompareSample, summarise
 from .item import Item
 from .measure import Watch
@@ -172,7 +172,8 @@ def run_check(endpoint: Endpoint, items: Sequence[Item], watch: Watch, condition
     asked = Asked(MAX_TOKENS, 0.0)
     first = arms[0].write(items[0], asked)
     if first.error is not None:
-        raise RequestError("url", f"{endpoint.address.host}:{endpoint.address.port} does not serve: {first.error}")
+        where = f"{endpoint.address.host}:{endpoint.address.port}"
+        raise RequestError("url", f"{where} does not serve: {first.error}; {remedy(first.error)}")
     prompts = items[: REQUESTS // len(arms)]
     samples: list[CompareSample] = []
     stopped: BaseException | None = None
@@ -226,7 +227,7 @@ def running(endpoint: Endpoint) -> int:
     """Texts that the server writes for others, where its metrics tell."""
     try:
         status, body = asyncio.run(look(endpoint.address, "/metrics"))
-    except (OSError, TimeoutError, EOFError, ValueError):
+    except FAILURES:
         return 0
     text = body.decode("utf-8", "replace") if status == 200 else ""
     return int(sum(float(each["value"]) for each in SAMPLE.finditer(text) if each["name"] in RUNNING))

@@ -17,7 +17,7 @@ from typing import Any
 from foretell.errors import RequestError
 
 from .arrivals import ClosedLoop, Level
-from .clients import Address, Answer, ask
+from .clients import Address, Answer, ask, remedy
 from .intervals import interval, ratio_of, redraw
 from .item import Item
 from .measure import Watch, rotated
@@ -165,7 +165,8 @@ def check(arms: Sequence[LoadArm], items: Sequence[Item], plan: LoadPlan) -> Non
     for arm in arms:
         answer = asyncio.run(ask(arm.address, next(bodies(items, plan, arm, "check", secrets.token_hex(4)))))
         if answer.error is not None:
-            raise RequestError("base_url", f"{arm.address.host}:{arm.address.port} does not serve: {answer.error}")
+            where = f"{arm.address.host}:{arm.address.port}"
+            raise RequestError("base_url", f"{where} does not serve: {answer.error}; {remedy(answer.error)}")
 
 
 def run_load(

@@ -61,6 +61,9 @@ class SyntheticPlan:
     rounds: int = 3
 
     def __post_init__(self) -> None:
+        for name, given in (("acceptance", self.rates), ("lengths", self.lengths), ("batches", self.batches)):
+            if not given:
+                raise RequestError(name, "is empty; give one number or several between commas")
         for rate in self.rates:
             if not 0 <= rate <= 1:
                 raise RequestError("acceptance", f"must be between 0 and 1, not {rate:g}")
@@ -70,7 +73,7 @@ class SyntheticPlan:
         for name in ("texts", "rounds"):
             if getattr(self, name) < 1:
                 raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
-        if self.max_tokens < 2 * max(self.lengths, default=1):
+        if self.max_tokens < 2 * max(self.lengths):
             raise RequestError("max_tokens", f"must be at least twice the longest draft, not {self.max_tokens}")
 
     @property

@@ -69,10 +69,18 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
+def some(text: str) -> tuple[str, ...]:
+    """Words between commas, one at least."""
+    found = words(text)
+    if not found:
+        raise ValueError("nothing stands between the commas")
+    return found
+
+
 def numbers(text: str) -> tuple[float, ...]:
     """Numbers between commas."""
     try:
-        return tuple(float(word) for word in words(text))
+        return tuple(float(word) for word in some(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,1") from None
 
@@ -80,7 +88,7 @@ def numbers(text: str) -> tuple[float, ...]:
 def wholes(text: str) -> tuple[int, ...]:
     """Whole numbers between commas."""
     try:
-        return tuple(int(word) for word in words(text))
+        return tuple(int(word) for word in some(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 2,4,8") from None
 
@@ -88,6 +96,6 @@ def wholes(text: str) -> tuple[int, ...]:
 def budgets(text: str) -> tuple[int | None, ...]:
     """Whole numbers between commas; `auto` stands for one that is found out."""
     try:
-        return tuple(None if word == AUTO else int(word) for word in words(text))
+        return tuple(None if word == AUTO else int(word) for word in some(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as auto,4,8") from None

@@ -106,7 +106,7 @@ def test_twelve_requests_and_what_others_do() -> None:
 def test_a_server_that_refuses_is_said() -> None:
     script = Script("vllm")
     script.last = {"error": {"message": "no such model"}}
-    with serving(script) as url, pytest.raises(RequestError, match="does not serve: no such model"):
+    with serving(script) as url, pytest.raises(RequestError, match="does not serve: no such model; start the server"):
         run_check(Endpoint.named(url), items(chat=20), watch_nothing, {})
 
 

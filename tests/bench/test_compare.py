@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.clients import Address
+from foretell.bench.check import running
+from foretell.bench.clients import LONGEST_LINE, Address
 from foretell.bench.compare import ComparePlan, run_compare
 from foretell.bench.compare_report import markdown, remarks
 from foretell.bench.item import Item
@@ -19,7 +20,7 @@ from foretell.errors import RequestError
 from tests.server.process import ServerProcess
 
 from .fakes import items, watch_nothing
-from .peers import Script, serving
+from .peers import Script, serving, speaking
 
 CHAT = Item("hello", "chat", ({"role": "user", "content": "Hi"},))
 ASKED = Asked(8, 0.0)
@@ -103,11 +104,23 @@ def test_metrics_by_any_prefix() -> None:
 
 def test_who_does_not_answer_is_said_before_anything_is_asked() -> None:
     script = Script("vllm")
-    script.status = 401
-    with serving(script) as url, pytest.raises(RequestError, match="--api-key"):
-        Endpoint.named(url).meet()
+    for script.status, words in [(401, "answers 401; --api-key"), (503, "answers 503.*that is ready")]:
+        with serving(script) as url, pytest.raises(RequestError, match=words):
+            Endpoint.named(url).meet()
     with pytest.raises(RequestError, match="nobody answers at 127.0.0.1:1; start the server"):
         Endpoint.named("http://127.0.0.1:1").meet()
+
+
+@pytest.mark.parametrize("words", [b"220 mail ready\r\n\r\n", b"x" * 2 * LONGEST_LINE], ids=["greeting", "endless"])
+def test_a_port_without_http_is_said(words: bytes) -> None:
+    with speaking(words) as url:
+        peer = Endpoint.named(url)
+        with pytest.raises(RequestError, match="does not speak HTTP; name a server with OpenAI's API"):
+            peer.meet()
+        assert running(peer) == 0, "nor has it metrics"
+        assert peer.write(CHAT, ASKED).error is not None
+        peer.counts = True
+        assert peer.write(CHAT, ASKED).steps is None
 
 
 class FakePeer:
@@ -214,7 +227,10 @@ def test_what_cannot_be_is_said_in_one_line(capsys: pytest.CaptureFixture[str], 
         (["compare", "http://127.0.0.1:1"], "nobody answers at 127.0.0.1:1"),
         (["compare", "ftp://host"], "is no address"),
         (["compare", "transformers", "--workload", "gsm8k"], "is not shipped"),
-        (["compare", "transformers", "--workload", "trace", "--data", str(tmp_path / "none.jsonl")], "there is no"),
+        (
+            ["compare", "transformers", "--workload", "trace", "--data", str(tmp_path / "none.jsonl")],
+            "name the workload's file",
+        ),
         (["compare", "transformers", "--per-task", "0"], "per_task: must be 1 or more"),
         (["compare", "transformers", "--rounds", "0"], "rounds: must be 1 or more"),
         (["compare", "--html", str(tmp_path)], "is a folder"),

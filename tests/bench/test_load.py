@@ -327,7 +327,7 @@ def test_an_error_fails_the_run(
 ) -> None:
     words = ["--base-url", server.url, "--concurrency", "2", "--seconds", "0.2", "--temperature", "-1", *SHORT]
     code, _, err = command(capsys, words)
-    assert code == 2 and "does not serve: HTTP 400: temperature" in err
+    assert code == 2 and "does not serve: HTTP 400: temperature" in err and "; ask for what it serves" in err
     monkeypatch.setattr("foretell.cli.bench_load.check", lambda *_: None)
     code, out, _ = command(capsys, words)
     assert code == 1 and "ERRORS, 2 at once, auto: HTTP 400: temperature" in out
@@ -384,7 +384,7 @@ def test_what_cannot_be_is_refused_before_a_server_is_started(
     monkeypatch.setattr("foretell.bench.serving.subprocess.Popen", None)
     for words, message in [
         (["--base-url", "ftp://host"], "is no address"),
-        (["--base-url", "http://127.0.0.1:1"], "does not serve"),
+        (["--base-url", "http://127.0.0.1:1"], "; start the server, or mend the address"),
         (["--base-url", "http://127.0.0.1:1", "--model", "m"], "is a setting of the server"),
         (["--fixed-url", "http://127.0.0.1:1"], "goes with --base-url"),
         (["--concurrency", "0"], "concurrency: must be 1 or more"),

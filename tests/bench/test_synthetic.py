@@ -170,9 +170,19 @@ def test_the_engine_keeps_the_law_at_every_batch_size(
         ({"lengths": (0,)}, "lengths"),
         ({"batches": (0,)}, "batches"),
         ({"rounds": 0}, "rounds"),
+        ({"rates": ()}, "acceptance"),
+        ({"lengths": ()}, "lengths"),
+        ({"batches": ()}, "batches"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(settings: dict[str, object], field: str) -> None:
     with pytest.raises(RequestError) as caught:
         SyntheticPlan(**settings)  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("flag", ["--acceptance", "--lengths", "--batch"])
+def test_a_list_of_nothing_is_no_list(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        program.main(["bench", "synthetic", flag, ","])
+    assert left.value.code == 2 and "',' is not a list of" in capsys.readouterr().err
