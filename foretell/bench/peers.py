@@ -126,14 +126,13 @@ class Endpoint:
 
     def body(self, item: Item, asked: Asked) -> dict[str, Any]:
         """The request; its cache is nobody else's."""
-        text = {"messages": list(item.messages)} if item.text is None else {"prompt": item.text}
         salted = SALTED.get(self.kind)
         return {
-            **text,
+            "seed": zlib.crc32(item.id.encode()),
+            **item.request,
             "model": self.model,
             "max_tokens": asked.max_tokens,
             "temperature": asked.temperature,
-            "seed": zlib.crc32(item.id.encode()),
             "stream": True,
             "stream_options": {"include_usage": True},
             **(salted(secrets.token_hex(8)) if salted else {}),

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from foretell.errors import RequestError
 from foretell.params import DECIDING, SamplingParams
 
+BESIDE = ("response_format", "prediction")  # of what decides a text or its speed, what is not sampling
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
@@ -143,6 +144,11 @@ class Record:
         except RequestError as error:
             raise self._wrong(error.field, error.message) from None
         return given
+
+    def fields(self) -> dict[str, Any]:
+        """All that decides the text, as the request has it."""
+        names = (*DECIDING, *BESIDE)
+        return {name: self.value[name] for name in names if self.value.get(name) is not None}
 
     def _wrong(self, name: str, words: str) -> RequestError:
         return RequestError("data", f"{self.where}: {name} {words}")

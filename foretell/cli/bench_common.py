@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell.bench.brief import brief
+from foretell.bench.workloads import OWN, WORKLOADS
 from foretell.config import EngineConfig
 from foretell.options import given_options
 
@@ -38,6 +39,15 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags for results: for programs, and for people with a browser."""
     add_output_arguments(parser)
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts to FILE, for a browser")
+
+
+def add_workload_arguments(group: argparse._ArgumentGroup) -> None:
+    """Flags for what is asked."""
+    # SpeculationConfig has a `workload` of its own, so inside this one goes by another name.
+    names = f"{', '.join(WORKLOADS)} (default: {OWN})"
+    group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
+    group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
+    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
 
 
 def check_places(args: argparse.Namespace) -> None:

@@ -127,6 +127,13 @@ def test_a_cell_has_its_law_and_its_ratio() -> None:
     assert cell.speedup == pytest.approx(2.0) and cell.speedup_interval == pytest.approx((2.0, 2.0))
     assert found.holds and found.same_text and json.loads(json.dumps(found.as_json()))["within_tolerance"] is True
     assert "| 0.5 | 2 | 8 | all in step | 1.75 |" in markdown(found)
+    told = found.as_json()
+    apart, in_step = told["overall"]
+    assert (apart["arm"], in_step["arm"], apart["cells"]) == ("sequence", "batch", 2) and "draws" not in told["cells"][
+        0
+    ]
+    assert apart["speedup"] == pytest.approx(2.0) and apart["speedup_interval"] == pytest.approx((2.0, 2.0))
+    assert apart["accepted_per_step"] == pytest.approx(1.75) and apart["same_text"] is True
 
 
 def test_what_is_off_the_law_is_said() -> None:
