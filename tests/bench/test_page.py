@@ -101,6 +101,7 @@ def test_it_shows_what_the_run_found() -> None:
         assert f"<b>{cell.speedup:.2f}×</b>" in text and f"{cell.speedup_interval[0]:.2f} to " in text
     assert "75.0% of " in text and "50.0% of " in text, "acceptance by place"
     assert "guessing" in text and "checking" in text and "the host" in text
+    assert "How long a token takes" in text and "How long a text takes" in text
     assert "p99 " in text and "a processor" in text and "not set" in text
     assert text.count('<details class="text">') == 6 and "4 of 11 tokens guessed" in text
     assert text.count("the same text</span>") == 6
