@@ -1,7 +1,8 @@
 """What rounding the weights does to the text: python bench/quality.py [--text FILE] [--text FILE]
 
-Perplexity over windows of plain text (the prompts that ship with the package, where none is named), how often the likeliest token is the one float32 finds likeliest, and how far
-greedy answers go before they part. FILE may be packed with xz.
+Perplexity over windows of plain text (the prompts that ship with the package, where no file is named), how often the
+likeliest token is the one float32 finds likeliest, and how far greedy answers go before they part. FILE may be packed
+with xz.
 """
 
 from __future__ import annotations
