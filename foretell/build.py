@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import platform
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ from .pairing import Pairing, judge_pair
 from .runner.memory import GIB, MemoryPlan, Needs, device_memory, plan_memory, step_bytes
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
-from .system import home
+from .system import home, processor, usable_cores
 from .tokenizer import Tokenizer
 from .types import SpeculationChoice
 from .verify.threshold import ThresholdSettings
@@ -155,8 +155,7 @@ def build_engine(
     say: Callable[[str], None] = say_nothing,
 ) -> Assembly:
     """Find the models, count the memory, load them, and make the loop. `drafter` overrides the config's."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    set_threads(config.threads)
     speculation = settled(speculation, config.model)
     check_rule(speculation.rule)  # wrong names fail before a long load
     if drafter is not None and not drafter.name:
@@ -211,9 +210,17 @@ def build_engine(
     return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler)
 
 
+def set_threads(wanted: int | None) -> None:
+    """As many as are wanted, or one for each core there is: more of them only wait for each other."""
+    if wanted is None and "OMP_NUM_THREADS" not in os.environ:
+        wanted = min(torch.get_num_threads(), usable_cores())
+    if wanted is not None and wanted != torch.get_num_threads():
+        torch.set_num_threads(wanted)
+
+
 def costs_file(model: str, target: Opened) -> Path:
     """Where what steps cost is kept: for this model on this device with so many threads."""
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine()
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
     kernels = (target.bits or target.rounding, native_for(target.device) is not None)
     parts = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"

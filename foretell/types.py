@@ -113,6 +113,12 @@ class Sequence:
         return len(self.tokens) - self.cached
 
     @property
+    def writing(self) -> bool:
+        """Whether its next step runs the token it wrote last, and nothing else; a prompt's last token is none of those:
+        the first token waits for no draft."""
+        return len(self.tokens) - self.cached == 1 and len(self.tokens) > len(self.request.prompt)
+
+    @property
     def written(self) -> int:
         """Tokens written so far."""
         return len(self.tokens) - len(self.request.prompt)

@@ -53,7 +53,7 @@ class Service:
         self.engine_config, self.speculation = engine_config, speculation
         self.names = config.served_model_name or (engine_config.model,)
         engine = assembly.engine
-        self.metrics = Metrics(self.names[0], engine.plain_seconds, lambda: engine.controller.decided)
+        self.metrics = Metrics(self.names[0], engine.plain_seconds, engine.controller)
         most = engine_config.max_num_seqs + config.max_queue
         self.engine = AsyncEngine(engine, most, self.metrics.observe, assembly.profiler.piece)
         self.desk = Desk(assembly, config)
