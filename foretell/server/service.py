@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from foretell.config import EngineConfig, SpeculationConfig
     from foretell.engine.streams import Stream
     from foretell.grammar import GrammarSpec
-    from foretell.sampling.grammar import Grammar
 
 LOG = logging.getLogger("foretell")
 T = TypeVar("T")
@@ -111,14 +110,14 @@ class Service:
         left = deadline - asyncio.get_running_loop().time()
         return self.engine.submit(job.requests, grammar, max(left, 0.0))
 
-    async def _grammar(self, spec: GrammarSpec) -> Grammar:
+    async def _grammar(self, spec: GrammarSpec) -> Any:
         """One that is known at once; another when it is compiled. Waiting for those of others does not count."""
         known = self.assembly.grammars.known(spec)
         if known is not None:
             return known
         loop, begun = asyncio.get_running_loop(), asyncio.Event()
 
-        def compile_it() -> Grammar:
+        def compile_it() -> Any:
             loop.call_soon_threadsafe(begun.set)
             return self.assembly.grammars.compile(spec)
 
