@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from foretell import __version__
 from foretell.bench.arrivals import ClosedLoop, Level, Poisson
 from foretell.bench.clients import Address
-from foretell.bench.load import LoadArm, LoadFindings, LoadPlan, arms_of, check, run_load
+from foretell.bench.load import AUTO, LoadArm, LoadFindings, LoadPlan, arms_of, check, run_load
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
@@ -23,7 +24,8 @@ from .command import Command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FAILED = 1  # the exit code where a request failed or a text differs
+FAILED = 1  # the exit code where a request failed, a text differs, or adapting is slower than it may be
+BAR = 0.97  # of the better of the others, that adapting must reach
 CONCURRENCY = (1, 4, 16, 64)
 FIXED = 4
 QUICK: dict[str, Any] = {"seconds": 12.0, "turns": 2}
@@ -84,7 +86,21 @@ def run(args: argparse.Namespace) -> int:
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
-    return FAILED if found.errors or not found.same_text else 0
+    slow = slower(found)
+    for name in slow:
+        print(f"SLOWER, {name}: auto is below {BAR:g} of the better of the others, beyond noise", file=sys.stderr)
+    return FAILED if found.errors or not found.same_text or slow else 0
+
+
+def slower(found: LoadFindings) -> list[str]:
+    """Loads at which adapting is below the bar even where noise is taken in its favour; one turn tells nothing."""
+    below: list[str] = []
+    for name in dict.fromkeys(cell.load for cell in found.cells):
+        paces = {c.arm: c.speedup_interval for c in found.cells if c.load == name and c.speedup_interval is not None}
+        auto, others = paces.pop(AUTO, None), [low for low, _ in paces.values()]
+        if auto is not None and others and auto[1] < BAR * max(others):
+            below.append(name)
+    return below
 
 
 def plan_of(args: argparse.Namespace) -> LoadPlan:
