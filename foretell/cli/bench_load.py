@@ -6,6 +6,7 @@ import argparse
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
@@ -17,7 +18,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, numbers, tell, wholes, words
+from .bench_common import add_result_arguments, add_workload_arguments, numbers, tell, wholes
 from .command import Command
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"tokens guessed each step by the second server that is started; 0 starts none (default: {FIXED})",
     )
+    add_workload_arguments(parser.add_argument_group("workload"))
     group = parser.add_argument_group("load")
     loops = ",".join(map(str, CONCURRENCY))
     group.add_argument(
@@ -53,16 +55,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plan = LoadPlan(())
     group.add_argument("--seconds", type=float, help=f"of each load, shared by the arms ({plan.seconds:g})")
     group.add_argument("--turns", type=int, metavar="N", help=f"slices of each arm in that time ({plan.turns})")
-    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
     group.add_argument(
         "--max-tokens", type=int, default=plan.max_tokens, metavar="N", help=f"the most a text ({plan.max_tokens})"
     )
     group.add_argument("--quick", action="store_true", help="1 and 4 callers, one server: under a minute")
-    group.add_argument("--temperature", type=float, metavar="T", help="default: as the model recommends")
+    group.add_argument(
+        "--temperature", type=float, metavar="T", help="default: as each request says, or the model recommends"
+    )
     add_result_arguments(parser)
     add_options(parser.add_argument_group("model, of a server that is started"), EngineConfig)
     without = frozenset({"num_speculative_tokens", "num_speculative_tokens_per_batch_size"})
-    add_options(parser.add_argument_group("speculation, of a server that is started"), SpeculationConfig, skip=without)
+    add_options(
+        parser.add_argument_group("speculation, of a server that is started"),
+        SpeculationConfig,
+        skip=without | {"workload"},
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
     check_settings(args, settings)
     plan = plan_of(args)
-    items = load("own", tasks=args.tasks)
+    items = load(args.asked, args.data, args.tasks)
     with ExitStack() as stack:
         arms = arms_of(*servers(args, settings, stack))
         check(arms, items, plan)
@@ -150,8 +157,11 @@ def conditions(
     args: argparse.Namespace, plan: LoadPlan, arms: list[LoadArm], settings: dict[str, Any]
 ) -> dict[str, Any]:
     """What a reader needs to measure it again."""
+    from foretell.bench.machine import describe_host
+
     return {
         "version": __version__,
+        "date": str(date.today()),
         "model": None if args.base_url is not None else settings.get("model", EngineConfig.model),
         "server": args.base_url or "its own",
         "arms": [arm.name for arm in arms],
@@ -160,6 +170,8 @@ def conditions(
         "turns": plan.turns,
         "max_tokens": plan.max_tokens,
         "temperature": plan.temperature,
+        "workload": args.asked,
+        "machine": describe_host(),
     }
 
 

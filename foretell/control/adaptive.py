@@ -62,6 +62,7 @@ class AdaptiveController(Controller):
         self.lessons = Lessons(self.acceptance, self.drafting.is_paid, self.probes.succeeded)
         self.yardstick = Yardstick()
         self._free = self.drafting.free
+        self._all_free = self._free.issuperset(arms)
         self._drafts: Counter[str] = Counter()
         self._why: dict[int, str] = {}
         self._due: list[Sequence] = []  # looked at in this step
@@ -114,7 +115,10 @@ class AdaptiveController(Controller):
             writers = sum(seq.pending == 1 for seq in seqs)
             found = self._fixed(due, offers, self.settings.fixed(writers))
         elif self.costs.known:
-            found = self._adapted(self._market(seqs), due, offers)
+            if self._all_free and not self._hurried and not any(offers.values()):
+                found = self._passed(seqs, due)
+            else:
+                found = self._adapted(self._market(seqs), due, offers)
             for seq in due:
                 self.patience.note(seq.id, self._worth.get(seq.id, 0.0))
         else:  # the first step tells what steps cost
@@ -168,6 +172,16 @@ class AdaptiveController(Controller):
         self.yardstick.note(bool(found))
         self.decisions.step(bool(found or compared), lambda: self._reason(market, due))
         return found
+
+    def _passed(self, seqs: list[Sequence], due: list[Sequence]) -> dict[int, Budget]:
+        """Nobody has a guess, which is the usual case where guesses are rare, and nothing is to be weighed."""
+        self._worth.clear()
+        self._reach = max(FADING * self._reach, UNTRIED)
+        for seq in due:
+            self._why[seq.id] = self.decisions.note_all(seq.request.drafters, (), "", PAYS)
+        self.yardstick.note(False)
+        self.decisions.step(False, lambda: self._reason(self._market(seqs), due))
+        return {}
 
     def _found(self, market: Market, due: list[Sequence], plans: list[Plan], nodes: list[int]) -> dict[int, Budget]:
         """Budgets of those who guess, and what that should save."""

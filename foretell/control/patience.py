@@ -11,6 +11,7 @@ from foretell.types import Sequence
 
 PATIENCE, LITTLE = 16, 3  # looks on credit; where looks have not paid lately, or a text is short
 CREDIT_SHARE = 0.01  # of the time a text takes plainly may go into looks on credit
+SAVINGS = 64  # looks that guesses can have earned: they come seldom and save much, and the looks between are paid by it
 LONGEST_WAIT = 16  # steps between looks
 RECORD = 0.02  # how fast it is learnt whether looks pay
 ASK_SHARE = 0.005  # of the time may go into looks that were in vain so far,
@@ -99,8 +100,8 @@ class Patience:
     def note(self, seq_id: int, worth: float) -> None:
         """What came of a look: the seconds that its guesses should save."""
         looks = self._looks[seq_id]
-        earned = min(worth / (LEARNING * LOOK * self._unit), PATIENCE) - 1
-        looks.credit = min(max(looks.credit, 0.0) + earned, PATIENCE)
+        earned = min(worth / (LOOK * self._unit), SAVINGS) - 1  # what comes after a look is in its price
+        looks.credit = min(max(looks.credit, 0.0) + earned, SAVINGS)
         self._earning += RECORD * (earned - self._earning)
         looks.alarm = self.step + 1 if looks.credit > 0 else self.step + 2
 

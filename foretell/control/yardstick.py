@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-SOONEST, KNOWN, LATEST = (
-    8,
-    64,
-    256,
-)  # steps with guesses between two without: at first, where costs are known, in the end
+# Steps with guesses between two without: at first, where costs are known, in the end.
+SOONEST, KNOWN, LATEST = 8, 64, 256
 LESSONS = 32  # steps after which it is known what steps cost
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -43,25 +45,28 @@ class NativeExecutor:
         self._held = (*model.tables.values(), model.embed)  # the records have addresses only
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
-        table = np.ascontiguousarray(packed.table)
+        table = packed.table
         assert table[0].max() < self._vocab and table[1].max() < self._context, "what the tables hold"
         assert all(0 <= tap <= len(self._layers) for tap in taps), "layers that are there"
-        wanted, wanted_taps = np.array(packed.wanted, np.int64), np.array(taps, np.int64)
-        spans, pages, parents = _span_tables(packed.spans)
-        logits = torch.empty(len(wanted), self._vocab)
-        features = torch.empty(packed.rows, len(taps) * self._width) if taps else None
+        lists = (*_span_lists(packed.spans), packed.wanted, taps, [0] * len(packed.wanted))
+        rows, wanted = packed.rows, len(packed.wanted)
+        numbers, places = _laid_out(lists)
+        logits = torch.empty(wanted, self._vocab)
+        features = torch.empty(rows, len(taps) * self._width) if taps else None
+        first = table.ctypes.data
         step = StepRecord(
-            *(table[i].ctypes.data for i in range(3)),
-            *(array.ctypes.data for array in (spans, pages, parents, wanted, wanted_taps)),
+            *(first, first + 8 * rows, first + 16 * rows),
+            *places[:-1],
             logits.data_ptr(),
             None if features is None else features.data_ptr(),
-            packed.rows,
-            len(spans),
-            len(wanted),
+            places[-1],
+            rows,
+            len(packed.spans),
+            wanted,
             len(taps),
         )
         self._native.step(self._record, step)
-        return StepOutput(logits, features)
+        return StepOutput(logits, features, numbers[len(numbers) - wanted :].tolist)
 
     def _layer(self, index: int) -> LayerRecord:
         block = self._model.blocks[index]
@@ -101,16 +106,24 @@ class NativeExecutor:
         )
 
 
-def _span_tables(spans: list[Span]) -> tuple[Whole, Whole, Whole]:
-    """One row a span as `foretell::Span` has it, and the pages and parents of all."""
-    rows: list[tuple[int, ...]] = []
+def _span_lists(spans: list[Span]) -> tuple[list[int], list[int], list[int]]:
+    """Of each span what `foretell::Span` has, and the pages and parents of all."""
+    rows: list[int] = []
     pages: list[int] = []
     parents: list[int] = []
     for span in spans:
-        rows.append((span.first, span.rows, span.start, len(pages), len(span.parents), len(parents)))
+        rows += (span.first, span.rows, span.start, len(pages), len(span.parents), len(parents))
         pages += span.pages
         parents += span.parents
-    return np.array(rows, np.int64), np.array(pages, np.int64), np.array(parents, np.int64)
+    return rows, pages, parents
+
+
+def _laid_out(lists: tuple[Sequence[int], ...]) -> tuple[Whole, list[int]]:
+    """All numbers one after the other, and the addresses where each list begins: one array is sooner made than six."""
+    numbers = np.array([number for each in lists for number in each], np.int64)
+    first = numbers.ctypes.data
+    begins = itertools.accumulate((len(each) for each in lists[:-1]), initial=0)
+    return numbers, [first + 8 * begin for begin in begins]
 
 
 def _weights(layer: Linear) -> int:

@@ -22,7 +22,7 @@ class Packed:
 
     @property
     def rows(self) -> int:
-        return len(self.table[0])
+        return int(self.table.shape[1])
 
 
 def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:

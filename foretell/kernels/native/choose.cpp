@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "choose.h"
 #include "pool.h"
 
 // Compiled for several instruction sets, and chosen when the library is loaded.
@@ -214,8 +215,16 @@ float least_kept(const Draw& draw, int64_t width, Room& room) {
     return draw.top_p < 1 ? of_share(width, draw.top_p, least, room) : least;
 }
 
-int64_t first_of(const float* x, int64_t width, float value) {
-    return std::find(x, x + width, value) - x;
+SEVERAL int64_t first_of(const float* x, int64_t width, float value) {
+    int64_t from = 0;
+    for (; from + kRun <= width; from += kRun) {
+        int32_t any = 0;
+        for (int64_t at = 0; at < kRun; ++at) any |= x[from + at] == value;
+        if (any) break;
+    }
+    for (; from < width; ++from)
+        if (x[from] == value) return from;
+    return 0;
 }
 
 int64_t choose(const float* x, int64_t width, const Draw& draw, Room& room) {
@@ -232,6 +241,9 @@ int64_t choose(const float* x, int64_t width, const Draw& draw, Room& room) {
 }
 
 }  // namespace
+
+int64_t first_largest(const float* x, int64_t width) { return first_of(x, width, largest(x, width)); }
+
 }  // namespace foretell
 
 // The token of each row of x [rows, width] into ids [rows]; -1 where no score is a number to begin with.

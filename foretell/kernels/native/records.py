@@ -79,6 +79,7 @@ class StepRecord(ctypes.Structure):
         ("taps", POINTER),
         ("logits", POINTER),
         ("features", POINTER),
+        ("likeliest", POINTER),
         ("rows", NUMBER),
         ("span_count", NUMBER),
         ("wanted_count", NUMBER),

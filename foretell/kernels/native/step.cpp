@@ -1,4 +1,5 @@
 // All layers of a step and its head, without a return to Python in between.
+#include "choose.h"
 #include "step.h"
 
 #include <algorithm>
@@ -205,6 +206,8 @@ class Run {
             k.norm(&t.states[s.wanted[i] * m.width], m.norm, m.eps, m.width, &t.normed[i * m.width]);
         });
         if (s.wanted_count > 0) linear(*m.head, t.normed, s.wanted_count, s.logits);
+        const int64_t vocab = m.head->outputs;
+        by_rows(s.wanted_count, vocab, [&](int64_t i) { s.likeliest[i] = first_largest(s.logits + i * vocab, vocab); });
     }
 
     const Model& m;

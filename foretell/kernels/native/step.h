@@ -39,6 +39,7 @@ struct Step {
     const int64_t* taps;             // after how many layers states are wanted
     float* logits;                   // [wanted, vocab]
     float* features;                 // [rows, taps, width]
+    int64_t* likeliest;              // [wanted]
     int64_t rows, span_count, wanted_count, tap_count;
 };
 
