@@ -6,6 +6,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ from .models.decoder import Decoder
 from .models.load import choose_dtype, is_rounded, load_model
 from .models.quantize import Bits, native_for
 from .models.read_config import end_ids, read_config, sampling_defaults
+from .models.shard import Shard, check_split
 from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes, round_weights
 from .pairing import Pairing, judge_pair
-from .runner.memory import GIB, MemoryPlan, Needs, device_memory, plan_memory, step_bytes
+from .parallel import Order, Team, held_bytes, lead
+from .runner.memory import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory, step_bytes
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
 from .system import home
@@ -56,6 +59,12 @@ class Assembly:
     memory: MemoryPlan
     sampling_defaults: dict[str, Any]
     profiler: Profiler
+    team: Team | None = None  # the ranks of a model that is split
+
+    def close(self) -> None:
+        """End what runs beside this process."""
+        if self.team is not None:
+            self.team.close()
 
 
 def say_nothing(_: str) -> None:
@@ -78,31 +87,45 @@ class Opened:
     device: torch.device
     bits: Bits | None = None  # of a weight, where they are to be integers
     rounding: Rounding | None = None  # of weights and rows, on a CUDA device
+    shard: Shard | None = None  # of a model that is split, the part that is loaded here
+
+    @property
+    def local(self) -> ModelConfig:
+        """What lies here."""
+        return self.config if self.shard is None else self.shard.part_of(self.config)
 
     @property
     def weights(self) -> int:
-        return prepared_bytes(self.config, self.dtype, self.device, self.bits, self.rounding)
+        return prepared_bytes(self.local, self.dtype, self.device, self.bits, self.rounding)
 
     @property
     def loading(self) -> int:
         """What its weights take in floats, before they are rounded."""
         rounded = self.bits is not None or self.rounding is not None
-        return prepared_bytes(self.config, self.dtype, "meta") if rounded else 0
+        return prepared_bytes(self.local, self.dtype, "meta") if rounded else 0
 
     @property
     def token_bytes(self) -> int:
         """Bytes of cache one token takes."""
-        layer = LayerShape(self.config.kv_heads, self.config.head_dim)
+        layer = LayerShape(self.local.kv_heads, self.config.head_dim)
         return self.config.layers * layer.bytes_per_token(self.dtype)
 
     def step_bytes(self, tokens: int) -> int:
         """What its steps work with on a GPU."""
-        c = self.config
+        c = self.local
         width = 3 * c.width + 3 * c.ffn + (2 * c.heads + 2 * c.kv_heads) * c.head_dim
-        return step_bytes(width, tokens, c.vocab, self.dtype.itemsize)
+        return step_bytes(width, tokens, self.config.vocab, self.dtype.itemsize)
 
     def load(self) -> Decoder:
-        return load_model(self.checkpoint, self.dtype, self.device)
+        return load_model(self.checkpoint, self.dtype, self.device, self.shard)
+
+    def order(self, rank: int, room: Room) -> Order:
+        """What another rank is to load, and the room it gets."""
+        assert self.shard is not None, "a model that is split"
+        device = f"cuda:{rank}" if self.device.type == "cuda" else "cpu"
+        context, threads = min(room.context, self.config.context), torch.get_num_threads()
+        shard, places = Shard(rank, self.shard.size), (room.pages, room.page_size, context, threads)
+        return Order(self.checkpoint.path, shard, self.dtype, device, self.bits, self.rounding, *places)
 
     def ready(self, model: Decoder) -> Decoder:
         """The loaded model with its weights as they will run; a copy in integers is made before this."""
@@ -119,7 +142,7 @@ class Opened:
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""
-        return quantized_bytes(self.config, bits, self.dtype, self.device)
+        return quantized_bytes(self.local, bits, self.dtype, self.device)
 
 
 @dataclass(frozen=True)
@@ -131,8 +154,8 @@ class Room:
     context: int
 
 
-def open_model(name: str, config: EngineConfig, say: Callable[[str], None]) -> Opened:
-    """Find a model and read what it is made of."""
+def open_model(name: str, config: EngineConfig, say: Callable[[str], None], ranks: int = 1) -> Opened:
+    """Find a model and read what it is made of; with several ranks, for the first of them."""
     checkpoint = open_checkpoint(resolve(name, say))
     model_config = read_config(checkpoint)
     device = choose_device(config.device)
@@ -145,7 +168,8 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None]) -> O
         own = " as its file's own are; quantization none is float32" if config.quantization == "auto" else ""
         said = own if native_for(device) else ", run as floats: no native kernels"
         say(f"{name}: weights rounded to int{bits}{said}")
-    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits, rounding)
+    shard = None if ranks == 1 else Shard(0, ranks)
+    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits, rounding, shard)
 
 
 def build_engine(
@@ -155,17 +179,36 @@ def build_engine(
     say: Callable[[str], None] = say_nothing,
 ) -> Assembly:
     """Find the models, count the memory, load them, and make the loop. `drafter` overrides the config's."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    with ExitStack() as failing:
+        assembly = _build(config, speculation, drafter, say, failing)
+        failing.pop_all()
+    return assembly
+
+
+def _build(
+    config: EngineConfig,
+    speculation: SpeculationConfig,
+    drafter: Drafter | None,
+    say: Callable[[str], None],
+    failing: ExitStack,
+) -> Assembly:
+    """`failing` ends what was started, should it come to that."""
+    ranks = config.tensor_parallel_size
+    if config.threads is not None or ranks > 1:
+        torch.set_num_threads(max(1, (config.threads or torch.get_num_threads()) // ranks))
     speculation = settled(speculation, config.model)
     check_rule(speculation.rule)  # wrong names fail before a long load
     if drafter is not None and not drafter.name:
         raise RequestError("drafter", f"{type(drafter).__name__} has no name; give it one, for the records")
     wanted = () if drafter is not None else draft.models_wanted(speculation)
-    target = open_model(config.model, config, say)
+    target = open_model(config.model, config, say, ranks)
+    if ranks > 1:
+        _check_ranks(target, speculation, ranks)
     if drafter is None and target.bits in draft.copies_wanted(speculation):
         say(f"self:int{target.bits} is the target itself here and will not pay; quantization none makes it a copy")
-    helpers = {name: distilled(name, target, config.model) or open_model(name, config, say) for name in wanted}
+    beside = config if speculation.draft_device is None else replace(config, device=speculation.draft_device)
+    whole = replace(target, shard=None)
+    helpers = {name: distilled(name, whole, config.model) or open_model(name, beside, say) for name in wanted}
     heads = Heads.opened(() if drafter is not None else draft.heads_wanted(speculation), target, config.model)
     pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
     context = _context(config, target.config)
@@ -178,17 +221,26 @@ def build_engine(
         return _plan_memory(config, target, models, extra + few.weights, context, few.token_bytes)
 
     def run_helper(name: str) -> ModelRunner:
-        return helpers[name].runner(helpers[name].load(), room)
+        helper = helpers[name].runner(helpers[name].load(), room)
+        helper.answers_on = target.device
+        return helper
 
     if drafter is None:
         speculation = draft.fitted(speculation, planned)
         heads = heads.only(draft.heads_wanted(speculation))
     memory = planned(speculation)
-    room, model = Room(memory.pages, config.page_size, context), target.load()
+    room = Room(memory.pages, config.page_size, context)
+    team = _start_team(target, room, failing)
+    model = target.load()
+    if team is not None:
+        model.meet(team.group)
     copies = () if drafter is not None else draft.copies_wanted(speculation)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
     runner = target.runner(model, room, () if drafter is None else drafter.taps, heads.beside)
+    if team is not None:
+        lead(runner, team)
+        say(_ranks_words([held_bytes(runner.model), *team.wait()]))
     if drafter is None:
         placed = heads.place(runner, say)
         vocabularies = {name: pairing.vocabularies for name, pairing in pairings.items()}
@@ -197,7 +249,8 @@ def build_engine(
         )
         drafter = draft.build(loader.parts(draft.models_wanted(speculation), twins), loader.again)
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
-    host_room = int(config.swap_space * GIB) if target.device.type == "cuda" else 0
+    swaps = target.device.type == "cuda" and team is None  # a copy of one rank's pages is of no use
+    host_room = int(config.swap_space * GIB) if swaps else 0
     swap = Swap(runner.cache, host_room) if host_room else None
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens, swap)
     controller = build_controller(speculation, drafter, target)
@@ -208,14 +261,42 @@ def build_engine(
     requests = RequestMaker(limits, target.tokenizer, drafter, default_choice(speculation))
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
     defaults = sampling_defaults(target.checkpoint)
-    return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler)
+    return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler, team)
+
+
+def _check_ranks(target: Opened, speculation: SpeculationConfig, ranks: int) -> None:
+    """Refuse what cannot be split, before anything is started."""
+    check_split(target.config, ranks)
+    for name in speculation.drafter.split(","):
+        if name.strip().partition(":")[0] in ("self", "exit"):
+            words = f"{name.strip()} runs the target's own layers, which lie on {ranks} ranks; take another drafter"
+            raise RequestError("drafter", words)
+    if target.device.type == "cuda" and torch.cuda.device_count() < ranks:
+        words = f"{ranks} ranks need a CUDA device each, and there are {torch.cuda.device_count()}"
+        raise RequestError("tensor_parallel_size", words)
+
+
+def _start_team(target: Opened, room: Room, failing: ExitStack) -> Team | None:
+    """The other ranks of a model that is split; they load while this one does."""
+    if target.shard is None:
+        return None
+    native_for(target.device)  # compiled once, and not by every rank
+    team = Team([target.order(rank, room) for rank in range(1, target.shard.size)], target.device)
+    failing.callback(team.close)
+    return team
+
+
+def _ranks_words(weights: list[int]) -> str:
+    sizes = ", ".join(f"{size / GIB:.2f}" for size in weights)
+    return f"{len(weights)} ranks hold {sizes} GiB of weights, {sum(weights) / GIB:.2f} GiB in all"
 
 
 def costs_file(model: str, target: Opened) -> Path:
     """Where what steps cost is kept: for this model on this device with so many threads."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine()
     kernels = (target.bits or target.rounding, native_for(target.device) is not None)
-    parts = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
+    parts: tuple[object, ...] = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
+    parts += () if target.shard is None else (target.shard,)
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 
 
@@ -262,17 +343,24 @@ def _plan_memory(
     config: EngineConfig, target: Opened, helpers: list[Opened], extra: int, context: int, beside: int = 0
 ) -> MemoryPlan:
     """A draft model has as many pages as the target, so that it can follow every text; `beside`: bytes of heads."""
+    away = [helper for helper in helpers if helper.device != target.device]
+    helpers = [helper for helper in helpers if helper.device == target.device]
     token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + beside
     extra += sum(helper.weights for helper in helpers)
     page_bytes = config.page_size * token_bytes
     loading = max(model.loading for model in (target, *helpers)) + extra
     needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
     free = device_memory(target.device)
+    if target.shard is not None and target.device.type == "cpu":
+        free //= target.shard.size  # ranks share the machine's memory; the first one's share has to hold the drafter
     if target.device.type == "cuda":  # nobody else is to have the rest: the cache takes it, as far as texts can fill it
         free = int(free * config.gpu_memory_utilization)
         work = sum(model.step_bytes(config.max_num_batched_tokens) for model in (target, *helpers))
         needs = replace(needs, workspace=work, texts=config.max_num_seqs, cache_share=1.0)
-    return plan_memory(needs, free, config.kv_memory)
+    plan = plan_memory(needs, free, config.kv_memory)
+    for helper in away:
+        check_room(helper.weights + plan.pages * config.page_size * helper.token_bytes, helper.device)
+    return plan
 
 
 def choose_bits(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> Bits | None:

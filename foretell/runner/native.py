@@ -5,20 +5,17 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from foretell.kernels.attention import Span
 from foretell.kernels.native.library import Library, library
-from foretell.kernels.native.records import LayerRecord, ModelRecord, StepRecord
+from foretell.kernels.native.records import JOIN, LayerRecord, ModelRecord, StepRecord
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Block, Decoder
 from foretell.models.layers import Linear, Norm
+from foretell.models.shard import Ranks
 
 from .executor import StepOutput
-from .pack import Packed
-
-Whole = npt.NDArray[np.int64]
+from .pack import Packed, span_tables
 
 
 def native_executor(model: Decoder, cache: KVCache) -> NativeExecutor | None:
@@ -41,14 +38,15 @@ class NativeExecutor:
         self._layers = (LayerRecord * model.config.layers)(*(self._layer(i) for i in range(model.config.layers)))
         self._record = self._model_record()
         self._held = (*model.tables.values(), model.embed)  # the records have addresses only
+        self._join = Joining(model.ranks) if model.ranks is not None else None
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         table = np.ascontiguousarray(packed.table)
         assert table[0].max() < self._vocab and table[1].max() < self._context, "what the tables hold"
         assert all(0 <= tap <= len(self._layers) for tap in taps), "layers that are there"
         wanted, wanted_taps = np.array(packed.wanted, np.int64), np.array(taps, np.int64)
-        spans, pages, parents = _span_tables(packed.spans)
-        logits = torch.empty(len(wanted), self._vocab)
+        spans, pages, parents = span_tables(packed.spans)
+        logits = torch.empty(len(wanted), self._model.local.vocab)
         features = torch.empty(packed.rows, len(taps) * self._width) if taps else None
         step = StepRecord(
             *(table[i].ctypes.data for i in range(3)),
@@ -59,9 +57,12 @@ class NativeExecutor:
             len(spans),
             len(wanted),
             len(taps),
+            JOIN() if self._join is None else self._join.address,
         )
         self._native.step(self._record, step)
-        return StepOutput(logits, features)
+        if self._join is not None:
+            self._join.check()
+        return StepOutput(self._model.all_logits(logits), features)
 
     def _layer(self, index: int) -> LayerRecord:
         block = self._model.blocks[index]
@@ -79,7 +80,7 @@ class NativeExecutor:
         )
 
     def _model_record(self) -> ModelRecord:
-        model, config = self._model, self._model.config
+        model, config = self._model, self._model.local
         assert model.head.native is not None, "native_executor looked"
         return ModelRecord(
             ctypes.addressof(self._layers),
@@ -93,6 +94,8 @@ class NativeExecutor:
             config.head_dim,
             config.ffn,
             self._cache.page_size,
+            model.tokens_here.start,
+            len(model.tokens_here),
             config.norm_eps,
             config.scale,
             config.embed_scale,
@@ -101,16 +104,30 @@ class NativeExecutor:
         )
 
 
-def _span_tables(spans: list[Span]) -> tuple[Whole, Whole, Whole]:
-    """One row a span as `foretell::Span` has it, and the pages and parents of all."""
-    rows: list[tuple[int, ...]] = []
-    pages: list[int] = []
-    parents: list[int] = []
-    for span in spans:
-        rows.append((span.first, span.rows, span.start, len(pages), len(span.parents), len(parents)))
-        pages += span.pages
-        parents += span.parents
-    return np.array(rows, np.int64), np.array(pages, np.int64), np.array(parents, np.int64)
+class Joining:
+    """Lets the library add up what all ranks have, from in the midst of a step."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._error: BaseException | None = None
+        self.address = JOIN(self._join)
+
+    def _join(self, address: int, count: int) -> bool:
+        """An error cannot go through the library: it is kept, and the library breaks off."""
+        try:
+            numbers = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
+            joined = self._ranks.join(numbers)
+            if joined.data_ptr() != address:
+                numbers.copy_(joined)
+        except BaseException as error:
+            self._error = error
+        return self._error is None
+
+    def check(self) -> None:
+        """Raise what made the library break off."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def _weights(layer: Linear) -> int:
