@@ -112,6 +112,11 @@ class Decoder(nn.Module):
             block.ranks = ranks
 
     @property
+    def outputs(self) -> int:
+        """Logits of a row: the first rank has all."""
+        return self.config.vocab if self.shard is None or self.shard.rank == 0 else self.local.vocab
+
+    @property
     def tokens_here(self) -> range:
         """Those whose rows of the embedding and of the head lie here."""
         return range(self.config.vocab) if self.shard is None else self.shard.vocab(self.config)
@@ -137,7 +142,7 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor]]:
         """States after the last layer, not yet normed, [n, width], and those after each layer in `taps`."""
-        x = self._embedded(batch.tokens)
+        x = self.embedded(batch.tokens)
         if self.config.embed_scale != 1.0:
             x = x * torch.tensor(
                 self.config.embed_scale, dtype=x.dtype
@@ -161,7 +166,7 @@ class Decoder(nn.Module):
             return logits
         return self.ranks.gather(logits, tuple(len(each.vocab(self.config)) for each in self.shard.others))
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
+    def embedded(self, tokens: Tensor) -> Tensor:
         """[n, width]; of a token that lies elsewhere this rank has zeros, and its own rank the rest of the sum."""
         if self.ranks is None:
             return F.embedding(tokens, self.embed)
