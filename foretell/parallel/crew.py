@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -91,6 +93,9 @@ class Crew:
         """End all processes, and wait until they have."""
         self._closing = True
         for line in self._lines.values():
+            _hang_up(line)
+        self._watch.join()
+        for line in self._lines.values():
             line.close()
         for process in self._processes.values():
             try:
@@ -175,6 +180,12 @@ def _start(threads: int) -> tuple[Connection, subprocess.Popen[bytes]]:
             pass_fds=(theirs.fileno(),),
         )
     return ours, process
+
+
+def _hang_up(line: Connection) -> None:
+    """Say that nothing more will come; to close it would say so only when nobody waits for it any more."""
+    with socket.socket(fileno=os.dup(line.fileno())) as end, contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def _paths() -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from foretell.errors import ForetellError
 from foretell.runner.runner import ModelRunner
 
 from .crew import Report
@@ -30,11 +31,10 @@ def main(line: Connection) -> None:
         line.send(Report("here"))
         _work(order, find_store(port, patience), patience, line, inbox)
     except Exception as error:
-        parted = isinstance(error, PartedError)
-        line.send(Report("failed", f"{type(error).__name__}: {error}", parted))
-        if not parted:
-            raise
-        sys.exit(1)
+        line.send(Report("failed", f"{type(error).__name__}: {error}", isinstance(error, PartedError)))
+        if isinstance(error, PartedError | ForetellError):
+            sys.exit(1)  # all is said
+        raise
 
 
 def _listen(line: Connection, inbox: SimpleQueue[bytes]) -> None:

@@ -6,9 +6,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 
 from foretell.errors import RequestError
 from foretell.models.config import ModelConfig
+from foretell.models.load import weight_bytes
 from foretell.models.shard import Shard, check_split
 
 BASE = ModelConfig(vocab=320, width=64, layers=1, heads=9, kv_heads=3, head_dim=8, ffn=192, context=64)
@@ -49,6 +51,18 @@ def test_runs_are_whole_units_where_there_are_enough() -> None:
     config = replace(BASE, ffn=1536, vocab=49152)
     assert [len(rank.ffn(config)) for rank in Shard(0, 3).others] == [512, 512, 512]
     assert all(rank.ffn(config).start % 32 == 0 for rank in Shard(0, 5).others)
+
+
+def test_what_a_rank_holds_shrinks() -> None:
+    """SmolLM2-135M's sizes; norms alone are everywhere."""
+    config = ModelConfig(
+        vocab=49152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, ffn=1536, context=64, tied=False
+    )
+    whole = weight_bytes(config, torch.float32)
+    for size, most in ((2, 0.53), (3, 0.34)):
+        held = [weight_bytes(rank.part_of(config), torch.float32) for rank in Shard(0, size).others]
+        assert max(held) < most * whole
+        assert whole <= sum(held) < 1.001 * whole
 
 
 def test_more_ranks_than_heads_are_refused() -> None:
