@@ -212,6 +212,7 @@ class SpeculationConfig:
 VLLM_KEYS = (
     "method",
     "model",
+    "draft_tensor_parallel_size",
     "rejection_sample_method",
     "draft_sample_method",
     "disable_by_batch_size",
@@ -241,6 +242,8 @@ METHODS = {
 def _in_our_words(given: dict[str, Any], drafter: str) -> dict[str, Any]:
     """Take vLLM's own keys out of `given`; what they mean in ours. What cannot be done here is refused."""
     theirs = {name: value for name in VLLM_KEYS if (value := given.pop(name, None)) is not None}
+    if theirs.get("draft_tensor_parallel_size", 1) != 1:
+        raise _refusal("draft_tensor_parallel_size", WHOLE_DRAFT)
     if "synthetic_acceptance_rate" in theirs:
         raise _refusal("synthetic_acceptance_rate", MEASURING)
     found: dict[str, Any] = {}

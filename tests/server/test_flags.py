@@ -136,9 +136,15 @@ def test_published_launch_lines_run(engine: str, folder: Path) -> None:
         assert ("--disable-flashinfer" in process.log.read_text()) == (engine == "sglang")
 
 
-@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--speculative-draft-tensor-parallel-size", "-tp"])
-def test_several_devices_are_refused_in_words(flag: str) -> None:
-    with pytest.raises(RequestError, match="not split over devices"):
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--tp-size", "--tp", "-tp"])
+def test_ranks_by_all_their_names(flag: str) -> None:
+    _, engine, _, _ = read(flag, "4")
+    assert engine.tensor_parallel_size == 4
+
+
+@pytest.mark.parametrize("flag", ["--speculative-draft-tensor-parallel-size", "--draft-tp"])
+def test_a_split_draft_is_refused_in_words(flag: str) -> None:
+    with pytest.raises(RequestError, match="lives whole on the target's first rank"):
         read(flag, "4")
 
 
