@@ -206,7 +206,9 @@ def _build(
         _check_ranks(target, speculation, ranks)
     if drafter is None and target.bits in draft.copies_wanted(speculation):
         say(f"self:int{target.bits} is the target itself here and will not pay; quantization none makes it a copy")
-    beside = config if speculation.draft_device is None else replace(config, device=speculation.draft_device)
+    beside = config
+    if speculation.draft_device is not None:
+        beside = replace(config, device=str(choose_device(speculation.draft_device, "draft_device")))
     whole = replace(target, shard=None)
     helpers = {name: distilled(name, whole, config.model) or open_model(name, beside, say) for name in wanted}
     heads = Heads.opened(() if drafter is not None else draft.heads_wanted(speculation), target, config.model)
@@ -385,8 +387,8 @@ def choose_rounding(config: EngineConfig, device: torch.device) -> Rounding | No
     return "int8" if wanted == "int8" else "fp8"
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of that name, if it is here."""
+def choose_device(name: str, field: str = "device") -> torch.device:
+    """The device of that name, if it is here; `field` is the setting it was named in."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -394,9 +396,9 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise RequestError("device", f"{name!r} is not known; use auto, cpu or cuda")
+        raise RequestError(field, f"{name!r} is not known; use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise RequestError("device", "no CUDA device is here; use cpu")
+        raise RequestError(field, "no CUDA device is here; use cpu")
     return device
 
 

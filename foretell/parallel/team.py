@@ -26,8 +26,8 @@ class Team:
         for order in orders:
             self._crew.tell(order.shard.rank, (order, self._store.port, patience))
         self._crew.expect("here")
-        self.group = Group(self._store, 0, size, device, patience)
-        self._crew.listen(lambda _: self.group.abort())
+        self.group = group = Group(self._store, 0, size, device, patience)
+        self._crew.listen(lambda _: group.abort())  # not through self, which the crew would then keep alive
 
     @property
     def size(self) -> int:
