@@ -134,19 +134,20 @@ def record(llm: LLM, prompts: Texts, arms: list[str], args: argparse.Namespace) 
     team = llm.assembly.team
     found["weights"] = [held_bytes(llm.engine.runner.model), *([] if team is None else team.wait())]
     truth: Texts = []
+    steps = [0]
     for arm in ["none", *arms, "disturbed", "tree"]:
         began, name = time.perf_counter(), arm.partition(":")[0]
         if arm == "tree":
             texts, accepted = write_trees(llm, prompts, truth, args)
         elif arm == "disturbed":
-            with disturbed(llm, prompts):
+            with disturbed(llm, prompts) as steps:
                 texts, accepted = write(llm, prompts, args, arms[0])
         else:
             texts, accepted = write(llm, prompts, args, arm)
         truth = truth or texts
         found["differ"][name] = sum(a != b for a, b in zip(texts, truth, strict=True))
         found["accepted"][name], found["seconds"][name] = accepted, round(time.perf_counter() - began, 1)
-    return found | {"texts": truth, "preemptions": llm.engine.scheduler.preemptions}
+    return found | {"texts": truth, "made_way": steps[0] // 4, "given_up": steps[0]}
 
 
 def against(found: dict[str, Any], other: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:

@@ -35,10 +35,10 @@ from .models.decoder import Decoder
 from .models.load import choose_dtype, is_rounded, load_model
 from .models.quantize import Bits, native_for
 from .models.read_config import end_ids, read_config, sampling_defaults
-from .models.shard import Shard, check_split
+from .models.shard import Shard
 from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes, round_weights
 from .pairing import Pairing, judge_pair
-from .parallel import Order, Team, held_bytes, lead
+from .parallel import Part, Team, check_ranks, held_bytes, lead, ranks_words, start_team
 from .runner.memory import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory, step_bytes
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
@@ -116,16 +116,18 @@ class Opened:
         width = 3 * c.width + 3 * c.ffn + (2 * c.heads + 2 * c.kv_heads) * c.head_dim
         return step_bytes(width, tokens, self.config.vocab, self.dtype.itemsize)
 
-    def load(self) -> Decoder:
-        return load_model(self.checkpoint, self.dtype, self.device, self.shard)
+    def load(self, team: Team | None = None) -> Decoder:
+        """Its weights, or the first rank's part of them, and what joins it to the others."""
+        model = load_model(self.checkpoint, self.dtype, self.device, self.shard)
+        if team is not None and self.shard is not None:
+            model.meet(team.group)
+        return model
 
-    def order(self, rank: int, room: Room) -> Order:
-        """What another rank is to load, and the room it gets."""
-        assert self.shard is not None, "a model that is split"
-        device = f"cuda:{rank}" if self.device.type == "cuda" else "cpu"
-        context, threads = min(room.context, self.config.context), torch.get_num_threads()
-        shard, places = Shard(rank, self.shard.size), (room.pages, room.page_size, context, threads)
-        return Order(self.checkpoint.path, shard, self.dtype, device, self.bits, self.rounding, *places)
+    def part(self, room: Room) -> Part:
+        """What other ranks are to load of a model that is split, and the room they give it."""
+        context = min(room.context, self.config.context)
+        ways = (self.dtype, self.bits, self.rounding)
+        return Part(self.checkpoint.path, *ways, room.pages, room.page_size, context)
 
     def ready(self, model: Decoder) -> Decoder:
         """The loaded model with its weights as they will run; a copy in integers is made before this."""
@@ -202,15 +204,15 @@ def _build(
         raise RequestError("drafter", f"{type(drafter).__name__} has no name; give it one, for the records")
     wanted = () if drafter is not None else draft.models_wanted(speculation)
     target = open_model(config.model, config, say, ranks)
-    if ranks > 1:
-        _check_ranks(target, speculation, ranks)
+    check_ranks(target.config, target.device, speculation, ranks)
     if drafter is None and target.bits in draft.copies_wanted(speculation):
         say(f"self:int{target.bits} is the target itself here and will not pay; quantization none makes it a copy")
     beside = config
     if speculation.draft_device is not None:
         beside = replace(config, device=str(choose_device(speculation.draft_device, "draft_device")))
-    whole = replace(target, shard=None)
-    helpers = {name: distilled(name, whole, config.model) or open_model(name, beside, say) for name in wanted}
+    split = speculation.draft_tensor_parallel_size
+    like = target if split > 1 else replace(target, shard=None)
+    helpers = {name: distilled(name, like, config.model) or open_model(name, beside, say, split) for name in wanted}
     heads = Heads.opened(() if drafter is not None else draft.heads_wanted(speculation), target, config.model)
     pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
     context = _context(config, target.config)
@@ -223,8 +225,10 @@ def _build(
         return _plan_memory(config, target, models, extra + few.weights, context, few.token_bytes)
 
     def run_helper(name: str) -> ModelRunner:
-        helper = helpers[name].runner(helpers[name].load(), room)
+        helper = helpers[name].runner(helpers[name].load(team), room)
         helper.answers_on = target.device
+        if team is not None and name in shared:
+            lead(helper, team, 1 + shared.index(name))
         return helper
 
     if drafter is None:
@@ -232,17 +236,19 @@ def _build(
         heads = heads.only(draft.heads_wanted(speculation))
     memory = planned(speculation)
     room = Room(memory.pages, config.page_size, context)
-    team = _start_team(target, room, failing)
-    model = target.load()
-    if team is not None:
-        model.meet(team.group)
+    team, shared = None, [name for name, helper in helpers.items() if helper.shard is not None]
+    if ranks > 1:
+        parts = [target.part(room), *(helpers[name].part(room) for name in shared)]
+        team = start_team(parts, target.device, ranks)
+        failing.callback(team.close)
+    model = target.load(team)
     copies = () if drafter is not None else draft.copies_wanted(speculation)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
     runner = target.runner(model, room, () if drafter is None else drafter.taps, heads.beside)
     if team is not None:
         lead(runner, team)
-        say(_ranks_words([held_bytes(runner.model), *team.wait()]))
+        say(ranks_words([held_bytes(runner.model), *team.wait()]))
     if drafter is None:
         placed = heads.place(runner, say)
         vocabularies = {name: pairing.vocabularies for name, pairing in pairings.items()}
@@ -264,33 +270,6 @@ def _build(
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
     defaults = sampling_defaults(target.checkpoint)
     return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler, team)
-
-
-def _check_ranks(target: Opened, speculation: SpeculationConfig, ranks: int) -> None:
-    """Refuse what cannot be split, before anything is started."""
-    check_split(target.config, ranks)
-    for name in speculation.drafter.split(","):
-        if name.strip().partition(":")[0] in ("self", "exit"):
-            words = f"{name.strip()} runs the target's own layers, which lie on {ranks} ranks; take another drafter"
-            raise RequestError("drafter", words)
-    if target.device.type == "cuda" and torch.cuda.device_count() < ranks:
-        words = f"{ranks} ranks need a CUDA device each, and there are {torch.cuda.device_count()}"
-        raise RequestError("tensor_parallel_size", words)
-
-
-def _start_team(target: Opened, room: Room, failing: ExitStack) -> Team | None:
-    """The other ranks of a model that is split; they load while this one does."""
-    if target.shard is None:
-        return None
-    native_for(target.device)  # compiled once, and not by every rank
-    team = Team([target.order(rank, room) for rank in range(1, target.shard.size)], target.device)
-    failing.callback(team.close)
-    return team
-
-
-def _ranks_words(weights: list[int]) -> str:
-    sizes = ", ".join(f"{size / GIB:.2f}" for size in weights)
-    return f"{len(weights)} ranks hold {sizes} GiB of weights, {sum(weights) / GIB:.2f} GiB in all"
 
 
 def costs_file(model: str, target: Opened) -> Path:

@@ -117,7 +117,7 @@ class SpeculationConfig:
     draft_device: str | None = option(None, "where a draft model runs: cpu or cuda:N (default: where the target does)")
     draft_tensor_parallel_size: int = option(
         1,
-        "ranks a draft model is split over; only 1: it lives whole on the target's first",
+        "ranks a draft model is split over: 1, whole on the target's first, or as many as the target",
         aliases=("--draft-tp", "--speculative-draft-tensor-parallel-size"),
     )
     prompt_lookup_min: int | None = option(
@@ -144,8 +144,9 @@ class SpeculationConfig:
             raise RequestError("num_speculative_tokens", "is given twice: once alone and once by batch size; give one")
         if self.draft_temperature not in ("fixed", "entropy"):
             raise RequestError("draft_temperature", f"must be fixed or entropy, not {self.draft_temperature!r}")
-        if self.draft_tensor_parallel_size != 1:
-            raise RequestError("draft_tensor_parallel_size", WHOLE_DRAFT)
+        if self.draft_tensor_parallel_size < 1:
+            words = f"must be 1 or more, not {self.draft_tensor_parallel_size}"
+            raise RequestError("draft_tensor_parallel_size", words)
         shortest, longest = self.match_lengths
         if not 1 <= shortest <= longest <= LONGEST_RUN:
             raise RequestError(
@@ -219,7 +220,6 @@ VLLM_KEYS = (
     "use_heterogeneous_vocab",
     "synthetic_acceptance_rate",
 )
-WHOLE_DRAFT = "must be 1: a draft model lives whole on the target's first rank, or on a draft_device of its own"
 MEASURING = "is for measuring with guesses nobody made; here foretell.draft.scripted.OracleDrafter does that"
 # vLLM's words for how guesses are judged where tokens are drawn, and ours.
 RULES_OF_VLLM = {"strict": "match", "probabilistic": "rejection", "standard": "rejection"}
@@ -242,11 +242,11 @@ METHODS = {
 def _in_our_words(given: dict[str, Any], drafter: str) -> dict[str, Any]:
     """Take vLLM's own keys out of `given`; what they mean in ours. What cannot be done here is refused."""
     theirs = {name: value for name in VLLM_KEYS if (value := given.pop(name, None)) is not None}
-    if theirs.get("draft_tensor_parallel_size", 1) != 1:
-        raise _refusal("draft_tensor_parallel_size", WHOLE_DRAFT)
     if "synthetic_acceptance_rate" in theirs:
         raise _refusal("synthetic_acceptance_rate", MEASURING)
     found: dict[str, Any] = {}
+    if "draft_tensor_parallel_size" in theirs:
+        found["draft_tensor_parallel_size"] = theirs["draft_tensor_parallel_size"]
     if "rejection_sample_method" in theirs:
         found["rule"] = _rule(theirs["rejection_sample_method"], given.get("rule"))
     if "disable_by_batch_size" in theirs:

@@ -16,24 +16,24 @@ from .messages import move_message, step_message
 from .team import Team
 
 
-def lead(runner: ModelRunner, team: Team) -> None:
-    """Let the runner's steps and moves be those of all ranks."""
-    runner.executor = LeadExecutor(runner.executor, team)
-    runner.followers = Followers(team)
+def lead(runner: ModelRunner, team: Team, model: int = 0) -> None:
+    """Let the runner's steps and moves be those of all ranks; `model` is which of theirs."""
+    runner.executor = LeadExecutor(runner.executor, team, model)
+    runner.followers = Followers(team, model)
 
 
 class LeadExecutor:
     """What the first rank's own executor gives: the others' parts are in its sums and logits."""
 
-    def __init__(self, own: Executor, team: Team) -> None:
-        self.own, self.team = own, team
+    def __init__(self, own: Executor, team: Team, model: int) -> None:
+        self.own, self.team, self.model = own, team, model
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         """A step that breaks off leaves the others in the midst of it: then there is no next one."""
         self.team.check()
         with uninterrupted():
             try:
-                self.team.tell(step_message(packed))
+                self.team.tell(step_message(self.model, packed))
                 return self.own(packed, taps)
             except RankError:
                 raise
@@ -44,13 +44,13 @@ class LeadExecutor:
 class Followers:
     """The other ranks, as a runner knows them."""
 
-    def __init__(self, team: Team) -> None:
-        self._team = team
+    def __init__(self, team: Team, model: int) -> None:
+        self._team, self._model = team, model
 
     def move(self, source: list[int], target: list[int]) -> None:
         """Move slots as the first rank does."""
         if source != target:
-            self._team.tell(move_message(source, target))
+            self._team.tell(move_message(self._model, source, target))
 
     def listen(self, told: Callable[[RankError], None]) -> None:
         self._team.listen(told)

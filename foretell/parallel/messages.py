@@ -13,30 +13,32 @@ STEP, MOVE = 0, 1
 FIELDS = 6  # of a span
 
 
-def step_message(packed: Packed) -> bytes:
+def step_message(model: int, packed: Packed) -> bytes:
     """Rows to run; who reads this answers with sums alone, so it need not know what becomes of them."""
     spans, pages, parents = span_tables(packed.spans)
     wanted = np.array(packed.wanted, np.int64)
-    counts = [STEP, packed.rows, len(spans), len(pages), len(parents), len(wanted)]
+    counts = [STEP, model, packed.rows, len(spans), len(pages), len(parents), len(wanted)]
     parts = (np.array(counts, np.int64), packed.table, spans, pages, parents, wanted)
     return np.concatenate([part.ravel() for part in parts]).tobytes()
 
 
-def move_message(source: Sequence[int], target: Sequence[int]) -> bytes:
+def move_message(model: int, source: Sequence[int], target: Sequence[int]) -> bytes:
     """Slots whose keys and values move, for an accepted branch."""
-    return np.array([MOVE, *source, *target], np.int64).tobytes()
+    return np.array([MOVE, model, *source, *target], np.int64).tobytes()
 
 
-def read_message(message: bytes) -> Packed | tuple[list[int], list[int]]:
-    """A step's rows, or where slots move from and to."""
-    numbers = np.frombuffer(message, np.int64)
-    if numbers[0] == MOVE:
-        half = (len(numbers) - 1) // 2
-        return numbers[1 : 1 + half].tolist(), numbers[1 + half :].tolist()
-    rows, *counts = numbers[1:6].tolist()
+def read_message(message: bytes) -> tuple[int, Packed | tuple[list[int], list[int]]]:
+    """Which model, and a step's rows, or where slots move from and to."""
+    kind, model, *_ = numbers = np.frombuffer(message, np.int64)
+    if kind == MOVE:
+        half = len(numbers) // 2 + 1
+        return int(model), (numbers[2:half].tolist(), numbers[half:].tolist())
+    rows, *counts = numbers[2:7].tolist()
     sizes = np.array([3 * rows, FIELDS * counts[0], *counts[1:]])
-    table, spans, pages, parents, wanted = np.split(numbers[6:], np.cumsum(sizes)[:-1])
-    return Packed(table.reshape(3, rows), _spans(spans.tolist(), pages.tolist(), parents.tolist()), wanted.tolist())
+    table, spans, pages, parents, wanted = np.split(numbers[7:], np.cumsum(sizes)[:-1])
+    return int(model), Packed(
+        table.reshape(3, rows), _spans(spans.tolist(), pages.tolist(), parents.tolist()), wanted.tolist()
+    )
 
 
 def _spans(fields: list[int], pages: list[int], parents: list[int]) -> list[Span]:

@@ -18,26 +18,33 @@ from foretell.models.variants import quantize_weights, round_weights
 
 
 @dataclass(frozen=True)
-class Order:
-    """A rank's part of a model, how its weights run, and the room it gets."""
+class Part:
+    """A model that is split: how its weights run, and the room each rank gives its cache."""
 
     checkpoint: Path
-    shard: Shard
     dtype: torch.dtype
-    device: str
     bits: Bits | None
     rounding: Rounding | None
     pages: int
     page_size: int
     context: int
-    threads: int
 
-    def load(self) -> Decoder:
-        """The part, with its weights as they will run."""
-        model = load_model(open_checkpoint(self.checkpoint), self.dtype, self.device, self.shard)
+    def load(self, shard: Shard, device: torch.device) -> Decoder:
+        """A rank's part of it, with its weights as they will run."""
+        model = load_model(open_checkpoint(self.checkpoint), self.dtype, device, shard)
         if self.rounding is not None:
             return round_weights(model, self.rounding)
         return model if self.bits is None else quantize_weights(model, self.bits)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which rank it is, where it runs, and what of: the target, and a draft model where that is split, too."""
+
+    shard: Shard
+    device: str
+    threads: int
+    parts: tuple[Part, ...]
 
 
 def held_bytes(model: Decoder) -> int:

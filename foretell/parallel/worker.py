@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from foretell.errors import ForetellError
+from foretell.models.shard import Shard
 from foretell.runner.runner import ModelRunner
 
 from .crew import Report
 from .group import Group, PartedError, find_store
 from .messages import read_message
-from .order import Order, held_bytes
+from .order import Order, Part, held_bytes
 
 
 def main(line: Connection) -> None:
@@ -53,16 +54,20 @@ def _work(order: Order, store: Any, patience: float, line: Connection, inbox: Si
     if device.type == "cuda":
         torch.cuda.set_device(device)
     group = Group(store, shard.rank, shard.size, device, patience)
-    model = order.load()
-    model.meet(group)
-    runner = ModelRunner(model, order.pages, order.page_size, order.context)
-    line.send(Report("ready", weights=held_bytes(model)))
+    runners = [_runner(part, shard, device, group) for part in order.parts]
+    line.send(Report("ready", weights=sum(held_bytes(runner.model) for runner in runners)))
     while True:
-        message = read_message(inbox.get())
+        model, message = read_message(inbox.get())
         if isinstance(message, tuple):
-            runner.cache.move(*message)
+            runners[model].cache.move(*message)
         else:
-            runner.executor(message, ())
+            runners[model].executor(message, ())
+
+
+def _runner(part: Part, shard: Shard, device: torch.device, group: Group) -> ModelRunner:
+    model = part.load(shard, device)
+    model.meet(group)
+    return ModelRunner(model, part.pages, part.page_size, part.context)
 
 
 if __name__ == "__main__":

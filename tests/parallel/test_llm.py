@@ -49,7 +49,9 @@ def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.Ca
         ({"tensor_parallel_size": 0}, "must be 1 or more"),
         ({"tensor_parallel_size": 2, "drafter": "exit:1"}, "lie on 2 ranks; take another drafter"),
         ({"tensor_parallel_size": 2, "drafter": "ngram,self:int8"}, "self:int8 runs the target's own layers"),
-        ({"draft_tensor_parallel_size": 2}, "lives whole on the target's first rank"),
+        ({"draft_tensor_parallel_size": 2}, "the target is not split"),
+        ({"tensor_parallel_size": 4, "draft_tensor_parallel_size": 2}, "or 4, as the target's"),
+        ({"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2, "draft_device": "cpu"}, "that is whole"),
         ({"draft_device": "tpu", "drafter": "model:smollm2-135m"}, "draft_device: 'tpu' is not known"),
     ],
 )
@@ -63,6 +65,16 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 def test_a_draft_model_on_a_device_of_its_own(tiny_folder: Path) -> None:
     llm = LLM(tiny_folder, drafter=f"model:{tiny_folder}", draft_device="cpu", kv_memory=0.01, quiet=True)
     assert texts(llm) == texts(llm, enabled=False)
+
+
+@pytest.mark.slow
+def test_a_draft_model_split_as_the_target_is(tiny_folder: Path) -> None:
+    options = {"drafter": f"model:{tiny_folder}", "kv_memory": 0.01, "quiet": True}
+    with LLM(tiny_folder, tensor_parallel_size=2, draft_tensor_parallel_size=2, **options) as llm:  # type: ignore[arg-type]
+        plain = texts(llm, enabled=False)
+        outputs = llm.generate(PROMPTS, GREEDY)
+        assert [output.outputs[0].token_ids for output in outputs] == plain
+        assert sum(output.speculation.accepted for output in outputs) > 0, "the draft is the model itself"
 
 
 @pytest.mark.slow

@@ -20,10 +20,10 @@ SOON = 20.0  # seconds; it takes less than one where the machine is free
 PROGRAM = """
 import pathlib, sys, torch
 from foretell.models.shard import Shard
-from foretell.parallel import Order, Team
+from foretell.parallel import Order, Part, Team
 torch.set_num_threads(1)
-order = Order(pathlib.Path(sys.argv[1]), Shard(1, 2), torch.float32, "cpu", None, None, 64, 4, 128, 1)
-team = Team([order], torch.device("cpu"))
+part = Part(pathlib.Path(sys.argv[1]), torch.float32, None, None, 64, 4, 128)
+team = Team([Order(Shard(1, 2), "cpu", 1, (part,))], torch.device("cpu"))
 team.wait()
 print(*team.processes, flush=True)
 sys.stdin.read()

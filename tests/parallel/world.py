@@ -19,7 +19,7 @@ from foretell.models.decoder import Decoder
 from foretell.models.heads import Lender
 from foretell.models.load import load_model
 from foretell.models.shard import Shard
-from foretell.parallel import Order, Team, lead
+from foretell.parallel import Order, Part, Team, lead
 from foretell.runner.runner import ModelRunner
 from tests.parallel.splitting import write_folder
 from tests.tiny import CONTEXT, PROMPTS, OwnHead, add, run, tiny_decoder
@@ -64,10 +64,8 @@ class Split:
 def split(folder: Path, size: int, patience: float = 60.0) -> Iterator[Split]:
     """The tiny decoder on so many processes, this one included."""
     write_folder(tiny_decoder(), folder)
-    orders = [
-        Order(folder, Shard(rank, size), torch.float32, "cpu", None, None, PAGES, PAGE_SIZE, CONTEXT, 1)
-        for rank in range(1, size)
-    ]
+    part = Part(folder, torch.float32, None, None, PAGES, PAGE_SIZE, CONTEXT)
+    orders = [Order(Shard(rank, size), "cpu", 1, (part,)) for rank in range(1, size)]
     team = Team(orders, torch.device("cpu"), patience)
     try:
         model = load_model(open_checkpoint(folder), torch.float32, "cpu", Shard(0, size))
