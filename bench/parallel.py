@@ -69,12 +69,12 @@ def tree_around(prompts: Texts, truth: Texts) -> ScriptedDrafter:
 
 @contextmanager
 def disturbed(llm: LLM, prompts: Texts) -> Iterator[list[int]]:
-    """While this runs, every fourth step a text makes way, and others come and are given up."""
+    """While this runs, every other step a text makes way, and another comes and is given up."""
     steps, step, engine = [0], llm.engine.step, llm.engine
 
     def restless() -> Any:
         steps[0] += 1
-        if steps[0] % 4 == 1 and engine.scheduler.running:
+        if steps[0] % 2 == 0 and engine.scheduler.running:
             engine.scheduler.preempt(engine.scheduler.running[-1])
         name = f"gone{steps[0]}"
         request = llm.assembly.requests.make(name, prompts[steps[0] % len(prompts)], SamplingParams(max_tokens=8))[0]
@@ -141,13 +141,13 @@ def record(llm: LLM, prompts: Texts, arms: list[str], args: argparse.Namespace) 
             texts, accepted = write_trees(llm, prompts, truth, args)
         elif arm == "disturbed":
             with disturbed(llm, prompts) as steps:
-                texts, accepted = write(llm, prompts, args, arms[0])
+                texts, accepted = write(llm, prompts, args, "ngram")
         else:
             texts, accepted = write(llm, prompts, args, arm)
         truth = truth or texts
         found["differ"][name] = sum(a != b for a, b in zip(texts, truth, strict=True))
         found["accepted"][name], found["seconds"][name] = accepted, round(time.perf_counter() - began, 1)
-    return found | {"texts": truth, "made_way": steps[0] // 4, "given_up": steps[0]}
+    return found | {"texts": truth, "made_way": steps[0] // 2, "given_up": steps[0]}
 
 
 def against(found: dict[str, Any], other: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
