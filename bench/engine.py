@@ -17,6 +17,8 @@ from twin import transformers_twin
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.cli.demo import EDIT, QUESTION
+from foretell.runner.executor import StepOutput
+from foretell.runner.pack import Packed
 from foretell.types import Draft, Share
 
 PLAIN = SpeculationChoice(enabled=False)
@@ -91,33 +93,29 @@ def step_by_rows(llm: LLM, prompt: list[int], rounds: int) -> dict[str, float]:
 
 
 class HostTimer:
-    """Counts the time spent inside the model, to know what the loop costs around it."""
+    """Counts the time spent inside the runner's executor, to know what the loop costs around it."""
 
     def __init__(self, llm: LLM) -> None:
-        self.model, self.inside = llm.engine.runner.model, 0.0
-        self.forward, self.logits = self.model.forward, self.model.logits
+        self.runner, self.inside = llm.engine.runner, 0.0
+        self.executor = self.runner.executor
 
     def __enter__(self) -> HostTimer:
-        self.model.forward = self._timed(self.forward)  # type: ignore[method-assign]
-        self.model.logits = self._timed(self.logits)  # type: ignore[method-assign]
+        self.runner.executor = self._timed
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.model.forward, self.model.logits = self.forward, self.logits  # type: ignore[method-assign]
+        self.runner.executor = self.executor
 
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self.inside += time.perf_counter() - began
-
-        return timed
+    def _timed(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        began = time.perf_counter()
+        try:
+            return self.executor(packed, taps)
+        finally:
+            self.inside += time.perf_counter() - began
 
 
 def host_time(llm: LLM, prompt: list[int], batch: int, steps: int) -> float:
-    """Milliseconds a step outside the model's forward, at this batch."""
+    """Milliseconds a step outside the executor, which runs the model, at this batch."""
     engine = llm.engine
     requests = [
         llm._requests(prompt[i:], SamplingParams(max_tokens=steps + 8, ignore_eos=True), PLAIN)[0] for i in range(batch)

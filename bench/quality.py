@@ -1,7 +1,8 @@
-"""What rounding the weights does to the text: python bench/quality.py --text FILE [--text FILE]
+"""What rounding the weights does to the text: python bench/quality.py [--text FILE] [--text FILE]
 
-Perplexity over windows of plain text, how often the likeliest token is the one float32 finds likeliest, and how far
-greedy answers go before they part. FILE may be packed with xz.
+Perplexity over windows of plain text (the prompts that ship with the package, where no file is named), how often the
+likeliest token is the one float32 finds likeliest, and how far greedy answers go before they part. FILE may be packed
+with xz.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def text_of(path: Path) -> str:
     return found
 
 
+def own_text() -> str:
+    """All that is asked in our own workload."""
+    return "\n\n".join(str(message["content"]) for item in load("own") for message in item.messages)
+
+
 def read(quantization: str, texts: list[str], args: argparse.Namespace) -> Reading:
     llm = LLM(drafter="none", quiet=True, quantization=quantization)
     logprobs: list[float] = []
@@ -47,6 +53,8 @@ def read(quantization: str, texts: list[str], args: argparse.Namespace) -> Readi
         tokens = llm.tokenizer.encode(text[: args.windows * args.window * 8], add_special=False)
         for start in range(0, args.windows * args.window, args.window):
             window = tokens[start : start + args.window]
+            if len(window) < 2:  # the text has ended
+                break
             (found,) = llm.generate(
                 {"prompt_token_ids": window}, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
             )
@@ -68,12 +76,12 @@ def agreed(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, action="append", required=True)
+    parser.add_argument("--text", type=Path, action="append", help="default: the prompts that ship with the package")
     parser.add_argument("--windows", type=int, default=16, help="of each file")
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--max-tokens", type=int, default=128)
     args = parser.parse_args()
-    texts = [text_of(path) for path in args.text]
+    texts = [text_of(path) for path in args.text] if args.text else [own_text()]
     found: dict[str, Reading] = {}
     print("| weights | perplexity | same likeliest token | greedy tokens before the first difference |")
     print("| --- | ---: | ---: | ---: |")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import platform
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -42,7 +42,7 @@ from .parallel import Part, Team, check_ranks, held_bytes, lead, ranks_words, st
 from .runner.memory import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory, step_bytes
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
-from .system import home
+from .system import home, processor, usable_cores
 from .tokenizer import Tokenizer
 from .types import SpeculationChoice
 from .verify.threshold import ThresholdSettings
@@ -196,8 +196,7 @@ def _build(
 ) -> Assembly:
     """`failing` ends what was started, should it come to that."""
     ranks = config.tensor_parallel_size
-    if config.threads is not None or ranks > 1:
-        torch.set_num_threads(max(1, (config.threads or torch.get_num_threads()) // ranks))
+    set_threads(config.threads, ranks)
     speculation = settled(speculation, config.model)
     check_rule(speculation.rule)  # wrong names fail before a long load
     if drafter is not None and not drafter.name:
@@ -272,9 +271,18 @@ def _build(
     return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler, team)
 
 
+def set_threads(wanted: int | None, ranks: int = 1) -> None:
+    """As many as are wanted, or one for each core there is: more of them only wait for each other. Ranks share them."""
+    if wanted is None and "OMP_NUM_THREADS" not in os.environ:
+        wanted = usable_cores() if ranks > 1 else min(torch.get_num_threads(), usable_cores())
+    each = max(1, (wanted or torch.get_num_threads()) // ranks)
+    if each != torch.get_num_threads():
+        torch.set_num_threads(each)
+
+
 def costs_file(model: str, target: Opened) -> Path:
     """Where what steps cost is kept: for this model on this device with so many threads."""
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.machine()
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
     kernels = (target.bits or target.rounding, native_for(target.device) is not None)
     parts: tuple[object, ...] = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
     parts += () if target.shard is None else (target.shard,)

@@ -95,9 +95,11 @@ class SpeculationConfig:
         "latency", "what drafts are to shorten: each text's own time, or that of all", choices=("latency", "throughput")
     )
     min_confidence: float = option(
-        0.0, "a draft model stops where its chain is less likely than this", aliases=("--draft-p-min",)
+        0.0,
+        "a draft model stops where its chain is less likely than this",
+        aliases=("--draft-p-min", "--spec-draft-p-min"),
     )
-    min_draft: int = option(0, "drafts of fewer tokens are not checked", aliases=("--draft-min",))
+    min_draft: int = option(0, "drafts of fewer tokens are not checked", aliases=("--draft-min", "--spec-draft-n-min"))
     rule: str = option(
         "match", "which guesses stand: match, rejection, block or auto; lossy: confidence, typical, ensemble"
     )
@@ -147,6 +149,9 @@ class SpeculationConfig:
         if self.draft_tensor_parallel_size < 1:
             words = f"must be 1 or more, not {self.draft_tensor_parallel_size}"
             raise RequestError("draft_tensor_parallel_size", words)
+        for name in ("acceptance_threshold", "acceptance_threshold_lower", "workload"):
+            if getattr(self, name) is not None and self.rule != "confidence":
+                raise RequestError(name, f"is for the rule confidence, and the rule is {self.rule}; set rule to it")
         shortest, longest = self.match_lengths
         if not 1 <= shortest <= longest <= LONGEST_RUN:
             raise RequestError(

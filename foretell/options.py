@@ -14,9 +14,12 @@ from .errors import RequestError
 T = TypeVar("T")
 
 
-def option(default: Any, help: str, *, aliases: tuple[str, ...] = (), choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field that is also a command-line flag; `aliases` are the flags of other systems for it."""
-    return field(default=default, metadata={"help": help, "aliases": aliases, "choices": choices})
+def option(
+    default: Any, help: str, *, aliases: tuple[str, ...] = (), choices: tuple[str, ...] = (), several: bool = False
+) -> Any:
+    """A dataclass field that is also a command-line flag; `aliases` are the flags of other systems for it, `several`
+    says that one flag may take more than one value."""
+    return field(default=default, metadata={"help": help, "aliases": aliases, "choices": choices, "several": several})
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -80,6 +83,8 @@ def add_options(parser: argparse._ActionsContainer, cls: type, *, skip: frozense
             settings["action"] = argparse.BooleanOptionalAction
         elif get_origin(kind) is tuple:
             settings |= {"action": "append", "metavar": "TEXT", "type": get_args(kind)[0]}
+            if f.metadata["several"]:
+                settings |= {"action": "extend", "nargs": "+"}
         else:
             settings |= {"type": kind, "metavar": f.name.upper()}
         if f.metadata["choices"]:

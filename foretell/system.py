@@ -1,11 +1,15 @@
-"""What the system lends: a folder for what is kept between runs, and memory that it can have back."""
+"""What the system lends: a folder for what is kept between runs, memory that it can have back, and cores."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
+import platform
 from pathlib import Path
+
+MANY = 1 << 16  # cores
 
 
 def home() -> Path:
@@ -20,3 +24,36 @@ def give_back() -> None:
     """Let the system have what was freed; after a load the C library would keep a few hundred megabytes of it."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def processor() -> str:
+    """The name of the CPU, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def usable_cores(system: Path = Path("/sys")) -> int:
+    """Physical cores this process may use: two threads of one core are one, and a container may have a part of them."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = {_siblings(system, cpu) for cpu in allowed}
+    return max(1, min(len(cores), _quota(system)))
+
+
+def _siblings(system: Path, cpu: int) -> str:
+    try:
+        return (system / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _quota(system: Path) -> int:
+    """What a control group lets it have, in whole cores; a part of one is one."""
+    try:
+        limit, period = (system / "fs/cgroup/cpu.max").read_text().split()
+        return math.ceil(int(limit) / int(period))
+    except (OSError, ValueError):  # none, or "max"
+        return MANY

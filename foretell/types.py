@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -70,6 +71,10 @@ class TokenDetail:
     fallen: tuple[FallenGuess, ...] = ()
 
 
+# Of runs by their length: what completes them, by all that stands before it. A step finds it without a look at each.
+Banned = Mapping[int, Mapping[tuple[int, ...], tuple[int, ...]]]
+
+
 @dataclass(frozen=True)
 class Request:
     """One text to be written: everything that decides it, settled before the first step."""
@@ -84,7 +89,7 @@ class Request:
     tenant: str = ""
     speculation: SpeculationChoice = SpeculationChoice()
     rule: str = "match"
-    banned: tuple[tuple[int, ...], ...] = ()  # runs of tokens that are never completed
+    banned: Banned = field(default_factory=dict)  # runs of tokens that are never completed
     thinking: Thinking | None = None
     prediction: tuple[int, ...] = ()  # text the caller expects, for the drafter `prediction`
     drafters: tuple[str, ...] = ()  # those that may guess for it; none is plain decoding
@@ -106,6 +111,12 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that the target has still to run."""
         return len(self.tokens) - self.cached
+
+    @property
+    def writing(self) -> bool:
+        """Whether its next step runs the token it wrote last, and nothing else; a prompt's last token is none of those:
+        the first token waits for no draft."""
+        return len(self.tokens) - self.cached == 1 and len(self.tokens) > len(self.request.prompt)
 
     @property
     def written(self) -> int:

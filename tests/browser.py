@@ -11,14 +11,14 @@
 
 `browser` lives as long as a module's tests, and skips them, with the reason, where Playwright or Chromium is missing
 (Debian: `apt-get install chromium`; elsewhere FORETELL_CHROMIUM names the binary). While it is open no `asyncio.run`
-works in the same thread: start servers as processes. FORETELL_SCREENSHOTS names a folder that keeps the screenshots.
+works in the same thread: start servers as processes. Screenshots are kept in `.artefacts/screenshots` of the checkout,
+which git ignores; FORETELL_SCREENSHOTS names another folder.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 BINARIES = ("chromium", "chromium-browser", "google-chrome")
 DESKTOP, PHONE = (1280, 900), (390, 844)  # width and height; a phone's is that of most that are sold
+SCREENSHOTS = Path(__file__).parents[1] / ".artefacts" / "screenshots"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -70,7 +71,7 @@ class Opened:
 
     def screenshot(self, name: str) -> Path:
         """The whole page as a picture, for eyes."""
-        folder = Path(os.environ.get("FORETELL_SCREENSHOTS") or tempfile.mkdtemp(prefix="foretell-"))
+        folder = Path(os.environ.get("FORETELL_SCREENSHOTS") or SCREENSHOTS)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.png"
         self.page.screenshot(path=path, full_page=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from foretell import __version__
+from foretell import LLM, SamplingParams, __version__
+from foretell.cli import generate
 from foretell.cli.main import build_parser, main
-from foretell.cli.tint import COLOURS
+from foretell.cli.tint import COLOURS, RESET
 from tests.folder import write_tiny_folder
 
+CODES = re.compile(r"\x1b\[\d+m")
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick"
 
 
@@ -126,14 +130,66 @@ def test_a_terminal_shows_who_proposed_what(tiny_folder: Path) -> None:
     assert any(colour in in_terminal(*words, env={"NO_COLOR": ""}) for colour in COLOURS), "empty is as good as unset"
 
 
-def in_terminal(*words: str, env: dict[str, str] | None = None) -> str:
-    """What a program writes to a terminal."""
+GUESSED = ["--max-tokens", "40", "--temperature", "0", "--ignore-eos", "--drafter", "ngram"]
+GUESSED += ["--prompt-lookup-min", "1", "--num-speculative-tokens", "4"]
+
+
+def test_so_does_a_chat_unless_told_not_to(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["chat", "--model", str(tiny_folder), *GUESSED]
+    coloured = in_terminal(*words, text="a a a a a a\n")
+    assert COLOURS[0] in coloured
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdin", io.StringIO("a a a a a a\n"))
+    _, plain, _ = run(capsys, *words, "--no-show")
+    assert "\x1b" not in plain and CODES.sub("", coloured).split() == plain.split() != []
+
+
+def test_all_at_once_is_shown_as_a_stream_is(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    words = ["generate", "a a a a a a", "--show", "--model", str(tiny_folder), *GUESSED]
+    _, streamed, legend = run(capsys, *words)
+    assert COLOURS[0] in streamed
+    _, filed, told = run(capsys, *words, "--out", str(tmp_path / "out.json"))
+    assert filed.replace(RESET + COLOURS[0], "") == streamed.replace(RESET + COLOURS[0], "")
+    assert "guessed, and stood" in told and told.splitlines()[-1] == legend.splitlines()[-1]
+    assert "\x1b" not in (tmp_path / "out.json").read_text(), "a file has the text as it is"
+    _, several, _ = run(capsys, *words, "--n", "2")
+    assert COLOURS[0] in several and several.startswith(filed.rstrip("\n"))
+
+
+def test_nor_is_it_obeyed(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that writes nothing but what clears a screen; a pipe gets it as it is."""
+    llm = LLM(tiny_folder, quiet=True)
+    escape = llm.tokenizer.encode("\x1b", add_special=False)
+    params = SamplingParams(max_tokens=3, n=2, allowed_token_ids=escape)
+    for terminal, shown in ((True, "␛␛␛\n\n␛␛␛\n"), (False, "\x1b\x1b\x1b\n\n\x1b\x1b\x1b\n")):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        generate.print_whole(llm, llm.generate([PROMPT], params)[0], params, show=False)
+        assert capsys.readouterr().out == shown
+
+
+def in_terminal(*words: str, env: dict[str, str] | None = None, text: str | None = None) -> str:
+    """What a program writes to a terminal; what is typed comes through a pipe."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "foretell", *words]
+    there = {**os.environ, "TERM": "xterm", **(env or {})}
+    pipe = None if text is None else subprocess.PIPE
     with subprocess.Popen(
-        command, stdout=follower, stderr=subprocess.DEVNULL, env={**os.environ, "TERM": "xterm", **(env or {})}
-    ):
+        command, stdin=pipe, stdout=follower, stderr=subprocess.DEVNULL, env=there, text=True
+    ) as child:
         os.close(follower)
+        if child.stdin is not None and text is not None:
+            child.stdin.write(text)
+            child.stdin.close()
         seen = b""
         try:
             while chunk := os.read(leader, 4096):

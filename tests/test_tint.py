@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 from pathlib import Path
 
 import pytest
 
-from foretell.cli import chat
 from foretell.cli.tint import COLOURS, RESET, Palette, Tint, wants_colour
 from foretell.tokenizer import Tokenizer
 from foretell.types import TARGET, Delta
@@ -96,9 +94,3 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     assert not wants_colour(Terminal())
-
-
-def test_a_chat_shows_colours_unless_told_not_to() -> None:
-    parser = argparse.ArgumentParser()
-    chat.add_arguments(parser)
-    assert parser.parse_args([]).show and not parser.parse_args(["--no-show"]).show

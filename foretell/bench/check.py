@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from foretell.errors import RequestError
 
-from .clients import look
+from .clients import FAILURES, look, remedy
 from .compare import CompareSample, summarise
 from .item import Item
 from .measure import Watch
@@ -32,6 +32,8 @@ SHORT, FEW = 16, 1.25  # tokens of a text, tokens a step
 MANY = 4  # texts of others at once
 
 Verdict = Literal["pays", "makes no difference", "costs time", "is off", "cannot be told"]
+Row = dict[str, Any]
+ROW = ("task", "arm", "tokens", "accepted_per_step", "speedup", "speedup_interval", "same_text", "tokens_per_second")
 Cause = Literal["", "acceptance", "load", "length", "steps"]
 
 
@@ -138,7 +140,8 @@ class CheckFindings:
 
     conditions: dict[str, Any]
     facts: Facts
-    cells: tuple[dict[str, Any], ...]  # of each task: what its prompts showed
+    cells: tuple[Row, ...]  # of each task: what its prompts showed
+    overall: Row
     samples: tuple[CompareSample, ...] = field(default=(), repr=False)
     reasons: dict[str, int] = field(default_factory=dict)  # of requests that failed
     stopped: BaseException | None = None
@@ -155,6 +158,7 @@ class CheckFindings:
             "reasons": self.reasons,
             "requests_per_second": self.facts.requests_per_second,
             **asdict(self.facts),
+            "overall": [self.overall],
             "cells": list(self.cells),
         }
 
@@ -172,7 +176,8 @@ def run_check(endpoint: Endpoint, items: Sequence[Item], watch: Watch, condition
     asked = Asked(MAX_TOKENS, 0.0)
     first = arms[0].write(items[0], asked)
     if first.error is not None:
-        raise RequestError("url", f"{endpoint.address.host}:{endpoint.address.port} does not serve: {first.error}")
+        where = f"{endpoint.address.host}:{endpoint.address.port}"
+        raise RequestError("url", f"{where} does not serve: {first.error}; {remedy(first.error)}")
     prompts = items[: REQUESTS // len(arms)]
     samples: list[CompareSample] = []
     stopped: BaseException | None = None
@@ -189,12 +194,12 @@ def run_check(endpoint: Endpoint, items: Sequence[Item], watch: Watch, condition
         stopped = error
     seconds = perf_counter() - began
     reasons = Counter(sample.reply.error for sample in samples if sample.reply.error is not None)
-    facts, cells = facts_of(samples, seconds, others)
-    return CheckFindings(conditions, facts, cells, tuple(samples), dict(reasons), stopped)
+    facts, cells, overall = facts_of(samples, seconds, others)
+    return CheckFindings(conditions, facts, cells, overall, tuple(samples), dict(reasons), stopped)
 
 
-def facts_of(samples: Sequence[CompareSample], seconds: float, others: int) -> tuple[Facts, tuple[dict[str, Any], ...]]:
-    """What the answers show."""
+def facts_of(samples: Sequence[CompareSample], seconds: float, others: int) -> tuple[Facts, tuple[Row, ...], Row]:
+    """What the answers show, task by task, and over all."""
     unswitched = any(each.peer == OFF and guessed(each.reply) for each in samples)
     kept = [each for each in samples if each.peer == ON or not unswitched]
     cells, overall = summarise(kept, [ON, OFF], OFF)
@@ -213,8 +218,8 @@ def facts_of(samples: Sequence[CompareSample], seconds: float, others: int) -> t
         same_text=mean.same_text,
         others=others,
     )
-    names = ("task", "tokens", "accepted_per_step", "speedup", "same_text", "tokens_per_second")
-    return facts, tuple({name: asdict(cell)[name] for name in names} for cell in cells if cell.arm == ON)
+    rows = [{name: asdict(cell)[name] for name in ROW} for cell in (*cells, mean) if cell.arm == ON]
+    return facts, tuple(rows[:-1]), rows[-1]
 
 
 def guessed(reply: Reply) -> bool:
@@ -226,7 +231,7 @@ def running(endpoint: Endpoint) -> int:
     """Texts that the server writes for others, where its metrics tell."""
     try:
         status, body = asyncio.run(look(endpoint.address, "/metrics"))
-    except (OSError, TimeoutError, EOFError, ValueError):
+    except FAILURES:
         return 0
     text = body.decode("utf-8", "replace") if status == 200 else ""
     return int(sum(float(each["value"]) for each in SAMPLE.finditer(text) if each["name"] in RUNNING))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .check import CheckFindings
 from .compare_report import number
+from .intervals import shown
 
 HEAD = ("task", "tokens", "tokens/s", "accepted per step", "ratio to none", "same text")
 
@@ -16,7 +17,7 @@ def markdown(findings: CheckFindings) -> str:
             str(cell["tokens"]),
             number(cell["tokens_per_second"], 1),
             number(cell["accepted_per_step"], 2),
-            number(cell["speedup"], 2),
+            shown(cell["speedup"], cell["speedup_interval"]),
             {True: "yes", False: "NO", None: "-"}[cell["same_text"]],
         ]
         for cell in findings.cells

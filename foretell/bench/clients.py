@@ -87,6 +87,20 @@ class Refused(Exception):
     """The server's answer is an error; the words say which."""
 
 
+SILENT = (OSError, EOFError)  # nobody listens, or goes before an answer has come; one who takes too long as well
+GARBLED = (Refused, ValueError, asyncio.LimitOverrunError)  # whoever listens does not speak HTTP
+FAILURES = (*SILENT, *GARBLED)
+
+
+def remedy(error: str) -> str:
+    """What would do where a first request failed with these words."""
+    if error.startswith(("HTTP 401", "HTTP 403")):
+        return "--api-key gives the key it wants"
+    if error.startswith("HTTP "):
+        return "ask for what it serves, or name another server"
+    return "start the server, or mend the address"
+
+
 async def ask(
     address: Address,
     body: Mapping[str, Any],
@@ -111,7 +125,7 @@ async def ask(
                 tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
     except TimeoutError:
         return Answer(tokens, first, last, f"no answer within {patience:g} s")
-    except (Refused, OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+    except FAILURES as error:
         return Answer(tokens, first, last, _one_line(error))
     return Answer(tokens, first, last or clock() - began, None, "".join(words), told)
 

@@ -25,7 +25,7 @@ class ComparePlan:
     """How much is asked of each peer. The first round warms up and is dropped."""
 
     max_tokens: int = 128
-    temperature: float = 0.0
+    temperature: float | None = None  # None: as each request says, else 0
     rounds: int = 3
 
     def __post_init__(self) -> None:
@@ -34,7 +34,8 @@ class ComparePlan:
                 raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
 
     def asked(self, item: Item) -> Asked:
-        return Asked(min(item.max_tokens, self.max_tokens), self.temperature)
+        own = float(item.sampling.get("temperature", 0.0))
+        return Asked(min(item.max_tokens, self.max_tokens), own if self.temperature is None else self.temperature)
 
 
 QUICK = ComparePlan(max_tokens=32, rounds=1)
@@ -88,6 +89,12 @@ class CompareFindings:
     def errors(self) -> int:
         return sum(cell.errors for cell in self.cells)
 
+    @property
+    def same_text(self) -> bool | None:
+        """Whether everybody wrote what the baseline did; None where there is nobody else to tell."""
+        same = [cell.same_text for cell in self.overall if cell.arm != self.baseline and cell.same_text is not None]
+        return all(same) if same else None
+
     def as_json(self) -> dict[str, Any]:
         return {
             "bench": "compare",
@@ -95,6 +102,7 @@ class CompareFindings:
             "baseline": self.baseline,
             "complete": self.stopped is None,
             "errors": self.errors,
+            "same_text": self.same_text,
             "overall": [asdict(cell) for cell in self.overall],
             "cells": [asdict(cell) for cell in self.cells],
         }

@@ -14,7 +14,8 @@ class Item:
     """One conversation to be written.
 
     `turns` are asked one after the other, each when the last was answered. `text` is continued as it is, in the place
-    of messages. `sampling` is what the request itself says, as those of a user's own trace do.
+    of messages. `sampling` is what the request itself says, as those of a user's own trace do; `fields` is that and
+    what else decides its text, in OpenAI's own words, for servers.
     """
 
     id: str
@@ -26,3 +27,10 @@ class Item:
     prediction: str | None = None
     schema: Mapping[str, Any] | bool | None = None  # of the JSON that is wanted; true for any object
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """As a server is asked, but for how long it may be."""
+        text = {"messages": list(self.messages)} if self.text is None else {"prompt": self.text}
+        return {**text, **self.fields}

@@ -17,10 +17,12 @@ from typing import Any
 from foretell.errors import RequestError
 
 from .arrivals import ClosedLoop, Level
-from .clients import Address, Answer, ask
+from .clients import Address, Answer, ask, remedy
 from .intervals import interval, ratio_of, redraw
 from .item import Item
+from .latency import Latency
 from .measure import Watch, rotated
+from .overall import Overall, as_row, over_all
 from .peers import steps_told
 
 OFF, AUTO, ON = "off", "auto", "on"
@@ -89,16 +91,14 @@ class LoadCell:
     reasons: dict[str, int]
     tokens: int
     tokens_per_second: float
-    first_token_p50: float | None
-    first_token_p99: float | None
-    per_token_p50: float | None
-    per_token_p99: float | None
     speedup: float | None
     speedup_interval: tuple[float, float] | None
     accepted_per_step: float | None = None  # where the server tells
-    same_text: bool | None = (
-        None  # as with speculation off; None where that is not promised, or nothing was asked twice
-    )
+    # As with speculation off; None where that is not promised, or nothing was asked twice.
+    same_text: bool | None = None
+    first_token: Latency | None = None
+    per_token: Latency | None = None  # of each text the mean behind its first words
+    draws: tuple[float, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,12 @@ class LoadFindings:
         return all(cell.same_text is not False for cell in self.cells)
 
     @property
+    def overall(self) -> tuple[Overall, ...]:
+        """Each arm over all loads."""
+        arms = dict.fromkeys(cell.arm for cell in self.cells)
+        return tuple(over_all(arm, [cell for cell in self.cells if cell.arm == arm]) for arm in arms)
+
+    @property
     def auto_over_better(self) -> dict[str, float]:
         """By load: the speedup of `auto` over the better of the others."""
         found: dict[str, float] = {}
@@ -135,12 +141,13 @@ class LoadFindings:
             "errors": self.errors,
             "same_text": self.same_text,
             "auto_over_better": self.auto_over_better,
-            "cells": [asdict(cell) for cell in self.cells],
+            "overall": [asdict(each) for each in self.overall],
+            "cells": [as_row(cell) for cell in self.cells],
         }
 
 
 def bodies(items: Sequence[Item], plan: LoadPlan, arm: LoadArm, seed: str, run: str) -> Iterator[dict[str, Any]]:
-    """Chats without end, in an order the seed decides, the same for every arm.
+    """Requests without end, in an order the seed decides, the same for every arm.
 
     Each pass over the prompts has a salt of its own, so that nobody finds in a cache what was asked before.
     """
@@ -149,7 +156,7 @@ def bodies(items: Sequence[Item], plan: LoadPlan, arm: LoadArm, seed: str, run: 
     for time in itertools.count():
         for item in order:
             yield {
-                "messages": list(item.messages),
+                **item.request,
                 "max_tokens": min(item.max_tokens, plan.max_tokens),
                 "seed": zlib.crc32(f"{item.id} {time}".encode()),
                 "cache_salt": f"{run} {arm.name} {seed} {time}",
@@ -165,7 +172,8 @@ def check(arms: Sequence[LoadArm], items: Sequence[Item], plan: LoadPlan) -> Non
     for arm in arms:
         answer = asyncio.run(ask(arm.address, next(bodies(items, plan, arm, "check", secrets.token_hex(4)))))
         if answer.error is not None:
-            raise RequestError("base_url", f"{arm.address.host}:{arm.address.port} does not serve: {answer.error}")
+            where = f"{arm.address.host}:{arm.address.port}"
+            raise RequestError("base_url", f"{where} does not serve: {answer.error}; {remedy(answer.error)}")
 
 
 def run_load(
@@ -209,6 +217,7 @@ def cell_of(level: Level, arm: str, slices: Sequence[Slice], plain: Sequence[Sli
     first = [answer.first for answer in good if answer.first is not None]
     later = [answer.a_token for answer in good if answer.a_token is not None]
     ratios = _ratios(slices, plain, isinstance(level, ClosedLoop))
+    draws = redraw([ratios], f"{level} {arm}", texts=False) if len(ratios) > 1 else None
     return LoadCell(
         load=str(level),
         arm=arm,
@@ -217,14 +226,13 @@ def cell_of(level: Level, arm: str, slices: Sequence[Slice], plain: Sequence[Sli
         reasons=dict(Counter(answer.error for answer in answers if answer.error is not None)),
         tokens=sum(each.tokens for each in slices),
         tokens_per_second=sum(each.tokens for each in slices) / sum(each.seconds for each in slices),
-        first_token_p50=quantile(first, 0.5),
-        first_token_p99=quantile(first, 0.99),
-        per_token_p50=quantile(later, 0.5),
-        per_token_p99=quantile(later, 0.99),
         speedup=ratio_of([ratios]) if ratios else None,
-        speedup_interval=interval(redraw([ratios], f"{level} {arm}", texts=False)) if len(ratios) > 1 else None,
+        speedup_interval=None if draws is None else interval(draws),
         accepted_per_step=_accepted(good),
         same_text=_same(good, [answer for each in plain for answer in each.answers if answer.error is None]),
+        first_token=Latency.of(first),
+        per_token=Latency.of(later),
+        draws=None if draws is None else tuple(draws),
     )
 
 
@@ -251,11 +259,3 @@ def _ratios(slices: Sequence[Slice], plain: Sequence[Slice], closed: bool) -> li
     """Pairs of the same turn; what has no partner, as in a run that was stopped, is left out."""
     pairs = [(ours.pace(closed), theirs.pace(closed)) for ours, theirs in zip(slices, plain, strict=False)]
     return [ours / theirs for ours, theirs in pairs if ours is not None and theirs is not None]
-
-
-def quantile(values: Sequence[float], share: float) -> float | None:
-    """The value that so large a share does not exceed."""
-    if not values:
-        return None
-    ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(share * len(ranked)))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .intervals import shown
+from .latency import Latency
 from .load import ON, LoadCell, LoadFindings
 
 HEAD = (
@@ -56,13 +57,13 @@ def _row(cell: LoadCell) -> list[str]:
         str(cell.requests),
         str(cell.errors),
         f"{cell.tokens_per_second:.1f}",
-        f"{_ms(cell.first_token_p50)} / {_ms(cell.first_token_p99)}",
-        f"{_ms(cell.per_token_p50)} / {_ms(cell.per_token_p99)}",
+        _waits(cell.first_token),
+        _waits(cell.per_token),
         shown(cell.speedup, cell.speedup_interval),
         "-" if cell.accepted_per_step is None else f"{cell.accepted_per_step:.2f}",
         {True: "yes", False: "NO", None: "-"}[cell.same_text],
     ]
 
 
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000 * seconds:.1f}"
+def _waits(times: Latency | None) -> str:
+    return "- / -" if times is None else f"{1000 * times.p50:.1f} / {1000 * times.p99:.1f}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from foretell.build import Opened
 
 PLAIN, LOOKUP = TRANSFORMERS = ("transformers", "transformers:lookup")
+ABLE = ("temperature", "seed", "prediction")  # fields of a request that it is asked with, or whose loss changes no text
 LOOKED_UP = 10  # tokens guessed each step from the prompt, as transformers' own guide has it
 
 
@@ -75,6 +76,8 @@ class TransformersPeer:
 
     def write(self, item: Item, asked: Asked, lookup: bool) -> Reply:
         """One text; transformers' own warnings and faults are a reply too."""
+        if unable := [name for name in item.fields if name not in ABLE]:
+            return Reply("", 0, None, 0.0, error=f"transformers is not asked with {', '.join(unable)} here")
         ids = self.torch.tensor([self.encode(item)], device=self.model.device)
         settings: dict[str, Any] = {"do_sample": asked.temperature > 0}
         if asked.temperature > 0:

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 from foretell.errors import RequestError
 
-from .clients import Address, Answer, ask, look
+from .clients import FAILURES, GARBLED, SILENT, Address, Answer, ask, look
 from .item import Item
 
 SAMPLE = re.compile(r"^([a-z_]+:)?(?P<name>[a-z0-9_]+)(\{[^}]*\})? (?P<value>\S+)$", re.M)
@@ -97,14 +97,19 @@ class Endpoint:
         where = f"{self.address.host}:{self.address.port}"
         try:
             status, body = asyncio.run(look(self.address, "/v1/models"))
-            card = json.loads(body)["data"][0]
-        except (OSError, TimeoutError, EOFError):
+        except SILENT:
             raise RequestError("peers", f"nobody answers at {where}; start the server, or mend the address") from None
-        except (ValueError, KeyError, IndexError, TypeError):
-            raise RequestError("peers", f"{where} has no /v1/models; name a server with OpenAI's API") from None
-        if status != 200:
+        except GARBLED:
+            raise RequestError("peers", f"{where} does not speak HTTP; name a server with OpenAI's API") from None
+        if status in (401, 403):
             raise RequestError("peers", f"{where} answers {status}; --api-key gives the key it wants")
-        self.model, self.kind = str(card["id"]), str(card.get("owned_by", ""))
+        try:
+            card = json.loads(body)["data"][0] if status == 200 else {}
+            self.model = str(card["id"])
+        except (ValueError, KeyError, IndexError, TypeError):
+            words = f"{where} has no /v1/models (it answers {status}); name a server with OpenAI's API that is ready"
+            raise RequestError("peers", words) from None
+        self.kind = str(card.get("owned_by", ""))
         self.counts = self.kind not in TELLS and self._accepted() is not None
 
     def write(self, item: Item, asked: Asked) -> Reply:
@@ -121,14 +126,13 @@ class Endpoint:
 
     def body(self, item: Item, asked: Asked) -> dict[str, Any]:
         """The request; its cache is nobody else's."""
-        text = {"messages": list(item.messages)} if item.text is None else {"prompt": item.text}
         salted = SALTED.get(self.kind)
         return {
-            **text,
+            "seed": zlib.crc32(item.id.encode()),
+            **item.request,
             "model": self.model,
             "max_tokens": asked.max_tokens,
             "temperature": asked.temperature,
-            "seed": zlib.crc32(item.id.encode()),
             "stream": True,
             "stream_options": {"include_usage": True},
             **(salted(secrets.token_hex(8)) if salted else {}),
@@ -139,7 +143,7 @@ class Endpoint:
         """Guesses that stood since the server started, where its metrics tell."""
         try:
             status, body = asyncio.run(look(self.address, "/metrics"))
-        except (OSError, TimeoutError, EOFError, ValueError):
+        except FAILURES:
             return None
         return accepted_guesses(body.decode("utf-8", "replace")) if status == 200 else None
 

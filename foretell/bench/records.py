@@ -13,13 +13,14 @@ from typing import Any, TextIO
 from foretell.errors import RequestError
 from foretell.params import DECIDING, SamplingParams
 
+BESIDE = ("response_format", "prediction")  # of what decides a text or its speed, what is not sampling
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def find_file(data: Path, names: tuple[str, ...]) -> Path:
     """The file itself, or in a folder the first of `names`, packed or not."""
     if not data.exists():
-        raise RequestError("data", f"there is no {data}")
+        raise RequestError("data", f"there is no {data}; name the workload's file, or the folder it lies in")
     if not data.is_dir():
         return data
     if not names:
@@ -58,9 +59,9 @@ def whole_lines(lines: Iterable[str], name: str) -> Iterator[Record]:
         try:
             value = json.loads(line)
         except json.JSONDecodeError as error:
-            raise RequestError("data", f"{where} is not JSON: {error.msg}") from None
+            raise RequestError("data", f"{where} is not JSON: {error.msg}; put one JSON object on each line") from None
         if not isinstance(value, dict):
-            raise RequestError("data", f"{where} is not a JSON object")
+            raise RequestError("data", f"{where} is not a JSON object; put one on each line")
         yield Record(value, where)
 
 
@@ -143,6 +144,11 @@ class Record:
         except RequestError as error:
             raise self._wrong(error.field, error.message) from None
         return given
+
+    def fields(self) -> dict[str, Any]:
+        """All that decides the text, as the request has it."""
+        names = (*DECIDING, *BESIDE)
+        return {name: self.value[name] for name in names if self.value.get(name) is not None}
 
     def _wrong(self, name: str, words: str) -> RequestError:
         return RequestError("data", f"{self.where}: {name} {words}")

@@ -78,6 +78,7 @@ def trace(record: Record, number: int) -> Item:
         prediction=body.prediction(),
         schema=body.schema(),
         sampling=body.sampling(),
+        fields=body.fields(),
     )
 
 

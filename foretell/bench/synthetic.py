@@ -15,6 +15,7 @@ from foretell.errors import RequestError
 from .intervals import interval, ratio_of, redraw
 from .item import Item
 from .measure import PLAIN, Arm, Watch, rotated
+from .overall import Overall, as_row, over_all
 from .scenes import ORACLE
 from .together import Batch, BatchStage, Together
 
@@ -61,6 +62,9 @@ class SyntheticPlan:
     rounds: int = 3
 
     def __post_init__(self) -> None:
+        for name, given in (("acceptance", self.rates), ("lengths", self.lengths), ("batches", self.batches)):
+            if not given:
+                raise RequestError(name, "is empty; give one number or several between commas")
         for rate in self.rates:
             if not 0 <= rate <= 1:
                 raise RequestError("acceptance", f"must be between 0 and 1, not {rate:g}")
@@ -70,7 +74,7 @@ class SyntheticPlan:
         for name in ("texts", "rounds"):
             if getattr(self, name) < 1:
                 raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
-        if self.max_tokens < 2 * max(self.lengths, default=1):
+        if self.max_tokens < 2 * max(self.lengths):
             raise RequestError("max_tokens", f"must be at least twice the longest draft, not {self.max_tokens}")
 
     @property
@@ -109,6 +113,7 @@ class SyntheticCell:
     tokens_per_second: float
     plain_tokens_per_second: float
     same_text: bool
+    draws: tuple[float, ...] | None = field(default=None, repr=False)
 
     @property
     def holds(self) -> bool:
@@ -129,6 +134,12 @@ class SyntheticFindings:
         return all(cell.same_text for cell in self.cells)
 
     @property
+    def overall(self) -> tuple[Overall, ...]:
+        """Texts apart and texts in step, over all rates, lengths and batch sizes."""
+        by_mode = {mode: [cell for cell in self.cells if cell.mode == mode] for mode in MODES}
+        return tuple(over_all(mode, cells) for mode, cells in by_mode.items() if cells)
+
+    @property
     def holds(self) -> bool:
         return all(cell.holds for cell in self.cells)
 
@@ -140,7 +151,8 @@ class SyntheticFindings:
             "same_text": self.same_text,
             "within_tolerance": self.holds,
             "tolerance": TOLERANCE,
-            "cells": [asdict(cell) for cell in self.cells],
+            "overall": [asdict(each) for each in self.overall],
+            "cells": [as_row(cell) for cell in self.cells],
         }
 
 
@@ -203,6 +215,7 @@ def cell_of(setting: Setting, batch: int, ours: _Record, plain: _Record) -> Synt
     pairs = [list(zip(*each, strict=True)) for each in zip(plain.written, ours.written, strict=True)]
     ratios = [[one.a_token / other.a_token for one, other in rounds] for rounds in pairs]
     several = any(len(rounds) > 1 for rounds in ratios)
+    draws = redraw(ratios, f"{setting} {batch}", texts=False) if several else None
     return SyntheticCell(
         **asdict(setting),
         batch=batch,
@@ -211,8 +224,9 @@ def cell_of(setting: Setting, batch: int, ours: _Record, plain: _Record) -> Synt
         expected_per_step=expected,
         off=abs(found / expected - 1),
         speedup=ratio_of(ratios),
-        speedup_interval=interval(redraw(ratios, f"{setting} {batch}", texts=False)) if several else None,
+        speedup_interval=None if draws is None else interval(draws),
         tokens_per_second=1 / median(each.a_token for rounds in ours.written for each in rounds),
         plain_tokens_per_second=1 / median(each.a_token for rounds in plain.written for each in rounds),
         same_text=all(one.texts == other.texts for rounds in pairs for one, other in rounds),
+        draws=None if draws is None else tuple(draws),
     )

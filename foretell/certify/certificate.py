@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from foretell.engine.judge import rule_of
@@ -50,6 +50,9 @@ class Order:
     quick: bool = False
     prompts: tuple[str, ...] = PROMPTS
     max_tokens: int = 48
+    past_the_end: bool = (
+        False  # whether texts go on where the model would end them, so that so many tokens are compared
+    )
 
     def __post_init__(self) -> None:
         known = [*LOSSLESS, *LOSSY, "module:function"]
@@ -166,9 +169,9 @@ def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:
     if order.from_outside:
         llm.engine.judge.rules = _rules(order, Plant())
     say(f"3. {len(order.prompts)} prompts with speculation on and off, drafter {llm.engine.drafter.name}")
-    settings = [SamplingParams(max_tokens=order.max_tokens)]
+    settings = [SamplingParams(max_tokens=order.max_tokens, ignore_eos=order.past_the_end)]
     if order.judged_as == "match":  # the other rules keep the distribution, not the tokens of a seed
-        settings.append(SamplingParams(max_tokens=order.max_tokens, temperature=0.8, top_p=0.95, seed=17))
+        settings.append(replace(settings[0], temperature=0.8, top_p=0.95, seed=17))
     for params in settings:
         try:
             found.texts.append(check_texts(llm, list(order.prompts), params, order.judged_as))

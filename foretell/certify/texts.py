@@ -40,7 +40,8 @@ class Difference:
 
     @property
     def near_tie(self) -> bool:
-        return self.margin <= self.bound
+        """Whether rounding can have turned them round; never where the bound is 0."""
+        return self.margin <= self.bound and self.bound > 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ def _difference(
     text = [*plain.prompt_token_ids, *one[:place]]
     scores, scale = scores_after(llm, text, params, plain.outputs[0].seed)
     margin = abs(float(scores[one[place]] - scores[other[place]]))
-    bound = NEAR_TIE[llm.engine.runner.model.dtype] * scale
+    runner = llm.engine.runner
+    bound = 0.0 if runner.rows_are_exact else NEAR_TIE[runner.model.dtype] * scale
     return Difference(prompt, place, one[place], other[place], margin, bound)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from datetime import date
 from typing import TYPE_CHECKING
 
 from foretell import __version__
@@ -54,8 +55,17 @@ def report(args: argparse.Namespace, found: CheckFindings) -> None:
 
 
 def conditions(endpoint: Endpoint) -> dict[str, object]:
-    """What a reader needs to measure it again."""
-    return {"version": __version__, "server": endpoint.describe(), "max_tokens": MAX_TOKENS, "temperature": 0.0}
+    """What a reader needs to measure it again. The machine is the caller's; the server's is not told."""
+    from foretell.bench.machine import describe_host
+
+    return {
+        "version": __version__,
+        "date": str(date.today()),
+        "server": endpoint.describe(),
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0.0,
+        "machine": describe_host(),
+    }
 
 
 CHECK = Command("a dozen short requests to a server, and whether speculation pays there", add_arguments, run)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell.bench.brief import brief
+from foretell.bench.workloads import OWN, WORKLOADS
 from foretell.config import EngineConfig
 from foretell.options import given_options
 
@@ -38,6 +39,15 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags for results: for programs, and for people with a browser."""
     add_output_arguments(parser)
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts to FILE, for a browser")
+
+
+def add_workload_arguments(group: argparse._ArgumentGroup) -> None:
+    """Flags for what is asked."""
+    # SpeculationConfig has a `workload` of its own, so inside this one goes by another name.
+    names = f"{', '.join(WORKLOADS)} (default: {OWN})"
+    group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
+    group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
+    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
 
 
 def check_places(args: argparse.Namespace) -> None:
@@ -69,10 +79,18 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
+def some(text: str) -> tuple[str, ...]:
+    """Words between commas, one at least."""
+    found = words(text)
+    if not found:
+        raise ValueError("nothing stands between the commas")
+    return found
+
+
 def numbers(text: str) -> tuple[float, ...]:
     """Numbers between commas."""
     try:
-        return tuple(float(word) for word in words(text))
+        return tuple(float(word) for word in some(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,1") from None
 
@@ -80,7 +98,7 @@ def numbers(text: str) -> tuple[float, ...]:
 def wholes(text: str) -> tuple[int, ...]:
     """Whole numbers between commas."""
     try:
-        return tuple(int(word) for word in words(text))
+        return tuple(int(word) for word in some(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 2,4,8") from None
 
@@ -88,6 +106,6 @@ def wholes(text: str) -> tuple[int, ...]:
 def budgets(text: str) -> tuple[int | None, ...]:
     """Whole numbers between commas; `auto` stands for one that is found out."""
     try:
-        return tuple(None if word == AUTO else int(word) for word in words(text))
+        return tuple(None if word == AUTO else int(word) for word in some(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as auto,4,8") from None

@@ -6,18 +6,17 @@ import argparse
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
 from foretell.bench.compare import QUICK, ComparePlan
 from foretell.bench.peers import Endpoint, check_names
-from foretell.bench.workloads import OWN, WORKLOADS, load, take
+from foretell.bench.workloads import OWN, load, take
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 
-from .bench_common import add_result_arguments, look_at, tell, words
+from .bench_common import add_result_arguments, add_workload_arguments, look_at, tell
 from .command import Command
 
 if TYPE_CHECKING:
@@ -46,14 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", metavar="NAME", help="whom the others are compared with (default: the first)")
     parser.add_argument("--api-key", metavar="KEY", help="the key that servers want")
     group = parser.add_argument_group("workload")
-    names = f"{', '.join(WORKLOADS)} (default: {OWN})"
-    group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
-    group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
-    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    add_workload_arguments(group)
     group.add_argument("--per-task", type=int, metavar="N", help=f"prompts of each task (default: {PER_TASK})")
     usual = ComparePlan()
     group.add_argument("--max-tokens", type=int, metavar="N", help=f"the most a text (default: {usual.max_tokens})")
-    group.add_argument("--temperature", type=float, metavar="T", help=f"default: {usual.temperature:g}")
+    group.add_argument("--temperature", type=float, metavar="T", help="default: as each request says, else 0")
     group.add_argument("--rounds", type=int, metavar="N", help=f"how often each is asked (default: {usual.rounds})")
     group.add_argument("--quick", action="store_true", help="four short prompts: under a minute on a quiet machine")
     add_result_arguments(parser)

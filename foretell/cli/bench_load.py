@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
 from foretell.bench.arrivals import ClosedLoop, Level, Poisson
 from foretell.bench.clients import Address
-from foretell.bench.load import LoadArm, LoadFindings, LoadPlan, arms_of, check, run_load
+from foretell.bench.load import AUTO, LoadArm, LoadFindings, LoadPlan, arms_of, check, run_load
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, numbers, tell, wholes, words
+from .bench_common import add_result_arguments, add_workload_arguments, numbers, tell, wholes
 from .command import Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FAILED = 1  # the exit code where a request failed or a text differs
+FAILED = 1  # the exit code where a request failed, a text differs, or adapting is slower than it may be
+BAR = 0.97  # of the better of the others, that adapting must reach
 CONCURRENCY = (1, 4, 16, 64)
 FIXED = 4
 QUICK: dict[str, Any] = {"seconds": 12.0, "turns": 2}
@@ -39,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"tokens guessed each step by the second server that is started; 0 starts none (default: {FIXED})",
     )
+    add_workload_arguments(parser.add_argument_group("workload"))
     group = parser.add_argument_group("load")
     loops = ",".join(map(str, CONCURRENCY))
     group.add_argument(
@@ -51,16 +55,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plan = LoadPlan(())
     group.add_argument("--seconds", type=float, help=f"of each load, shared by the arms ({plan.seconds:g})")
     group.add_argument("--turns", type=int, metavar="N", help=f"slices of each arm in that time ({plan.turns})")
-    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
     group.add_argument(
         "--max-tokens", type=int, default=plan.max_tokens, metavar="N", help=f"the most a text ({plan.max_tokens})"
     )
     group.add_argument("--quick", action="store_true", help="1 and 4 callers, one server: under a minute")
-    group.add_argument("--temperature", type=float, metavar="T", help="default: as the model recommends")
+    group.add_argument(
+        "--temperature", type=float, metavar="T", help="default: as each request says, or the model recommends"
+    )
     add_result_arguments(parser)
     add_options(parser.add_argument_group("model, of a server that is started"), EngineConfig)
     without = frozenset({"num_speculative_tokens", "num_speculative_tokens_per_batch_size"})
-    add_options(parser.add_argument_group("speculation, of a server that is started"), SpeculationConfig, skip=without)
+    add_options(
+        parser.add_argument_group("speculation, of a server that is started"),
+        SpeculationConfig,
+        skip=without | {"workload"},
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     settings = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
     check_settings(args, settings)
     plan = plan_of(args)
-    items = load("own", tasks=args.tasks)
+    items = load(args.asked, args.data, args.tasks)
     with ExitStack() as stack:
         arms = arms_of(*servers(args, settings, stack))
         check(arms, items, plan)
@@ -77,7 +86,21 @@ def run(args: argparse.Namespace) -> int:
     report(args, found)
     if found.stopped is not None:
         raise found.stopped
-    return FAILED if found.errors or not found.same_text else 0
+    slow = slower(found)
+    for name in slow:
+        print(f"SLOWER, {name}: auto is below {BAR:g} of the better of the others, beyond noise", file=sys.stderr)
+    return FAILED if found.errors or not found.same_text or slow else 0
+
+
+def slower(found: LoadFindings) -> list[str]:
+    """Loads at which adapting is below the bar even where noise is taken in its favour; one turn tells nothing."""
+    below: list[str] = []
+    for name in dict.fromkeys(cell.load for cell in found.cells):
+        paces = {c.arm: c.speedup_interval for c in found.cells if c.load == name and c.speedup_interval is not None}
+        auto, others = paces.pop(AUTO, None), [low for low, _ in paces.values()]
+        if auto is not None and others and auto[1] < BAR * max(others):
+            below.append(name)
+    return below
 
 
 def plan_of(args: argparse.Namespace) -> LoadPlan:
@@ -134,8 +157,11 @@ def conditions(
     args: argparse.Namespace, plan: LoadPlan, arms: list[LoadArm], settings: dict[str, Any]
 ) -> dict[str, Any]:
     """What a reader needs to measure it again."""
+    from foretell.bench.machine import describe_host
+
     return {
         "version": __version__,
+        "date": str(date.today()),
         "model": None if args.base_url is not None else settings.get("model", EngineConfig.model),
         "server": args.base_url or "its own",
         "arms": [arm.name for arm in arms],
@@ -144,6 +170,8 @@ def conditions(
         "turns": plan.turns,
         "max_tokens": plan.max_tokens,
         "temperature": plan.temperature,
+        "workload": args.asked,
+        "machine": describe_host(),
     }
 
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import argparse
 from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
 from foretell.bench.plan import DRAFTERS, OFFLINE, Plan, quick
-from foretell.bench.workloads import OWN, WORKLOADS, load
+from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, budgets, look_at, numbers, tell, weights, wholes, words
+from .bench_common import (
+    add_result_arguments,
+    add_workload_arguments,
+    budgets,
+    look_at,
+    numbers,
+    tell,
+    weights,
+    wholes,
+    words,
+)
 from .command import Command
 
 if TYPE_CHECKING:
@@ -92,11 +101,7 @@ def run_offline(args: argparse.Namespace) -> int:
 def add_common_arguments(parser: argparse.ArgumentParser, plan: Plan, without: frozenset[str]) -> None:
     """What is asked and how often, the model, and how to guess."""
     group = parser.add_argument_group("workload")
-    # SpeculationConfig has a `workload` of its own, so inside this one goes by another name.
-    names = f"{', '.join(WORKLOADS)} (default: {OWN})"
-    group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
-    group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
-    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    add_workload_arguments(group)
     per_task, max_tokens = plan.per_task or "all", plan.max_tokens or "as each asks"
     group.add_argument("--per-task", type=int, metavar="N", help=f"prompts of each task (default: {per_task})")
     group.add_argument("--max-tokens", type=int, metavar="N", help=f"the most a text (default: {max_tokens})")

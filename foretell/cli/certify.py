@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from .common import add_engine_arguments, add_output_arguments, check_out, give,
 if TYPE_CHECKING:
     from foretell.certify.certificate import Certificate, Order
 
+COMPARED = 20_000  # tokens, half of them greedy
+MAX_TOKENS = 48
 GUESSED = 8  # tokens a step, where nothing else is asked for
 NOT_LOSSLESS = 3
 
@@ -26,7 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", metavar="FILE", type=Path, help="prompts to compare, one a line (default: eight)")
     parser.add_argument("--quick", action="store_true", help="fewer draws; says what it would find")
     parser.add_argument("--plant", metavar="NAME", help="certify with a known bug in; must fail")
-    parser.add_argument("--max-tokens", type=int, default=48, metavar="N", help="tokens a prompt (default: 48)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens a prompt (default: 48)")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help=f"compare at least N tokens, over the prompts of the benches (default: {COMPARED}, unless --quick,"
+        " --prompts or --max-tokens)",
+    )
     add_output_arguments(parser)
     add_engine_arguments(parser)
 
@@ -58,10 +68,32 @@ def check_drafter(args: argparse.Namespace) -> None:
 def _order(args: argparse.Namespace) -> Order:
     from foretell.certify.certificate import Order
 
-    rule = getattr(args, "rule", "match")
-    if args.prompts is None:
-        return Order(rule, args.plant, args.quick, max_tokens=args.max_tokens)
-    return Order(rule, args.plant, args.quick, read_prompts(args.prompts), args.max_tokens)
+    length = MAX_TOKENS if args.max_tokens is None else args.max_tokens
+    order = Order(getattr(args, "rule", "match"), args.plant, args.quick, max_tokens=length)
+    if args.prompts is not None:
+        order = replace(order, prompts=read_prompts(args.prompts))
+    return order if (tokens := _tokens(args)) is None else _long_order(order, tokens)
+
+
+def _tokens(args: argparse.Namespace) -> int | None:
+    """How many are to be compared at least, where neither texts nor their lengths are given."""
+    given = args.prompts is not None or args.max_tokens is not None
+    if args.tokens is None:
+        return None if given or args.quick else COMPARED
+    if given:
+        raise RequestError("tokens", "goes with the prompts of the benches; leave out --prompts and --max-tokens")
+    if args.tokens < 1:
+        raise RequestError("tokens", f"must be 1 or more, not {args.tokens}")
+    return int(args.tokens)
+
+
+def _long_order(order: Order, tokens: int) -> Order:
+    """The prompts of the benches, each with its share of the tokens; they are written twice, greedily and drawn."""
+    from foretell.bench.workloads import own
+
+    prompts = tuple(item.messages[-1]["content"] for item in own())
+    rounds = 2 if order.judged_as == "match" else 1
+    return replace(order, prompts=prompts, max_tokens=-(-tokens // (rounds * len(prompts))), past_the_end=True)
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
+from foretell.types import Delta
 
 from .command import Command
 from .common import (
@@ -20,7 +21,7 @@ from .common import (
     sampling_params,
 )
 from .tally import Tally
-from .tint import tell, tint_for
+from .tint import tell, tell_colours, tint_for
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         (output,) = llm.generate([tokens], params)
         give(as_json(llm, output), args)
         if not args.json:
-            print("\n\n".join(choice.text for choice in output.outputs))
+            print_whole(llm, output, params, args.show)
     else:
         _stream(llm, tokens, params, args.show)
     return 0
@@ -78,6 +79,19 @@ def _stream(llm: LLM, tokens: list[int], params: SamplingParams, show: bool) -> 
         print(tint.render(delta), end="", flush=True)
     print()
     tell(tally, tint)
+
+
+def print_whole(llm: LLM, output: RequestOutput, params: SamplingParams, show: bool) -> None:
+    """Every choice, shown as a stream would be: coloured where that is wanted, and never obeyed by a terminal."""
+    prompt, texts, met = output.prompt_token_ids, list[str](), dict[str, None]()
+    for choice in output.outputs:
+        tint = tint_for(llm, prompt, show, skip_special=params.skip_special_tokens)
+        tokens, origins = tuple(choice.token_ids), tuple(choice.speculation.origins)
+        texts.append(tint.render(Delta("", choice.index, tokens, choice.text, origins)))
+        met |= tint.met
+    print("\n\n".join(texts))
+    tint.met = met
+    tell_colours(tint)
 
 
 def as_json(llm: LLM, output: RequestOutput) -> dict[str, Any]:

@@ -53,9 +53,12 @@ def settings(args: argparse.Namespace) -> Settings:
     guesses = merge(given_options(args, SpeculationConfig), theirs.speculation_options())
     config = getattr(args, "speculative_config", None)
     speculation = SpeculationConfig(**guesses) if config is None else SpeculationConfig.from_vllm(config, **guesses)
-    check_speculation(speculation, list(guesses))
-    foreign = list(dict.fromkeys(getattr(args, "foreign", [])))
-    return ServerConfig(**given_options(args, ServerConfig)), EngineConfig(**engine), speculation, foreign
+    check_speculation(speculation)
+    foreign = [*dict.fromkeys(getattr(args, "foreign", [])), *theirs.remarks]
+    server = ServerConfig(**given_options(args, ServerConfig))
+    if len(server.served_model_name) > 1 and "model" not in engine:  # the last name may be meant for the model
+        raise RequestError("served_model_name", "has several names; say by --model which model has them")
+    return server, EngineConfig(**engine), speculation, foreign
 
 
 class FileParser(argparse.ArgumentParser):

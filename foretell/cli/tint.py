@@ -111,5 +111,10 @@ def tint_for(llm: LLM, prompt: Sequence[int], show: bool, *, skip_special: bool 
 def tell(tally: Tally, tint: Tint) -> None:
     """What an answer cost, and who has which colour, beside the text."""
     print(tally.summary(), file=sys.stderr)
+    tell_colours(tint)
+
+
+def tell_colours(tint: Tint) -> None:
+    """Who has which colour, where there are any."""
     if (legend := tint.legend()) and wants_colour(sys.stderr):
         print(legend, file=sys.stderr)

@@ -188,6 +188,7 @@ def conditions_of(args: argparse.Namespace, llm: LLM, no_room: list[str], too_lo
         "budget": args.budget,
         "max_tokens": args.max_tokens,
         "temperature": args.temperature,
+        "rule": SpeculationConfig(**given_options(args, SpeculationConfig)).rule,
         "machine": describe(llm),
         "memory": str(llm.assembly.memory),
         "no_memory_for": no_room,

@@ -12,7 +12,20 @@ from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
 from .acceptance import Acceptance
 from .controller import Controller, Offers
 from .costs import StepCosts
-from .decisions import COMPARED, FIXED, HURRY, NOT_ASKED, PAYS, SKIPPED, TRIAL, UNKNOWN, Decision, Decisions, in_words
+from .decisions import (
+    COMPARED,
+    FIXED,
+    HURRY,
+    NOT_ASKED,
+    PAYS,
+    SKIPPED,
+    TRIAL,
+    UNKNOWN,
+    Decision,
+    Decisions,
+    Situation,
+    in_words,
+)
 from .drafting import Drafting
 from .hurry import Hurry
 from .lessons import Lessons
@@ -59,8 +72,7 @@ class AdaptiveController(Controller):
     def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         self.lessons.begin()
         self._why.clear()
-        # A prompt's last step drafts nothing: the first token waits for no draft.
-        writers = [seq for seq in seqs if seq.request.drafters and len(seq.tokens) - seq.cached == 1]
+        writers = [seq for seq in seqs if seq.request.drafters and seq.writing]
         late = self.hurry.behind(seqs, self.costs.single)
         self._due, self._hurried = self.patience.due(writers, self.costs.single) if writers else [], frozenset()
         if late:
@@ -79,7 +91,7 @@ class AdaptiveController(Controller):
 
     def _wake(self, late: list[Sequence]) -> None:
         """Look at those that are behind the speed they asked for."""
-        behind = [seq for seq in late if seq.request.drafters and seq.pending == 1]
+        behind = [seq for seq in late if seq.request.drafters and seq.writing]
         self._hurried = frozenset(seq.id for seq in behind)
         for seq in behind:
             if self.patience.left_alone(seq.id):
@@ -90,7 +102,7 @@ class AdaptiveController(Controller):
         """Count whom nobody looks at in this step."""
         asleep = [seq for seq in writers if self.patience.left_alone(seq.id)] if self._due else writers
         self.decisions.left_alone([seq.request.drafters for seq in asleep])
-        if not self._due:
+        if not self._due and self.settings.fixed is None:
             self.decisions.step(False, lambda: self._reason(self._market(seqs), writers))
 
     def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
@@ -198,6 +210,10 @@ class AdaptiveController(Controller):
     def standing(self) -> tuple[bool, str]:
         return self.decisions.on, self.decisions.reason
 
+    @property
+    def switches(self) -> int:
+        return self.decisions.switches
+
     def _candidates(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> list[Candidate]:
         found, cap, ledger = [], self.settings.cap(seq), self.lessons.ledger(seq)
         for arm in seq.request.drafters:
@@ -285,7 +301,9 @@ class AdaptiveController(Controller):
         arms = sorted({arm for seq in due for arm in seq.request.drafters})
         needs = {arm: break_even(market, self.drafting.node(market, arm)) for arm in arms}
         rates = {arm: (self.acceptance.first_rate(arm), need) for arm, need in needs.items()}
-        return in_words(rates, market.writers, any(seq.request.params.temperature > 0 for seq in due))
+        samples, seldom = any(seq.request.params.temperature > 0 for seq in due), self.decisions.seldom_guesses(arms)
+        now = Situation(market.writers, samples, self.decisions.on, seldom, self.settings.shortest)
+        return in_words(rates, now)
 
     def why(self, seq: Sequence) -> str:
         return self._why.get(seq.id, NOT_ASKED if self.patience.left_alone(seq.id) else "")

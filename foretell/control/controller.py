@@ -48,6 +48,11 @@ class Controller(ABC):
         """Whether guessing is on, and the words with which it was last switched."""
         return True, ""
 
+    @property
+    def switches(self) -> int:
+        """How often guessing went off or on."""
+        return 0
+
     def plain_seconds(self, batch: int, context: int) -> float | None:
         """What a step without drafts takes for `batch` texts with `context` tokens cached in all, where it is known."""
         return None
@@ -67,7 +72,7 @@ class FixedController(Controller):
 
     def _nodes(self, seq: Sequence) -> int:
         choice = seq.request.speculation
-        if not seq.request.drafters or seq.pending != 1:  # a prompt's last step: the first token waits for no draft
+        if not seq.request.drafters or not seq.writing:
             return 0
         wanted = self.nodes if choice.max_draft is None else min(self.nodes, choice.max_draft)
         return max(0, min(wanted, seq.room - 1))  # the step adds a token of its own

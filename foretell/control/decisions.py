@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 LOG = logging.getLogger("foretell")
 
@@ -63,19 +64,48 @@ class Decisions:
         self._share += PACE * (drafted - self._share)
         on = self._share > (OFF if self.on else ON)
         if on != self.on:
-            self.on, self.reason = on, reason()
+            self.on = on
+            self.reason = reason()
             self.switches += 1
             LOG.info("drafting is %s: %s", "on" if on else "off", self.reason)
 
+    def seldom_guesses(self, arms: Collection[str]) -> bool:
+        """Whether these drafters mostly had no guess when they were asked."""
+        asked, without = 0, 0
+        for (arm, _, reason), count in self._counts.items():
+            if arm in arms and reason != UNKNOWN:
+                asked += count
+                without += count * (reason == NO_GUESS)
+        return 2 * without > asked
 
-def in_words(rates: dict[str, tuple[float, float]], batch: int, samples: bool) -> str:
+
+@dataclass(frozen=True)
+class Situation:
+    """What else is to be said of a switch: how many write, whether any of them samples, what drafts must have."""
+
+    batch: int
+    samples: bool = False
+    on: bool = True
+    seldom: bool = False  # whether there is mostly no guess
+    shortest: int = 0  # the fewest nodes a draft may have
+
+
+def in_words(rates: dict[str, tuple[float, float]], now: Situation) -> str:
     """For each drafter how often a guess stands and how often it must, and what would help where none pays."""
     said = [
         f"{arm} acceptance {have:.2f} {'>=' if have >= need else '<'} break-even {need:.2f}"
         for arm, (have, need) in rates.items()
     ]
-    told = f"{', '.join(said)} at batch {batch}"
-    if any(have >= need for have, need in rates.values()):
+    told = f"{', '.join(said)} at batch {now.batch}"
+    if now.on:
         return told
-    helps = ["a closer draft", *(["fewer texts at once"] if batch > 1 else []), *(["a lower temperature"] * samples)]
-    return f"{told}; what would help: {', '.join(helps)}"
+    if any(have >= need for have, need in rates.values()):
+        cause = "there is seldom a guess" if now.seldom else "looking for guesses takes more than they save"
+        return f"{told}, but {cause}; what would help: a drafter that guesses more"
+    helps = {
+        "a closer draft": True,
+        "shorter drafts": now.shortest > 1,
+        "fewer texts at once": now.batch > 1,
+        "a lower temperature": now.samples,
+    }
+    return f"{told}; what would help: {', '.join(words for words, holds in helps.items() if holds)}"

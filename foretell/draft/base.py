@@ -18,7 +18,6 @@ class Drafter(ABC):
     free: bool = False  # whether a guess costs next to nothing, so that it may be asked for and not be used
     reads: bool = False  # whether it has to read a text itself before it can guess
     cost_share: float = 0.3  # what a node should cost, of a plain step, before it was ever measured
-    failures: int = 0  # of its parts, which it got over by itself
     prior: float = 0.5  # how often a guess should stand, before it ever guessed
     wants_top: int = 0  # how many of the target's likeliest tokens it wants to observe after each row
 
@@ -41,6 +40,11 @@ class Drafter(ABC):
             return [{}] * len(seqs)
         drafts = self.propose(seqs, [Budget(nodes)] * len(seqs))
         return [{self.name: draft} if may_be_shown(draft) else {} for draft in drafts]
+
+    @property
+    def failures(self) -> int:
+        """Failures of its parts, which it got over by itself."""
+        return 0
 
     @property
     def memory(self) -> int:
@@ -114,6 +118,10 @@ class Wrapper(Drafter):
 
     def forget(self, seq: Sequence) -> None:
         self.inner.forget(seq)
+
+    @property
+    def failures(self) -> int:
+        return self.inner.failures
 
     @property
     def memory(self) -> int:

@@ -106,11 +106,14 @@ class MixDrafter(Drafter):
         try:
             return do(self._arms[name])
         except Exception:
-            self.failures += 1
             self._failed[name] += 1
             out = self._failed[name] >= MOST_FAILURES
             LOG.exception("the drafter %s failed%s", name, " too often and is left out from now on" if out else "")
             return otherwise
+
+    @property
+    def failures(self) -> int:
+        return self._failed.total()
 
     @property
     def memory(self) -> int:

@@ -131,6 +131,7 @@ class RecycleDrafter(Drafter):
     def __init__(self, runs: int = 16_384, tenants: int = 16) -> None:
         """So many runs of tokens are known for each of `tenants`."""
         self.tables = Tables(runs, tenants)
+        self._unread: set[int] = set()  # texts whose prompts are read with their second token
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [self._guess(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
@@ -145,9 +146,16 @@ class RecycleDrafter(Drafter):
         for outcome in outcomes:
             if outcome.verdict is not None:
                 table = self.tables.use(outcome.share.seq.request.tenant)
-                if outcome.share.length == len(outcome.share.seq.request.prompt):  # its first token: once a text
-                    _read_prompt(table, outcome.share.seq.request.prompt[-READ:])
+                seq = outcome.share.seq
+                if outcome.share.length == len(seq.request.prompt):  # its first token, which waits for nobody
+                    self._unread.add(seq.id)
+                elif seq.id in self._unread:
+                    self._unread.remove(seq.id)
+                    _read_prompt(table, seq.request.prompt[-READ:])
                 _learn(table, outcome)
+
+    def forget(self, seq: Sequence) -> None:
+        self._unread.discard(seq.id)
 
     @property
     def memory(self) -> int:

@@ -69,7 +69,7 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._ended: deque[float] = deque(maxlen=ENDINGS)
-        self._step_began: float | None = None
+        self._busy_since: float | None = None  # with one thing: a step, a command, a piece of work for idle time
         self._failures = 0
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="foretell-engine", daemon=True)
@@ -120,9 +120,14 @@ class AsyncEngine:
         return max(1, min(LONGEST_WAIT, math.ceil(apart * 4)))
 
     def stuck_for(self) -> float:
-        """Seconds the step that runs now has taken; 0 between steps."""
-        began = self._step_began
+        """Seconds the step that runs now has taken, or what is done between steps; 0 where it waits to be asked."""
+        began = self._busy_since
         return 0.0 if began is None else time.monotonic() - began
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the thread ended and nobody had told it to."""
+        return self._thread.ident is not None and not self._thread.is_alive() and not self._stopped
 
     async def drain(self, timeout: float) -> bool:
         """Take nothing new and wait for what runs; whether all of it ended in time."""
@@ -192,8 +197,8 @@ class AsyncEngine:
             try:
                 self._obey()
                 if self.engine.busy and not self._stopped:
-                    self._step()
-            except Exception as error:  # not even the failed texts could be taken out
+                    self._timed(self._step)
+            except BaseException as error:  # not even the failed texts could be taken out, or the thread must end
                 LOG.exception("the engine is given up")
                 self._give_up(error)
                 return
@@ -203,13 +208,21 @@ class AsyncEngine:
         if not self.engine.busy:
             while self._inbox.empty() and self._idle_piece():
                 pass
-            self._inbox.get()()
+            self._timed(self._inbox.get())
         while not self._inbox.empty():
-            self._inbox.get()()
+            self._timed(self._inbox.get())
+
+    def _timed(self, do: Callable[[], T]) -> T:
+        """Do it under the eyes of whoever looks for a stuck engine."""
+        self._busy_since = time.monotonic()
+        try:
+            return do()
+        finally:
+            self._busy_since = None
 
     def _idle_piece(self) -> bool:
         try:
-            return self.while_idle()
+            return self._timed(self.while_idle)
         except Exception:  # what nobody asked for must not cost anybody's text
             LOG.exception("work for idle time failed and is left")
             self.while_idle = lambda: False
@@ -218,7 +231,7 @@ class AsyncEngine:
     def _step(self) -> None:
         stats = self.engine.stats
         rows, drafting, running = stats.rows, stats.drafting_seconds, stats.running_seconds
-        self._step_began = began = time.monotonic()
+        began = time.monotonic()
         try:
             deltas = self.engine.step()
         except RankError:
@@ -229,8 +242,6 @@ class AsyncEngine:
             self._failures = 0
             times = StepTimes(stats.drafting_seconds - drafting, stats.running_seconds - running)
             self._report(deltas, began, stats.rows - rows, times)
-        finally:
-            self._step_began = None
 
     def _report(self, deltas: list[Delta], began: float, rows: int = 0, times: StepTimes = StepTimes(0, 0)) -> None:
         """`times`: what is known of where the step's seconds went."""
@@ -275,7 +286,7 @@ class AsyncEngine:
     def _isolate(self, error: Exception) -> None:
         """Only the texts that fail alone are lost. If all do, and a made-up one too, it is the engine that fails."""
         LOG.error("a step failed; its texts are run one by one", exc_info=error)
-        self._step_began = began = time.monotonic()
+        self._busy_since = began = time.monotonic()
         found = rescue(self.engine, self._tracks.values(), error)
         if not (found.deltas or found.lost or found.went_on):
             raise error
@@ -290,7 +301,7 @@ class AsyncEngine:
         if self._failures >= FAILURES:
             raise error
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: BaseException) -> None:
         self.failure = f"{type(error).__name__}: {error}"
         self._tell(self._deliver_end, Unavailable("the engine has failed", LONGEST_WAIT))
 

@@ -47,6 +47,10 @@ class Plainly(Controller):
     def standing(self) -> tuple[bool, str]:
         return self.inner.standing
 
+    @property
+    def switches(self) -> int:
+        return self.inner.switches
+
     def plain_seconds(self, batch: int, context: int) -> float | None:
         return self.inner.plain_seconds(batch, context)
 

@@ -13,7 +13,7 @@ from foretell.options import nearest
 from foretell.params import DEFAULT_MAX_TOKENS, SamplingParams
 from foretell.sampling.noise import mix
 from foretell.tokenizer import Tokenizer
-from foretell.types import Request, SpeculationChoice, Thinking
+from foretell.types import Banned, Request, SpeculationChoice, Thinking
 from foretell.verify.rules import LOSSLESS, LOSSY
 from foretell.verify.threshold import ThresholdSettings
 from foretell.verify.workload import detect_workload
@@ -112,6 +112,8 @@ class RequestMaker:
         for field, tokens in named.items():
             if not all(isinstance(token, int) and 0 <= token < self.limits.vocab for token in tokens):
                 raise RequestError(field, f"has token ids outside 0..{self.limits.vocab - 1}")
+        if len(params.allowed_token_ids or ()) > self.limits.vocab:  # every step looks at each
+            raise RequestError("allowed_token_ids", f"must be at most {self.limits.vocab}, each named once")
         for name in ("stop", "bad_words", "thinking_budget"):
             if self.tokenizer is None and getattr(params, name) not in ((), None):
                 raise RequestError(name, "needs a tokenizer, and this engine has none")
@@ -146,13 +148,17 @@ class RequestMaker:
         wants_json = grammar is not None and grammar.kind.startswith("json")
         return detect_workload(self.tokenizer.decode(request.prompt), wants_json)
 
-    def _banned(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+    def _banned(self, params: SamplingParams) -> Banned:
         """Every way the bad words are spelt in tokens: as they are, and behind a space."""
+        found: dict[int, dict[tuple[int, ...], tuple[int, ...]]] = {}
         if self.tokenizer is None:
-            return ()
+            return found
         forms = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
         spelt = [tuple(self.tokenizer.encode(form, add_special=False)) for form in forms]
-        return tuple(dict.fromkeys(tokens for tokens in spelt if tokens))
+        for *before, last in dict.fromkeys(tokens for tokens in spelt if tokens):
+            runs = found.setdefault(len(before) + 1, {})
+            runs[tuple(before)] = (*runs.get(tuple(before), ()), last)
+        return found
 
     def _prediction(self, speculation: SpeculationChoice) -> tuple[int, ...]:
         if speculation.prediction is None:
@@ -165,7 +171,9 @@ class RequestMaker:
             )
         if self.tokenizer is None:
             raise RequestError("prediction", "needs a tokenizer, and this engine has none")
-        return tuple(self.tokenizer.encode(speculation.prediction, add_special=False))
+        most = self.limits.context  # more cannot be written, and is not worth reading
+        expected = speculation.prediction[: most * self.tokenizer.longest_token]
+        return tuple(self.tokenizer.encode(expected, add_special=False)[:most])
 
     def _thinking(self, params: SamplingParams) -> Thinking | None:
         if params.thinking_budget is None or self.tokenizer is None:

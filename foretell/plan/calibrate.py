@@ -42,6 +42,7 @@ class Calibration:
     steps: int
     mean_error: float
     worst_error: float
+    doubts: tuple[str, ...] = ()  # whether the steps are those of this target on this device
 
 
 def calibrate(target: Placed, guesser: Guesser, observations: Sequence[Observation]) -> Calibration:

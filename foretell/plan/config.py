@@ -15,6 +15,7 @@ from .devices import Device, find_device
 from .efficiency import usual
 from .guessing import FREE, HEAD, Guesser, find_guesser
 from .observations import read_observations
+from .origin import Origin
 from .precision import AUTO, TYPES, cache_bytes, precision_of
 from .specs import find_shape
 from .steps import Placed
@@ -97,7 +98,9 @@ def parts_of(config: PlanConfig) -> Parts:
     # A run is of one device; what was learnt there holds for each of several.
     one = replace(target, split=1)
     alone = guesser if guesser.model is None else replace(guesser, model=replace(guesser.model, split=1))
-    found = calibrate(one, alone, read_observations(Path(config.calibrate)))
+    path = Path(config.calibrate)
+    found = calibrate(one, alone, read_observations(path))
+    found = replace(found, doubts=tuple(Origin.of(path).doubts(shape, device)))
     reached = found.efficiency
     drafts = guesser if guesser.model is None else replace(guesser, model=guesser.model.but(reached))
     return Parts(target.but(reached), drafts, found)

@@ -32,10 +32,18 @@ class Guesser:
     name: str
     model: Placed | None = None
     shares_cache: bool = False  # whether it writes into the target's own pages
+    part_of_target: bool = False  # whether it is split as the target is, for it has the target's own layers
 
     def seconds(self, texts: float, length: int, context: float) -> float:
         """On the device, for a chain of so many tokens: one behind the other."""
         return 0.0 if self.model is None else length * self.model.step(texts, 1, context).total
+
+    def beside(self, split: int) -> Guesser:
+        """With a target that is split over so many devices; a model of its own takes no more of them than it did."""
+        if self.model is None:
+            return self
+        own = split if self.part_of_target else min(self.model.split, split)
+        return replace(self, model=replace(self.model, split=own))
 
     @property
     def weight_bytes(self) -> float:
@@ -54,13 +62,14 @@ def find_guesser(spec: str, target: Placed, dtype: str = AUTO, split: int = 1) -
         return Guesser(spec)
     if spec == HEAD:
         shape = head_on(target.shape)
-        return Guesser(spec, _beside(target, shape, precision_of(dtype, shape, "draft_dtype"), target.split))
+        head = _beside(target, shape, precision_of(dtype, shape, "draft_dtype"), target.split)
+        return Guesser(spec, head, part_of_target=True)
     if spec.startswith(SELF):
         bits = spec.removeprefix(SELF)
         if bits not in ("int8", "int4"):
             raise RequestError("draft", f"self is written self:int8 or self:int4, not {spec}")
         own = _beside(target, target.shape, Precision(bits, BITS[bits]), target.split)
-        return Guesser(spec, own, shares_cache=True)
+        return Guesser(spec, own, shares_cache=True, part_of_target=True)
     shape = find_shape(spec.removeprefix("model:"), "draft")
     return Guesser(spec, _beside(target, shape, precision_of(dtype, shape, "draft_dtype"), split))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from foretell.errors import RequestError
 
+WHOLE = 0.9  # of an arm's steps must have had a whole draft; a text's first step never has one
 SHORT_CONTEXT = 512  # where a run does not say how long its texts were
 KINDS = "foretell bench offline or drafters with --out, bench/grid.py or bench/gpu.py"
 FREE, MODEL, NONE = "oracle", "model", "none"  # who guessed
@@ -32,13 +33,13 @@ class Observation:
 
 def read_observations(path: Path) -> list[Observation]:
     """The steps in a bench run's JSON; what holds none is refused."""
-    found = list(_all(_load(path)))
+    found = list(_all(load_run(path)))
     if not found:
         raise RequestError("calibrate", f"{path} has no timed steps; give the JSON of {KINDS}")
     return found
 
 
-def _load(path: Path) -> Mapping[str, Any]:
+def load_run(path: Path) -> Mapping[str, Any]:
     """A file of JSON, or the log of a script that prints it last."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -81,7 +82,7 @@ def _grid(run: Mapping[str, Any]) -> Iterator[Observation]:
 
 
 def _bench(run: Mapping[str, Any]) -> Iterator[Observation]:
-    """One text at a time: plain steps, and those of arms that guess a fixed number of tokens.
+    """One text at a time: plain steps, and those of arms that guess a fixed number of tokens in nearly every step.
 
     Drafting is left out of an arm's step; what a drafter of one's own machine takes is not what is asked for here.
     """
@@ -92,9 +93,15 @@ def _bench(run: Mapping[str, Any]) -> Iterator[Observation]:
         if place == 0 and plain:
             yield Observation(1, SHORT_CONTEXT, 0, 1 / plain, wall=True)
         length = lengths.get(cell["arm"]) if isinstance(lengths, Mapping) else None
-        if mine and isinstance(length, int) and length > 0:
+        if mine and isinstance(length, int) and length > 0 and _drafts_whole(cell, length):
             seconds = cell["accepted_per_step"] / mine * (1 - cell["time"]["drafting"])
             yield Observation(1, SHORT_CONTEXT, length, seconds, True, FREE, accepted=cell["accepted_per_step"])
+
+
+def _drafts_whole(cell: Mapping[str, Any], length: int) -> bool:
+    """Whether its steps were of that length. A drafter that copies often has no guess, or a shorter one."""
+    reached = (cell.get("places") or {}).get("reached") or []
+    return len(reached) >= length and reached[length - 1] >= WHOLE * cell["steps"]
 
 
 def _gpu(run: Mapping[str, Any]) -> Iterator[Observation]:

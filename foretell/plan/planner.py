@@ -20,7 +20,7 @@ class Forecast:
 
     question: Question
     rows: tuple[Row, ...]
-    splits: tuple[tuple[int, Row], ...]  # devices a copy is split over, and the first batch that way
+    splits: tuple[tuple[int, Row], ...]  # devices a copy is split over, and the largest batch that way
     by_length: dict[int, dict[int, float]]  # batch, then length: the ratio at the first context
     by_acceptance: dict[int, dict[float, float]]  # batch, then acceptance: the ratio of the best length there
     calibration: Calibration | None = None
@@ -75,10 +75,7 @@ def _splits(question: Question) -> list[tuple[int, Row]]:
     for split in range(1, question.devices + 1):
         if question.devices % split or question.target.shape.heads % split:
             continue
-        target = replace(question.target, split=split)
-        guesser = question.guesser
-        if guesser.model is not None and guesser.model.split == question.target.split != 1:
-            guesser = replace(guesser, model=replace(guesser.model, split=split))
+        target, guesser = replace(question.target, split=split), question.guesser.beside(split)
         there = replace(question, target=target, guesser=guesser)
         found.append((split, row_of(there, question.texts[-1], question.contexts[0])))
     return found if len(found) > 1 else []
@@ -103,6 +100,7 @@ def remarks(found: Forecast) -> list[str]:
             f"Calibrated on {fit.steps} measured steps, which it gives back within {fit.worst_error:.1%} "
             f"(mean {fit.mean_error:.1%})."
         )
+        lines += fit.doubts
     return lines
 
 

@@ -44,8 +44,9 @@ class Forks:
         return iter(self._branches)
 
     def join(self) -> None:
-        """Wait for all branches. What they have under new names is then in the state they came from, as lists.
+        """Wait for all branches. What they wrote under names is then in the state they came from, as lists.
 
-        A branch that failed has None there, and its `error()`; the others have lost nothing.
+        A branch that failed or did not write a name has None there; one that failed has its `error()` as well, and
+        the others have lost nothing.
         """
         self._parent.gather(self._branches)

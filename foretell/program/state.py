@@ -31,6 +31,7 @@ class ProgramState:
         self.ret_value: Any = None  # what the program returned
         self._run, self._branch = run, branch
         self._values: dict[str, Value] = values or {}
+        self._own: dict[str, None] = {}  # of them, those that it did not begin with
         self._forks = 0
 
     def execute(self, program: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -50,8 +51,12 @@ class ProgramState:
                 self._run.count(place)
             self._branch.ask(step)
             if isinstance(part, Gen | Select) and part.name is not None:
-                self._values[part.name] = step.value
+                self._keep(part.name, step.value)
         return self
+
+    def _keep(self, name: str, value: Value) -> None:
+        self._values[name] = value
+        self._own[name] = None
 
     def __getitem__(self, name: str) -> Any:
         """The text of a generation or a choice; of names that `join` gathered, one for each branch."""
@@ -94,14 +99,16 @@ class ProgramState:
         return mix(self.seed, self._forks)
 
     def gather(self, branches: Sequence[ProgramState]) -> None:
-        """Wait for branches, and take over what they have and this state has not, as lists."""
-        names = dict.fromkeys(name for branch in branches for name in branch._values if name not in self._values)
+        """Wait for branches, and take over what they wrote since they were forked, as lists."""
+        for branch in branches:
+            branch.error()  # once all it was asked for is done; a branch that failed keeps its reason
+        names = dict.fromkeys(name for branch in branches for name in branch._own)
         for name in names:
-            self._values[name] = [branch.settled(name) for branch in branches]
+            self._keep(name, [branch.settled(name) for branch in branches])
 
     def settled(self, name: str) -> Settled:
-        """A value once it is there; None where it will never be."""
-        value = self._values.get(name)
+        """A value of its own once it is there; None where it will never be."""
+        value = self._values[name] if name in self._own else None
         if not isinstance(value, Future):
             return value
         return None if value.exception() is not None else value.result()

@@ -18,7 +18,7 @@ from foretell.types import Draft, Sequence, Share
 
 from .cuda_or_eager import cuda_or_eager
 from .executor import EagerExecutor, Executor, StepOutput
-from .native import native_executor
+from .native import NativeExecutor, native_executor
 from .pack import pack
 
 
@@ -82,6 +82,11 @@ class ModelRunner:
         spans = [replace(span, pages=tuple(share.seq.pages)) for span, share in zip(packed.spans, shares, strict=True)]
         found: tuple[list[list[int]], list[list[float]]] | None = run(replace(packed, spans=spans), steps, vocab)
         return found
+
+    @property
+    def rows_are_exact(self) -> bool:
+        """Whether a row has the same bits whatever runs beside it, so that nothing is left to rounding."""
+        return isinstance(self.executor, NativeExecutor)
 
     def _make_executor(self) -> Executor:
         if self.device.type == "cuda":

@@ -55,13 +55,19 @@ class GrammarCompiler:
                 self._vocabulary = _llguidance().LLTokenizer(vocabulary)
             return self._vocabulary
 
-    def compile(self, spec: GrammarSpec) -> Grammar:
-        """The grammar of `spec`; one that cannot be followed is refused with the reason."""
+    def known(self, spec: GrammarSpec) -> Grammar | None:
+        """The grammar of `spec` if it was compiled lately."""
         with self._grammars_lock:
             grammar = self._grammars.pop(spec, None)
             if grammar is not None:
                 self._grammars[spec] = grammar
-                return grammar
+            return grammar
+
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        """The grammar of `spec`; one that cannot be followed is refused with the reason."""
+        known = self.known(spec)
+        if known is not None:
+            return known
         if spec.size > self._max_bytes:
             raise RequestError(spec.field, f"has {spec.size} bytes; at most {self._max_bytes} are taken")
         grammar = Grammar(spec, self._vocab, self._build(spec))

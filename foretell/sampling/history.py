@@ -27,6 +27,19 @@ class History:
         return [*self._tokens[-count:], *path][-count:] if count else []
 
     @cached_property
+    def bias(self) -> tuple[Tensor, Tensor]:
+        """Tokens, and what is added to the score of each."""
+        wanted = self.request.params.logit_bias or {}
+        tokens = torch.tensor(list(wanted), dtype=torch.long, device=self.device)
+        return tokens, torch.tensor(list(wanted.values()), dtype=torch.float32, device=self.device)
+
+    @cached_property
+    def outside(self) -> Tensor | None:
+        """Tokens that are not among those allowed, [vocab]; None where all are."""
+        allowed = self.request.params.allowed_token_ids
+        return None if allowed is None else _only(self, allowed)
+
+    @cached_property
     def _counts(self) -> Tensor:
         return self._bins(self.written)
 
@@ -71,7 +84,7 @@ def looks_back(request: Request) -> bool:
 
 def adjust(scores: Tensor, history: History, path: tuple[int, ...], allowed: Tensor | None) -> Tensor:
     """The model's scores [vocab] as the request wants them; `path` counts as written, `allowed` is a grammar's word."""
-    scores = _bias(scores.clone(), history.request)
+    scores = _bias(scores.clone(), history)
     scores = _penalise(scores, history, path)
     scores = _process(scores, history, path)
     # What is forbidden is forbidden last: nothing may lift it again.
@@ -98,9 +111,10 @@ def _process(scores: Tensor, history: History, path: tuple[int, ...]) -> Tensor:
     return scores
 
 
-def _bias(scores: Tensor, request: Request) -> Tensor:
-    for token, bias in (request.params.logit_bias or {}).items():
-        scores[token] += bias
+def _bias(scores: Tensor, history: History) -> Tensor:
+    if history.request.params.logit_bias:
+        tokens, bias = history.bias
+        scores[tokens] += bias.to(scores.dtype)
     return scores
 
 
@@ -119,11 +133,11 @@ def _forbidden(history: History, path: tuple[int, ...]) -> Tensor:
     """Tokens that may not come next, [vocab]."""
     p = history.request.params
     forbidden = torch.zeros(history.vocab, dtype=torch.bool, device=history.device)
-    if p.allowed_token_ids is not None:
-        forbidden |= _only(history, p.allowed_token_ids)
-    for words in history.request.banned:
-        if history.tail(len(words) - 1, path) == list(words[:-1]):
-            forbidden[words[-1]] = True
+    if history.outside is not None:
+        forbidden |= history.outside
+    for length, runs in history.request.banned.items():
+        if completing := runs.get(tuple(history.tail(length - 1, path))):
+            forbidden[list(completing)] = True
     if len(history.written) + len(path) < p.min_tokens:
         forbidden[[*history.request.end_ids, *p.stop_token_ids]] = True
     closing = _closing_thought(history, path)

@@ -12,6 +12,7 @@ from foretell.params import SamplingParams
 
 from . import noise
 from .history import History, adjust
+from .native_choice import choose_natively, chooser
 from .on_device import choose_there, works
 
 FIRST_LOOK = 2048  # candidates a top-p search sorts before it sorts them all
@@ -43,16 +44,23 @@ def adjusted(logits: Tensor, rows: list[Row]) -> Tensor:
 def choose(logits: Tensor, rows: list[Row]) -> list[int]:
     """The token of each row of logits [rows, vocab]. The likeliest where the temperature is 0, else drawn."""
     logits = adjusted(logits, rows)
+    settings = [row.params for row in rows], [row.seed for row in rows], [row.position for row in rows]
     if logits.is_cuda and works():
-        return choose_there(
-            logits, [row.params for row in rows], [row.seed for row in rows], [row.position for row in rows]
-        )
+        return choose_there(logits, *settings)
+    if all(row.params.temperature == 0 for row in rows):
+        return likeliest(logits)
+    if (native := chooser(logits)) is not None and -1 not in (found := choose_natively(native, logits, *settings)):
+        return found
+    return as_defined(logits, rows)
+
+
+def as_defined(logits: Tensor, rows: list[Row]) -> list[int]:
+    """What `choose` gives, by definition, where some rows are drawn."""
     tokens = _likeliest(logits)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
-    if drawn:
-        some = logits if len(drawn) == len(rows) else logits[drawn]
-        wanted = [rows[i] for i in drawn]
-        tokens[drawn] = draw(probabilities(some, [row.params for row in wanted]), wanted)
+    some = logits if len(drawn) == len(rows) else logits[drawn]
+    wanted = [rows[i] for i in drawn]
+    tokens[drawn] = draw(probabilities(some, [row.params for row in wanted]), wanted)
     chosen: list[int] = tokens.tolist()
     return chosen
 

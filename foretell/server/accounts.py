@@ -63,10 +63,22 @@ def timings(answers: Sequence[Answer]) -> dict[str, Any]:
         "predicted_per_second": _ratio(later, written),
     }
     if any(answer.speculates for answer in answers):
-        steps = _steps(answers)
-        found["draft_n"] = sum(drafted for drafted, _ in steps)
-        found["draft_n_accepted"] = sum(accepted for _, accepted in steps)
+        found["draft_n"] = sum(answer.drafted for answer in answers)
+        found["draft_n_accepted"] = sum(answer.accepted for answer in answers)
     return found
+
+
+def prompt_progress(answer: Answer) -> dict[str, Any]:
+    """llama.cpp's: tokens of the prompt, those that were known, those that are done with, and milliseconds. It comes
+    with the first token, so that all are."""
+    tracks = [] if answer.track is None else [answer.track]
+    total = len(answer.request.prompt)
+    return {
+        "total": total,
+        "cache": _cached(answer),
+        "processed": total,
+        "time_ms": round(_prompt_seconds(tracks) * 1000, 3),
+    }
 
 
 def _prompt_seconds(tracks: Sequence[Track]) -> float:
@@ -94,7 +106,7 @@ def spec_metrics(answers: Sequence[Answer], most: int, detailed: bool) -> dict[s
     if not any(answer.speculates for answer in answers):
         return None
     steps = _steps(answers)
-    drafted, accepted = sum(d for d, _ in steps), sum(a for _, a in steps)
+    drafted, accepted = sum(answer.drafted for answer in answers), sum(answer.accepted for answer in answers)
     found: dict[str, Any] = {
         "mean_acceptance_length": 1 + _ratio(accepted, len(steps)),
         "draft_acceptance_rate": _ratio(accepted, drafted),

@@ -75,10 +75,14 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place; whole from the first token on
     steps: list[tuple[int, int]] = field(default_factory=list)  # of each step with a draft: guesses, those accepted
+    drafted: int = 0  # the sums of these
+    accepted: int = 0
     skipped: Counter[str] = field(default_factory=Counter)  # steps without a draft, by reason
     finish: FinishReason | None = None
     track: Track | None = None  # the engine's own record; whole once the text has ended
     muted: bool = False  # whether a call is being left out
+    _looked: int = 0  # tokens that were looked at for the end of thoughts
+    _thoughts: int | None = None  # tokens up to that end
 
     def add(self, piece: Piece) -> list[Said]:
         """Take one piece in; what it says comes back, calls that are left out excepted."""
@@ -103,6 +107,8 @@ class Answer:
         if piece.delta.drafted:
             accepted = sum(origin != TARGET for origin in piece.delta.origins)
             self.steps.append((piece.delta.drafted, accepted))
+            self.drafted += piece.delta.drafted
+            self.accepted += accepted
         else:
             self.skipped[skip_reason(piece)] += 1
 
@@ -119,6 +125,14 @@ class Answer:
         else:
             self.calls[-1].arguments += part.text
         return True
+
+    def thought_tokens(self, closes: list[int]) -> int:
+        """Tokens of thoughts, up to the mark `closes`; each token is looked at once however often one asks."""
+        while self._thoughts is None and self._looked + len(closes) <= len(self.tokens):
+            if self.tokens[self._looked : self._looked + len(closes)] == closes:
+                self._thoughts = self._looked + len(closes)
+            self._looked += 1
+        return len(self.tokens) if self._thoughts is None else self._thoughts
 
     @property
     def speculates(self) -> bool:

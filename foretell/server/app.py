@@ -19,8 +19,10 @@ from starlette.middleware.cors import CORSMiddleware
 from foretell.errors import ForetellError
 from foretell.version import VERSION
 
+from .api_page import api_routes
+from .config import ServerConfig
 from .failures import Failure, failure_of, invalid_body
-from .guards import BodyGuard, KeyGuard
+from .guards import BodyGuard, HostGuard, KeyGuard, Tell, is_loopback
 from .pages import page_routes
 from .protocol import CompletionBody
 from .protocol_chat import ChatBody, DetokenizeBody, TokenizeBody
@@ -57,28 +59,42 @@ def create_app(service: Service) -> FastAPI:
                 task.cancel()
             await service.close()
 
-    app = FastAPI(title="Foretell", version=VERSION, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="Foretell", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.include_router(writing_routes(service))
     app.include_router(telling_routes(service))
     app.include_router(spelling_routes(service))
     app.include_router(page_routes())
-    _add_handlers(app, service)
-    app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
-    config = service.config
-    app.add_middleware(BodyGuard, most=config.max_body_bytes, seconds=config.body_timeout)
-    app.add_middleware(KeyGuard, keys=config.api_key)
-    if config.cors_origin:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(config.cors_origin), allow_methods=["*"], allow_headers=["*"]
-        )
-    return app
+    app.include_router(api_routes(lambda: _describe(app)))
 
-
-def _add_handlers(app: FastAPI, service: Service) -> None:
     def tell(failure: Failure) -> Response:
         service.metrics.instruments.failures.add(failure.code or "")
         return failure.response()
 
+    _add_handlers(app, tell)
+    _add_guards(app, service.config, tell)
+    app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
+    return app
+
+
+def _add_guards(app: FastAPI, config: ServerConfig, tell: Tell) -> None:
+    """The last one stands first."""
+    app.add_middleware(
+        BodyGuard,
+        most=config.max_body_bytes,
+        most_held=config.max_held_bytes,
+        seconds=config.body_timeout,
+        tell=tell,
+    )
+    app.add_middleware(KeyGuard, keys=config.api_key, tell=tell)
+    if not config.api_key and is_loopback(config.host):
+        app.add_middleware(HostGuard, names=config.allowed_host, tell=tell)
+    if config.cors_origin:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(config.cors_origin), allow_methods=["*"], allow_headers=["*"]
+        )
+
+
+def _add_handlers(app: FastAPI, tell: Tell) -> None:
     async def known(request: Request, error: Exception) -> Response:
         return tell(failure_of(error))
 

@@ -18,7 +18,7 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 
 def render(tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequence[Tool] | None) -> str:
     """The text the model continues."""
-    template = tokenizer.chat_template or ""
+    template = (tokenizer.tool_template if tools else tokenizer.chat_template) or ""
     values = dict(body.chat_template_kwargs or {})
     for name in values:
         if name in RESERVED:
@@ -30,7 +30,12 @@ def render(tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequence[
     generate = body.add_generation_prompt if isinstance(body, TokenizeBody) else True
     messages = [_message(message, place, template) for place, message in enumerate(body.messages or [])]
     described = None if tools is None else [_tool(tool) for tool in tools]
-    return tokenizer.render_chat(messages, tools=described, add_generation_prompt=generate, **values)
+    text = tokenizer.render_chat(messages, tools=described, add_generation_prompt=generate, **values)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # arguments of calls are JSON inside JSON, and may have hidden it
+        raise RequestError("messages", "have half a surrogate pair; send valid Unicode") from None
+    return text
 
 
 def _message(message: Message, place: int, template: str) -> dict[str, Any]:

@@ -29,14 +29,18 @@ class ServerConfig:
     )
     served_model_name: tuple[str, ...] = option(
         (),
-        "the name the API knows the model by (default: as it was given); may be given several times",
+        "the name the API knows the model by (default: as it was given); may be several",
         aliases=("--alias", "-a"),
+        several=True,
     )
     seed: int | None = option(None, "requests without a seed get theirs from this one and their number")
     max_queue: int = option(
         256, "the most texts that wait; more are told 429", aliases=("--max-queued-requests", "--max-waiting")
     )
     max_body_bytes: int = option(4 * 1024 * 1024, "the largest request body")
+    max_held_bytes: int = option(
+        256 * 1024 * 1024, "bytes of all bodies that are read or answered at once; more are told 429"
+    )
     max_n: int = option(16, "the most choices of one request")
     max_prompts: int = option(128, "the most prompts of one request to /v1/completions")
     max_stop: int = option(16, f"the most stop strings, each of at most {LONGEST_STOP} characters")
@@ -49,6 +53,9 @@ class ServerConfig:
     watchdog: float = option(120.0, "seconds after which a step counts as stuck and /health says so")
     keep_alive: int = option(5, "seconds that an idle connection stays open", aliases=("--timeout-keep-alive",))
     max_connections: int = option(1024, "the most connections at once; more are told 503")
+    allowed_host: tuple[str, ...] = option(
+        (), "a name besides localhost that a server without keys on this machine alone answers to; may be repeated"
+    )
     cors_origin: tuple[str, ...] = option((), "a web origin whose pages may call the server; may be repeated")
     tool_call_parser: str = option(
         "auto", "how the model writes tool calls (auto: by its template)", choices=TOOL_PARSERS
@@ -80,6 +87,8 @@ class ServerConfig:
         for name in TIMES:
             if not 0 < getattr(self, name) < math.inf:
                 raise RequestError(name, f"must be above 0, not {getattr(self, name)}")
+        if self.max_held_bytes < self.max_body_bytes:
+            raise RequestError("max_held_bytes", f"must be max_body_bytes, {self.max_body_bytes}, or more")
         if self.max_schema_bytes > MOST_SCHEMA_BYTES:
             raise RequestError("max_schema_bytes", f"must be {MOST_SCHEMA_BYTES} or fewer")
         if not all(self.api_key):

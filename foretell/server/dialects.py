@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from foretell.config import METHODS, SpeculationConfig
@@ -49,17 +48,22 @@ class Dialect:
         ),
     )
     speculative_algorithm: str | None = option(
-        None, "SGLang's and llama.cpp's names of drafters, such as NGRAM or STANDALONE", aliases=("--spec-type",)
+        None,
+        "SGLang's and llama.cpp's names of drafters, such as NGRAM or STANDALONE; several with commas",
+        aliases=("--spec-type",),
     )
     speculative_num_steps: int | None = option(None, "SGLang: how many tokens deep a draft is")
     speculative_num_draft_tokens: int | None = option(None, "SGLang: tokens of a draft, the one it hangs on included")
-    speculative_eagle_topk: int | None = option(None, "SGLang: branches of a draft at each token; 1 is a chain")
+    speculative_eagle_topk: int | None = option(
+        None, "SGLang: branches of a draft at each token; 1 is a chain, above that the controller chooses the width"
+    )
     num_draft_tokens: int | None = option(None, "MLX: the same as --num-speculative-tokens")
     draft_max: int | None = option(
         None,
         "llama.cpp: the same as --max-draft",
-        aliases=("--draft", "--draft-n", "--spec-draft-n-max"),
+        aliases=("--draft", "--draft-n", "--spec-draft-n-max", "--spec-ngram-size-m"),
     )
+    spec_ngram_size_n: int | None = option(None, "llama.cpp: the length of a run that counts as a match")
     context_length: int | None = option(
         None, "SGLang, llama.cpp: the same as --max-model-len", aliases=("--ctx-size", "-c")
     )
@@ -80,36 +84,58 @@ class Dialect:
 
     def speculation_options(self) -> dict[str, Any]:
         """What it says of guessing ahead."""
+        chain, tree = self._sizes()
         given = {
             "drafter": self._drafter(),
-            "num_speculative_tokens": _agreed("num_draft_tokens", self.num_draft_tokens, self._chain()),
-            "max_draft": self.draft_max,
+            "num_speculative_tokens": _agreed("num_draft_tokens", self.num_draft_tokens, chain),
+            "max_draft": _agreed("draft_max", self.draft_max, tree),
+            "prompt_lookup_min": self.spec_ngram_size_n,
+            "prompt_lookup_max": self.spec_ngram_size_n,
         }
         return {name: value for name, value in given.items() if value is not None}
 
+    @property
+    def remarks(self) -> list[str]:
+        """Flags that are not taken at their word, and what is done."""
+        if (self.speculative_eagle_topk or 1) == 1:
+            return []
+        return [f"--speculative-eagle-topk {self.speculative_eagle_topk} (the controller chooses how wide a draft is)"]
+
     def _drafter(self) -> str | None:
         if self.speculative_algorithm is None:
-            method = None
-        elif (name := self.speculative_algorithm.upper().replace("_", "-")) in ALGORITHMS:
-            method = ALGORITHMS[name]
-        else:
-            raise RequestError(
-                "speculative_algorithm", f"{self.speculative_algorithm!r} is not known; {nearest(name, ALGORITHMS)}"
-            )
-        if method is None and self.speculative_model is None:
-            return None
-        if METHODS.get(method or "") == "model" and self.speculative_model is None:
-            raise RequestError("speculative_algorithm", f"{self.speculative_algorithm} needs --speculative-draft-model")
-        named = {"method": method, "model": self.speculative_model}
-        return SpeculationConfig.from_vllm({name: value for name, value in named.items() if value}).drafter
+            return None if self.speculative_model is None else _named(None, self.speculative_model)
+        methods = [_method(name.strip()) for name in self.speculative_algorithm.split(",")]
+        if "none" in methods and len(methods) > 1:
+            raise RequestError("speculative_algorithm", "names none and others; leave one of them out")
+        for method in methods:
+            if METHODS[method] == "model" and self.speculative_model is None:
+                words = f"{self.speculative_algorithm} needs --speculative-draft-model"
+                raise RequestError("speculative_algorithm", words)
+        return ",".join(dict.fromkeys(_named(method, self.speculative_model) for method in methods))
 
-    def _chain(self) -> int | None:
-        """SGLang's three numbers as the length of a chain. It counts the token a draft hangs on; we do not."""
-        if self.speculative_eagle_topk not in (None, 1):
-            raise RequestError("speculative_eagle_topk", "must be 1: drafts are chains here, without branches")
+    def _sizes(self) -> tuple[int | None, int | None]:
+        """SGLang's three numbers: the length of a chain, or the most nodes of a tree. It counts the token a draft hangs
+        on; we do not."""
         nodes = None if self.speculative_num_draft_tokens is None else self.speculative_num_draft_tokens - 1
-        lengths = [length for length in (self.speculative_num_steps, nodes) if length is not None]
-        return min(lengths) if lengths else None
+        sizes = [size for size in (self.speculative_num_steps, nodes) if size is not None]
+        if (self.speculative_eagle_topk or 1) < 1:
+            raise RequestError("speculative_eagle_topk", f"must be 1 or more, not {self.speculative_eagle_topk}")
+        if not sizes:
+            return None, None
+        return (min(sizes), None) if self.speculative_eagle_topk in (None, 1) else (None, max(sizes))
+
+
+def _method(word: str) -> str:
+    name = word.upper().replace("_", "-")
+    if name not in ALGORITHMS:
+        raise RequestError("speculative_algorithm", f"{word!r} is not known; {nearest(name, ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+def _named(method: str | None, model: str | None) -> str:
+    """The drafter of a method, or of a model's name alone."""
+    given = {"method": method, "model": model}
+    return SpeculationConfig.from_vllm({name: value for name, value in given.items() if value}).drafter
 
 
 def merge(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
@@ -124,11 +150,26 @@ def _agreed(name: str, *values: Any) -> Any:
     return given[0] if given else None
 
 
-def check_speculation(config: SpeculationConfig, given: Sequence[str]) -> None:
-    """Refuse settings of drafts where nothing drafts: a flag that does nothing misleads."""
-    idle = [name for name in given if name != "drafter"]
-    if config.drafter == "none" and idle:
-        raise RequestError(idle[0], "has nothing to do with --drafter none; leave one of them out")
+def check_speculation(config: SpeculationConfig) -> None:
+    """Refuse settings that can do nothing: a flag that does nothing misleads."""
+    changed = [f.name for f in fields(config) if f.name != "drafter" and getattr(config, f.name) != f.default]
+    if config.drafter == "none" and changed:
+        raise RequestError(changed[0], "has nothing to do with --drafter none; leave one of them out")
+    named = {name.strip().partition(":")[0] for name in config.drafter.split(",")}
+    for name in changed:
+        wanted = OF_COPIES if name in LOOKUPS else OF_MODELS if name in DRAWING else None
+        if wanted is not None and named <= ALL - wanted:
+            raise RequestError(name, f"has nothing to do with --drafter {config.drafter}; leave one of them out")
+    if config.min_draft > config.budget:
+        raise RequestError("min_draft", f"{config.min_draft} is more than the {config.budget} that are guessed at most")
+
+
+# What settings of drafts are for; of drafters from other packages nobody knows.
+LOOKUPS = ("prompt_lookup_min", "prompt_lookup_max")
+DRAWING = ("min_confidence", "draft_temperature", "draft_idle_unload")
+OF_COPIES = frozenset(("auto", "ngram"))
+OF_MODELS = frozenset(("model", "self", "exit", "eagle", "block", "medusa", "mtp", "distilled"))
+ALL = OF_COPIES | OF_MODELS | {"suffix", "recycle", "lookahead", "prediction"}
 
 
 # Flags of other engines that mean nothing here: there is nothing to switch, or it is always on.
@@ -152,6 +193,7 @@ SWITCHES = (
     "--no-enable-chunked-prefill",
     "--no-mmap",
     "--slots",
+    "--speculative-adaptive",
     "--trust-remote-code",
     "--use-default-chat-template",
     "--use-v2-block-manager",
@@ -175,6 +217,7 @@ WITH_VALUES = (
     "--num-scheduler-steps",
     "--schedule-conservativeness",
     "--schedule-policy",
+    "--spec-ngram-min-hits",
     "--tokenizer-mode",
     "--ubatch-size",
     "--uvicorn-log-level",

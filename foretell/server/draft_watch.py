@@ -8,6 +8,8 @@ from pathlib import Path
 
 from foretell.engine.async_engine import AsyncEngine
 
+from .beside import repeat
+
 LOG = logging.getLogger("foretell")
 EVERY = 2.0  # seconds
 
@@ -22,9 +24,7 @@ class DraftWatch:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        while True:
-            await asyncio.sleep(self.every)
-            await self.look()
+        await repeat("the look for a better head", self.every, self.look)
 
     async def look(self) -> None:
         """Once: take what is new, if it is better."""

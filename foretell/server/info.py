@@ -69,8 +69,8 @@ def _state(service: Service) -> dict[str, Any]:
 
 def _speculation(service: Service) -> dict[str, Any]:
     """What each drafter did, and what the controller decided and why."""
-    on, words = service.assembly.engine.controller.standing
-    drafters, decided = service.metrics.totals.drafters.items(), service.metrics.decided().items()
+    on, words = service.metrics.controller.standing
+    drafters, decided = service.metrics.totals.drafters.items(), service.metrics.controller.decided.items()
     return {
         "on": on,
         "reason": words,

@@ -56,6 +56,8 @@ class Instruments:
         self.decisions = self._tally(
             "drafter_decisions", "Steps of texts by what was decided for a drafter", "drafter", "decision", "reason"
         )
+        self.drafting_on = self._gauge("drafting_on", "1: guessing is on; 0: it does not pay")
+        self.switches = self._tally("drafting_switches", "How often guessing went off or on")
         self.accepted = self._counter("speculative_decoding_accepted_tokens", "Guesses that entered a text")
         self.rejected = self._counter("speculative_decoding_rejected_tokens", "Guesses that did not")
         self.acceptance_rate = self._gauge("speculative_decoding_acceptance_rate", "Accepted guesses over all guesses")

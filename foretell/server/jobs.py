@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
@@ -16,9 +17,9 @@ from .protocol import CompletionBody, Generation
 from .protocol_chat import ChatBody, Tool
 from .reasoning import CLOSES, ThinkReader, marks_thoughts, starts_thinking
 from .sampling import sampling_params, speculation_choice
-from .structured import behind_thoughts, grammar_of
+from .structured import behind_thoughts, grammar_of, or_calls
 from .tools import READERS, family_of
-from .tools.forced import forced_call, strict_calls
+from .tools.forced import forced_call, strict_calls, written_calls
 
 if TYPE_CHECKING:
     from foretell.build import Assembly
@@ -64,7 +65,7 @@ class Desk:
     def __init__(self, assembly: Assembly, config: ServerConfig) -> None:
         self.assembly, self.config = assembly, config
         self.tokenizer = assembly.tokenizer
-        self.family = family_of(self.tokenizer.chat_template, config.tool_call_parser)
+        self.family = family_of(self.tokenizer.tool_template, config.tool_call_parser)
         self.thinks = config.reasoning_parser == "think" or (
             config.reasoning_parser == "auto" and marks_thoughts(self.tokenizer.chat_template)
         )
@@ -77,6 +78,7 @@ class Desk:
         """A conversation to be answered."""
         tools = tools_of(body, self.family)
         text = render(self.tokenizer, body, tools or None)
+        self._check_length("messages", text)
         prompt = self.tokenizer.encode(text, add_special=False)
         thinking = self.thinks and starts_thinking(text)
         grammar = self._grammar(body, tools, thinking)
@@ -97,18 +99,22 @@ class Desk:
         )
 
     def _grammar(self, body: ChatBody, tools: Sequence[Tool], thinking: bool) -> GrammarSpec | None:
+        """What the answer must look like. Where the model may call, a call is always one way to answer."""
         grammar, forced = grammar_of(body), forced_functions(body, tools)
-        strict = any(tool.function.strict for tool in tools)
-        if not forced and not (strict and grammar is None):
+        if not tools:
             return behind_thoughts(grammar) if grammar is not None and thinking else grammar
         assert self.family is not None, "tools were let in"
+        functions, several = [tool.function for tool in tools], body.parallel_tool_calls is not False
+        if not forced and grammar is not None:
+            return or_calls(grammar, written_calls(self.family, functions, several), thinking)
         if not forced:
-            return strict_calls(self.family, [tool.function for tool in tools])
+            strict = any(function.strict for function in functions)
+            return strict_calls(self.family, functions) if strict else None
         if grammar is not None:
             raise RequestError("tool_choice", "asks for a call, and another field for an answer of another form")
         if thinking:
             raise RequestError("tool_choice", "asks for a call where the template lets the model think first; use auto")
-        return forced_call(self.family, forced, several=body.parallel_tool_calls is not False)
+        return forced_call(self.family, forced, several)
 
     def _chat_limit(self, body: ChatBody, prompt: list[int]) -> int | None:
         """As long as the context lasts, where nothing else is said."""
@@ -128,17 +134,32 @@ class Desk:
         return Job(
             self._requests(body, caller, prompts, grammar, **params),
             grammar,
-            prompts=[self.tokenizer.decode(prompt) for prompt in prompts] if body.echo else [],
+            prompts=self._echoes(body, prompts) if body.echo else [],
             silent=limit == 0,
         )
 
     def _prompts(self, body: CompletionBody) -> list[list[int]]:
-        """OpenAI's four shapes: a text, texts, token ids, lists of them."""
-        prompt: Any = body.prompt
-        many = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+        """The tokens of each."""
+        many = _many(body)
         if not 1 <= len(many) <= self.config.max_prompts:
             raise RequestError("prompt", f"must be 1 to {self.config.max_prompts} prompts, not {len(many)}")
+        for each in many:
+            self._check_length("prompt", each)
         return [self.tokenizer.encode(each) if isinstance(each, str) else each for each in many]
+
+    def _check_length(self, field: str, prompt: str | list[int]) -> None:
+        """Refuse what cannot fit before the work of reading it."""
+        most = self.context * (self.tokenizer.longest_token if isinstance(prompt, str) else 1)
+        if len(prompt) > most:
+            kind = "characters" if isinstance(prompt, str) else "tokens"
+            raise RequestError(field, f"has {len(prompt)} {kind}; this model takes at most {self.context} tokens")
+
+    def _echoes(self, body: CompletionBody, prompts: list[list[int]]) -> list[str]:
+        """The prompts as they were sent; token ids with their marks, as a text would have them."""
+        return [
+            each if isinstance(each, str) else self.tokenizer.decode(tokens, skip_special=False)
+            for each, tokens in zip(_many(body), prompts, strict=True)
+        ]
 
     def _requests(
         self, body: Generation, caller: Caller, prompts: list[list[int]], grammar: GrammarSpec | None, **settled: Any
@@ -155,14 +176,17 @@ class Desk:
 
     def reasoning_tokens(self, answers: Sequence[Answer]) -> int:
         """Tokens of thoughts: up to the mark that closes them."""
-        return sum(self._thought_tokens(answer) for answer in answers if answer.reasoning)
+        return sum(answer.thought_tokens(self._closes) for answer in answers if answer.reasoning)
 
-    def _thought_tokens(self, answer: Answer) -> int:
-        closes = self.tokenizer.encode(CLOSES, add_special=False)
-        for place in range(len(answer.tokens) - len(closes) + 1):
-            if answer.tokens[place : place + len(closes)] == closes:
-                return place + len(closes)
-        return len(answer.tokens)
+    @cached_property
+    def _closes(self) -> list[int]:
+        return self.tokenizer.encode(CLOSES, add_special=False)
+
+
+def _many(body: CompletionBody) -> list[Any]:
+    """OpenAI's four shapes as a list: a text, texts, token ids, lists of them."""
+    prompt: Any = body.prompt
+    return [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
 
 
 def _chat_logprobs(body: ChatBody) -> int | None:

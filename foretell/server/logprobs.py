@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretell.tokenizer import Tokenizer
     from foretell.types import TokenLogprob
 
+# A token, what is known of it, and the characters it brought to the text.
+Row = tuple[int, "TokenLogprob | None", int]
 LEAST = -9999.0  # JSON has no infinity; OpenAI writes this for it
 
 
@@ -30,15 +33,14 @@ class LogprobWriter:
         spelt = self.tokenizer.token_bytes(token)
         return {"token": self._text(token), "logprob": max(logprob, LEAST), "bytes": list(spelt)}
 
-    def completion(self, rows: Sequence[tuple[int, TokenLogprob | None]], offset: int = 0) -> dict[str, Any]:
-        """For a completion's choice: tokens with what is known of each; `offset` is where in the text they begin."""
-        names = [self._name(token) for token, _ in rows]
-        lengths = [len(self.tokenizer.token_text(token)) for token, _ in rows]
+    def completion(self, rows: Sequence[Row], offset: int = 0) -> dict[str, Any]:
+        """For a completion's choice; `offset` is where in the text its tokens begin."""
+        lengths = [length for _, _, length in rows]
         return {
-            "tokens": names,
-            "token_logprobs": [None if row is None else max(row.logprob, LEAST) for _, row in rows],
-            "top_logprobs": [None if row is None else self._ranked(row) for _, row in rows],
-            "text_offset": [offset + sum(lengths[:i]) for i in range(len(lengths))],
+            "tokens": [self._name(token) for token, _, _ in rows],
+            "token_logprobs": [None if row is None else max(row.logprob, LEAST) for _, row, _ in rows],
+            "top_logprobs": [None if row is None else self._ranked(row) for _, row, _ in rows],
+            "text_offset": list(accumulate(lengths, initial=offset))[:-1],
         }
 
     def _ranked(self, row: TokenLogprob) -> dict[str, float]:

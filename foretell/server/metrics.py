@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from foretell.types import TARGET
 
@@ -15,8 +15,27 @@ from .speedup import PlainSeconds, Speedup, unknown
 if TYPE_CHECKING:
     from foretell.engine.streams import Load, Piece, StepReport
 
-# How often each thing was decided: (drafter, drafted or skipped, reason) -> steps of texts.
-Decided = Callable[[], Mapping[tuple[str, str, str], int]]
+
+class Deciding(Protocol):
+    """A controller: how often each thing was decided, whether guessing is on and why, and how often that changed."""
+
+    @property
+    def decided(self) -> Mapping[tuple[str, str, str], int]: ...
+
+    @property
+    def standing(self) -> tuple[bool, str]: ...
+
+    @property
+    def switches(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """Nobody decides anything."""
+
+    decided: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    standing: tuple[bool, str] = (True, "")
+    switches: int = 0
 
 
 @dataclass
@@ -50,11 +69,11 @@ class Totals:
 class Metrics:
     """Hears of every step and keeps the instruments true."""
 
-    def __init__(self, model: str, plain_seconds: PlainSeconds = unknown, decided: Decided = dict) -> None:
+    def __init__(self, model: str, plain_seconds: PlainSeconds = unknown, controller: Deciding = Undecided()) -> None:
         self.instruments = Instruments(model)
         self.speedup = Speedup(plain_seconds)
         self.totals = Totals()
-        self.decided = decided
+        self.controller = controller
         self._preemptions = 0
 
     def observe(self, report: StepReport) -> None:
@@ -140,6 +159,8 @@ class Metrics:
         """Prometheus's text."""
         self.instruments.acceptance_rate.set(self.totals.acceptance_rate)
         self.instruments.speedup.set(self.speedup.value or 0.0)
-        for labels, count in self.decided().items():
+        for labels, count in self.controller.decided.items():
             self.instruments.decisions.follow(count, *labels)
+        self.instruments.drafting_on.set(self.controller.standing[0])
+        self.instruments.switches.follow(self.controller.switches)
         return self.instruments.expose(names)

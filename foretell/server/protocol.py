@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+T = TypeVar("T")
+
+MOST_LISTED = 1024  # entries of a field that every step of a text looks at
+Listed = Annotated[list[T], Field(fail_fast=True)]  # read up to the first wrong entry: a body may have a million
 
 # Fields that ask for nothing when they say this; anything else in them is refused, because it would change the answer.
 NEUTRAL: dict[str, Any] = {
@@ -56,6 +61,16 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
+    @model_validator(mode="before")
+    @classmethod
+    def keep_one_unknown_name(cls, data: Any) -> Any:
+        """One is enough to refuse, and each would be told at length."""
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = [name for name in data if name not in known]
+        return {name: value for name, value in data.items() if name in known or name == unknown[0]}
+
 
 class StreamOptions(Strict):
     include_usage: bool = False
@@ -81,7 +96,7 @@ class StructuredOutputs(Strict):
     json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Listed[str] | None = None
     grammar: str | None = Field(default=None, description="A Lark grammar.")
     disable_any_whitespace: bool = False
 
@@ -90,7 +105,7 @@ class Prediction(Strict):
     """OpenAI's Predicted Outputs: the text that is expected, copied wherever the model agrees."""
 
     type: Literal["content"] = "content"
-    content: str | list[dict[str, Any]]
+    content: str | Listed[dict[str, Any]]
 
 
 class Speculative(Strict):
@@ -101,8 +116,8 @@ class Speculative(Strict):
     method: str | None = Field(default=None, description="Another name of drafter.")
     max_draft: int | None = between(0, 64)
     n_max: int | None = Field(default=None, description="Another name of max_draft.")
-    n_min: int | None = None
-    p_min: float | None = None
+    n_min: int | None = Field(default=None, description="Accepted; what is worth checking is measured.")
+    p_min: float | None = Field(default=None, description="Accepted; what is worth checking is measured.")
     deadline: float | None = Field(default=None, description="Seconds in which the text should be written.")
     min_tokens_per_second: float | None = Field(default=None, description="The text should not come slower.")
     rule: str | None = None
@@ -142,18 +157,18 @@ class Generation(Harmless):
     max_tokens: int | None = between(1)
     min_tokens: int | None = between(0)
     seed: int | None = between(-(2**63), 2**63 - 1)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Listed[str] | None = None
+    stop_token_ids: Listed[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    bad_words: list[str] | None = None
+    bad_words: Listed[str] | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Listed[int] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | bool | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Listed[str] | None = None
     guided_grammar: str | None = None
     prediction: Prediction | None = None
     speculative: bool | Speculative | None = None
@@ -169,6 +184,9 @@ class Generation(Harmless):
     return_rounds: bool | None = Field(default=None, description="Tell of each step what was guessed and what it took.")
     return_tokens_as_token_ids: bool | None = None
     timings_per_token: bool | None = None
+    return_progress: bool | None = Field(
+        default=None, description="Tell in a stream's first chunk what of the prompt was read and what was known."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -180,6 +198,14 @@ class Generation(Harmless):
         if kept.get("best_of") == kept.get("n", 1):
             kept.pop("best_of", None)
         return kept
+
+    @field_validator("logit_bias", "bad_words", "stop_token_ids", mode="before")
+    @classmethod
+    def refuse_endless_lists(cls, value: Any) -> Any:
+        """Every step looks at each entry."""
+        if isinstance(value, dict | list) and len(value) > MOST_LISTED:
+            raise ValueError(f"has {len(value)} entries; at most {MOST_LISTED} are taken")
+        return value
 
     @property
     def include_usage(self) -> bool:
@@ -195,7 +221,7 @@ def is_neutral(name: str, value: Any) -> bool:
 class CompletionBody(Generation):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Listed[str] | Listed[int] | Listed[Listed[int]]
     echo: bool | None = None
     logprobs: int | None = between(0, 20)
     max_tokens: int | None = between(0)

@@ -59,6 +59,7 @@ class Reply(ABC):
         self._places = {(answer.request.id, answer.request.choice): answer for answer in self.answers}
         self._tellers = [house.teller(answer.request, body) for answer in self.answers] if self.tells_tokens else []
         self.name, self.model = name, model
+        self._begun: set[int] = set()  # answers of which a stream has told something
         self._head = {"id": name, "created": int(time.time()), "model": model, "system_fingerprint": house.fingerprint}
 
     def answer(self, piece: Piece) -> Answer:
@@ -98,6 +99,9 @@ class Reply(ABC):
                 chunk |= self.account()
             elif self.body.timings_per_token:
                 chunk["timings"] = accounts.timings([answer])
+            if self.body.return_progress and answer.index not in self._begun:
+                self._begun.add(answer.index)
+                chunk["prompt_progress"] = accounts.prompt_progress(answer)
             yield chunk
         if self.finished and self.body.include_usage:
             yield {**self._chunk([]), "usage": self.usage(), **self.account()}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from foretell.engine.writer import decoder_for
+from foretell.tokenizer import StreamDecoder
+
 from .answers import Answer
 from .protocol import CompletionBody
 from .replies import Reply
@@ -14,9 +17,8 @@ if TYPE_CHECKING:
     from foretell.types import TokenLogprob
 
     from .jobs import Job
+    from .logprobs import Row
     from .replies import House
-
-Row = tuple[int, "TokenLogprob | None"]
 
 
 class CompletionReply(Reply):
@@ -28,9 +30,11 @@ class CompletionReply(Reply):
         super().__init__(house, job, body, name, model)
         self.tells_logprobs = body.logprobs is not None
         self._offsets = [0] * len(self.answers)  # characters that were told with their log-probabilities
+        told = self.answers if self.tells_logprobs else []
+        self._spelt = [decoder_for(answer.request, house.tokenizer) for answer in told]
 
     def choice(self, answer: Answer) -> dict[str, Any]:
-        rows = [*self._prompt_rows(answer), *self._rows(answer.tokens, answer.logprobs)]
+        rows = [*self._prompt_rows(answer), *self._rows(answer, answer.tokens, answer.logprobs)]
         return {
             "index": answer.index,
             "text": self._echo(answer) + ("" if self.job.silent else answer.content),
@@ -42,7 +46,7 @@ class CompletionReply(Reply):
     def parts(self, answer: Answer, piece: Piece) -> Iterator[dict[str, Any]]:
         tokens = list(piece.delta.tokens)
         said = "".join(part.text for part in answer.add(piece))
-        text, rows = "" if self.job.silent else said, self._rows(tokens, list(piece.delta.logprobs or ()))
+        text, rows = "" if self.job.silent else said, self._rows(answer, tokens, list(piece.delta.logprobs or ()))
         if piece.first:
             text, rows = self._echo(answer) + text, [*self._prompt_rows(answer), *rows]
         if text or self.tells_logprobs or self.tells_tokens:
@@ -57,18 +61,28 @@ class CompletionReply(Reply):
     def _echo(self, answer: Answer) -> str:
         return self.job.prompts[answer.index // answer.request.params.n] if self.job.prompts else ""
 
-    def _rows(self, tokens: list[int], found: list[TokenLogprob]) -> list[Row]:
-        return list(zip(tokens, found, strict=True)) if self.tells_logprobs and not self.job.silent else []
+    def _rows(self, answer: Answer, tokens: list[int], found: list[TokenLogprob]) -> list[Row]:
+        if not self.tells_logprobs or self.job.silent:
+            return []
+        spelt = self._spelt[answer.index]
+        return [(token, row, len(spelt.push([token]))) for token, row in zip(tokens, found, strict=True)]
 
     def _prompt_rows(self, answer: Answer) -> list[Row]:
         """Of an echoed prompt; nothing foretells its first token."""
         if not self.job.prompts or not self.tells_logprobs:
             return []
-        return [(token, answer.prompt_logprobs.get(place)) for place, token in enumerate(answer.request.prompt)]
+        tokens, tokenizer = answer.request.prompt, self.house.tokenizer
+        spelt = StreamDecoder(tokenizer, skip_special=False)
+        lengths = [len(spelt.push([token])) for token in tokens]
+        lengths[-1] += len(spelt.flush())
+        if tokens[0] == tokenizer.bos_id and not self._echo(answer).startswith(tokenizer.token_text(tokens[0])):
+            lengths[0] = 0  # the model has it so, the text that was sent has it not
+        found = [answer.prompt_logprobs.get(place) for place in range(len(tokens))]
+        return list(zip(tokens, found, lengths, strict=True))
 
     def _logprobs(self, answer: Answer, rows: list[Row]) -> dict[str, Any] | None:
         if not self.tells_logprobs:
             return None
         found = self.logprobs.completion(rows, self._offsets[answer.index])
-        self._offsets[answer.index] += sum(len(self.house.tokenizer.token_text(token)) for token, _ in rows)
+        self._offsets[answer.index] += sum(length for _, _, length in rows)
         return found

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from copy import deepcopy
 from typing import Any
 
+from .beside import repeat
 from .metrics import Totals
 from .service import Service
 
@@ -23,9 +23,12 @@ class Reporter:
 
     async def run(self) -> None:
         """For as long as the server runs."""
-        while True:
-            await asyncio.sleep(self.service.config.log_interval)
-            self.report(self.service.config.log_interval)
+        every = self.service.config.log_interval
+
+        async def once() -> None:
+            self.report(every)
+
+        await repeat("the log line of what was written", every, once)
 
     def report(self, seconds: float) -> None:
         """One line about the last `seconds`, if anything was written."""

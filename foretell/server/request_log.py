@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from .answers import Answer
 from .protocol import Generation
 from .protocol_chat import ChatBody
 
+LOG = logging.getLogger("foretell")
 PRIVATE = 0o600  # other users of the machine have no business with prompts
 
 
@@ -24,6 +27,7 @@ class RequestLog:
     def __init__(self, path: str | None) -> None:
         self._file = None if path is None else _open(Path(path))
         self._worker = ThreadPoolExecutor(1, "foretell-log")
+        self._lost = 0  # records in a row that could not be written
 
     def write(self, name: str, model: str, body: Generation, answers: list[Answer]) -> None:
         """Note a request that was answered."""
@@ -32,13 +36,23 @@ class RequestLog:
 
     def _append(self, record: dict[str, Any]) -> None:
         assert self._file is not None, "there is a file to write to"
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            self._file.flush()
+        except Exception as error:  # a full disk, say; whoever trains on the file must know that it has gaps
+            self._lost += 1
+            if self._lost == 1:
+                LOG.error("--log-requests: a request is not kept: %s: %s", type(error).__name__, error)
+        else:
+            if self._lost:
+                LOG.warning("--log-requests: works again; %d requests were not kept", self._lost)
+            self._lost = 0
 
     def close(self) -> None:
         self._worker.shutdown()
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # what could not be written was told
+                self._file.close()
 
 
 def _open(path: Path) -> Any:

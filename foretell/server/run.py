@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 from types import FrameType
@@ -27,12 +28,12 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
     """Serve until a signal says to stop; the exit code says whether every text was finished."""
     set_up_logs(config.log_format)
     if foreign:
-        LOG.info("flags of other engines that mean nothing here: %s", ", ".join(foreign))
+        LOG.info("flags of other engines that mean nothing here, or not just that: %s", ", ".join(foreign))
     with bind(config.host, config.port) as port:  # before the model is loaded: a port that is taken shows at once
         service = load(config, engine, speculation)
         settings = uvicorn.Config(
             create_app(service),
-            http=impatient(config.body_timeout),
+            http=impatient(config.body_timeout, config.request_timeout + 2 * config.body_timeout),
             log_config=None,
             access_log=config.access_log,
             timeout_keep_alive=config.keep_alive,
@@ -101,11 +102,24 @@ class Server(uvicorn.Server):
         self._leaving = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
+        """Texts are finished first, and read to their ends; who does not read has what is left of the same time."""
+        deadline = self._loop.time() + self.service.config.drain_timeout
         if not await self.service.engine.drain(self.service.config.drain_timeout):
             LOG.warning("%d texts were not finished in time", self.service.engine.texts)
             self.hurried = True
             await self.service.engine.stop()
+        self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - self._loop.time()))
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answers that are not read in time are cut off."""
+        await super().shutdown(sockets)
+        left = len(self.server_state.connections)
+        if left and not self.force_exit:
+            LOG.warning("%d answers were not read in time", left)
+            self.hurried = True
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
 
 
 def greeting(service: Service, port: socket.socket) -> str:

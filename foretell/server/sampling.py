@@ -42,8 +42,8 @@ def speculation_choice(body: Generation) -> SpeculationChoice:
     """What a request says of speculation, llama.cpp's dotted names included."""
     wanted = body.speculative
     options = wanted if isinstance(wanted, Speculative) else Speculative(enabled=wanted is not False)
-    _refuse_thresholds(options.n_min, options.p_min)
-    _refuse_thresholds(body.speculative_n_min, body.speculative_p_min)
+    _check_thresholds(options.n_min, options.p_min)
+    _check_thresholds(body.speculative_n_min, body.speculative_p_min)
     max_draft = _one_of("max_draft", options.max_draft, options.n_max, body.speculative_n_max)
     if max_draft is not None and not 0 <= max_draft <= MOST_DRAFTED:
         raise RequestError("speculative.max_draft", f"must be between 0 and {MOST_DRAFTED}, not {max_draft}")
@@ -61,11 +61,12 @@ def speculation_choice(body: Generation) -> SpeculationChoice:
     )
 
 
-def _refuse_thresholds(n_min: int | None, p_min: float | None) -> None:
-    """They are the whole server's: --draft-min, --draft-p-min."""
-    for name, value in (("n_min", n_min), ("p_min", p_min)):
-        if value:
-            raise RequestError(f"speculative.{name}", "is set for all requests when the server starts; leave it out")
+def _check_thresholds(n_min: int | None, p_min: float | None) -> None:
+    """They say which guesses are worth checking, which is measured here, and change no text."""
+    if n_min is not None and not 0 <= n_min <= MOST_DRAFTED:
+        raise RequestError("speculative.n_min", f"must be between 0 and {MOST_DRAFTED}, not {n_min}")
+    if p_min is not None and not 0 <= p_min <= 1:
+        raise RequestError("speculative.p_min", f"must be between 0 and 1, not {p_min}")
 
 
 def _one_of(name: str, *values: T | None) -> T | None:

@@ -8,9 +8,11 @@ import itertools
 import logging
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.engine.async_engine import AsyncEngine
+from foretell.engine.streams import QueueFull
 from foretell.errors import RequestError, UnknownModelError
 from foretell.version import VERSION
 
@@ -23,11 +25,12 @@ from .replies import House
 from .request_log import RequestLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from foretell.build import Assembly
     from foretell.config import EngineConfig, SpeculationConfig
     from foretell.engine.streams import Stream
+    from foretell.grammar import GrammarSpec
 
 LOG = logging.getLogger("foretell")
 T = TypeVar("T")
@@ -49,7 +52,7 @@ class Service:
         self.engine_config, self.speculation = engine_config, speculation
         self.names = config.served_model_name or (engine_config.model,)
         engine = assembly.engine
-        self.metrics = Metrics(self.names[0], engine.plain_seconds, lambda: engine.controller.decided)
+        self.metrics = Metrics(self.names[0], engine.plain_seconds, engine.controller)
         most = engine_config.max_num_seqs + config.max_queue
         self.engine = AsyncEngine(engine, most, self.metrics.observe, assembly.profiler.piece)
         self.desk = Desk(assembly, config)
@@ -62,6 +65,7 @@ class Service:
         self._workers = ThreadPoolExecutor(WORKERS, "foretell-desk")
         self._compilers = ThreadPoolExecutor(COMPILERS, "foretell-grammar")
         self._numbers = itertools.count()
+        self.arriving = 0  # requests that are read, or whose grammars are compiled
 
     def caller(self, kind: str, key: str, salt: str | None) -> Caller:
         """A name for a request, its tenant, and its seed where the server gives seeds."""
@@ -80,35 +84,63 @@ class Service:
         return self.names[0] if name is None else name
 
     async def settle(self, make: Callable[..., T], *values: Any) -> T:
-        """Run what takes a while beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, make, *values)
+        """Run what takes a while beside the event loop, if not too many wait for that already."""
+        with self._arriving():
+            async with asyncio.timeout(self.config.request_timeout):
+                return await asyncio.get_running_loop().run_in_executor(self._workers, make, *values)
 
-    async def open(self, job: Job) -> Stream:
-        """Hand a job to the engine; a grammar that takes too long to compile is refused."""
+    @contextmanager
+    def _arriving(self) -> Iterator[None]:
+        """Who is on the way to the engine takes a place as those who are there."""
+        if self.arriving >= self.engine.most_texts:
+            raise QueueFull(f"{self.arriving} requests are being read and no more may; come back later", 1)
+        self.arriving += 1
+        try:
+            yield
+        finally:
+            self.arriving -= 1
+
+    async def open(self, job: Job, deadline: float) -> Stream:
+        """Hand a job to the engine, to be ended at the `deadline` of the loop's clock; a grammar that takes too long
+        to compile is refused."""
         if len(job.requests) > self.engine.most_texts:
             raise RequestError("n", f"with these prompts is {len(job.requests)} texts; {self.engine.most_texts} fit")
         self.engine.check_open(len(job.requests))
-        if job.grammar is None:
-            return self.engine.submit(job.requests, timeout=self.config.request_timeout)
-        compiling = asyncio.get_running_loop().run_in_executor(
-            self._compilers, self.assembly.grammars.compile, job.grammar
-        )
-        try:
-            grammar = await asyncio.wait_for(compiling, self.config.grammar_timeout)
-        except TimeoutError:
-            seconds = f"{self.config.grammar_timeout:g}"
-            raise RequestError(
-                job.grammar.field, f"takes more than {seconds} seconds to compile; simplify it"
-            ) from None
-        return self.engine.submit(job.requests, grammar, self.config.request_timeout)
+        grammar = None if job.grammar is None else await self._grammar(job.grammar)
+        left = deadline - asyncio.get_running_loop().time()
+        return self.engine.submit(job.requests, grammar, max(left, 0.0))
+
+    async def _grammar(self, spec: GrammarSpec) -> Any:
+        """One that is known at once; another when it is compiled. Waiting for those of others does not count."""
+        known = self.assembly.grammars.known(spec)
+        if known is not None:
+            return known
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def compile_it() -> Any:
+            loop.call_soon_threadsafe(begun.set)
+            return self.assembly.grammars.compile(spec)
+
+        with self._arriving():
+            compiling = loop.run_in_executor(self._compilers, compile_it)
+            try:
+                await begun.wait()
+                return await asyncio.wait_for(compiling, self.config.grammar_timeout)
+            except TimeoutError:
+                words = f"takes more than {self.config.grammar_timeout:g} seconds to compile; simplify it"
+                raise RequestError(spec.field, words) from None
+            finally:
+                compiling.cancel()
 
     @property
     def problem(self) -> str | None:
         """What keeps the engine from working, if something does."""
         if self.engine.failure is not None:
             return f"the engine has failed: {self.engine.failure}"
+        if self.engine.has_died:
+            return "the engine's thread has ended"
         stuck = self.engine.stuck_for()
-        return f"a step has taken {stuck:.0f} seconds" if stuck > self.config.watchdog else None
+        return f"a step, or work between steps, has taken {stuck:.0f} seconds" if stuck > self.config.watchdog else None
 
     async def close(self) -> None:
         """Stop the engine and the workers."""

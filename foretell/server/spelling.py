@@ -15,7 +15,7 @@ from .protocol_replies import Prompt, Tokens
 from .service import Service
 from .writing import some
 
-REFUSALS = some(400, 401, 404, 408, 413)
+REFUSALS = some(400, 401, 403, 404, 408, 413, 429, 504)
 
 
 def spelling_routes(service: Service) -> APIRouter:

@@ -59,20 +59,41 @@ def _structured(wanted: StructuredOutputs | None) -> GrammarSpec | None:
 
 def behind_thoughts(spec: GrammarSpec) -> GrammarSpec:
     """The same for an answer that begins inside a <think> passage: free words, the mark, then what must follow."""
+    if spec.kind == "lark":
+        raise RequestError(
+            OWN,
+            "the template lets the model think first, which a grammar of one's own must allow for; write "
+            "the passage into the grammar and use /v1/completions, or turn thinking off in chat_template_kwargs",
+        )
+    return GrammarSpec.lark(f"start: {THOUGHTS} answer\n{PASSAGE}answer: {_rule(spec)}\n")
+
+
+def or_calls(spec: GrammarSpec, calls: str, thinking: bool) -> GrammarSpec:
+    """The same for an answer that may be calls of tools instead; `calls` is a Lark grammar of them."""
+    if spec.kind == "lark":
+        raise RequestError(
+            OWN,
+            "leaves no room for calls of tools; leave tools out, or use /v1/completions and a grammar with both",
+        )
+    passage, first = (PASSAGE, THOUGHTS) if thinking else ("", "")
+    written = calls.replace("start:", "calls:", 1)
+    return GrammarSpec.lark(f"start: {first} (calls | answer)\n{passage}{written}answer: {_rule(spec)}\n")
+
+
+OWN = "structured_outputs.grammar"  # the field with a grammar of the caller's own
+THOUGHTS = "thoughts blanks"
+PASSAGE = f"thoughts[suffix={json.dumps(CLOSES)}]: /(?s:.*)/\nblanks: /[\\n ]{{0,4}}/\n"
+
+
+def _rule(spec: GrammarSpec) -> str:
+    """A spec as the body of a rule in a larger grammar."""
     match spec.kind:
         case "json_schema":
-            body = f"%json {spec.text}"
+            return f"%json {spec.text}"
         case "json_object":
-            body = '%json {"type": "object"}'
+            return '%json {"type": "object"}'
         case "regex":
-            body = "/" + spec.text.replace("/", r"\/") + "/"
+            return "/" + spec.text.replace("/", r"\/") + "/"
         case "choice":
-            body = " | ".join(map(json.dumps, spec.choices))
-        case "lark":
-            raise RequestError(
-                "structured_outputs.grammar",
-                "the template lets the model think first, which a grammar of one's own must allow for; write "
-                "the passage into the grammar and use /v1/completions, or turn thinking off in chat_template_kwargs",
-            )
-    thoughts = f"thoughts[suffix={json.dumps(CLOSES)}]: /(?s:.*)/\n"
-    return GrammarSpec.lark(f"start: thoughts blanks body\n{thoughts}blanks: /[\\n ]{{0,4}}/\nbody: {body}\n")
+            return " | ".join(map(json.dumps, spec.choices))
+    raise AssertionError("a grammar of the caller's own is no rule of another")

@@ -45,12 +45,12 @@ def _add_models(router: APIRouter, service: Service) -> None:
             drafter=service.assembly.engine.drafter.name,
         )
 
-    @router.get("/v1/models", responses=some(401))
+    @router.get("/v1/models", responses=some(401, 403))
     async def models() -> ModelList:
         """The names the model is served under."""
         return ModelList(object="list", data=[card(name) for name in service.names])
 
-    @router.get("/v1/models/{name:path}", responses=some(401, 404))
+    @router.get("/v1/models/{name:path}", responses=some(401, 403, 404))
     async def model(name: str) -> ModelCard:
         """One of them."""
         return card(service.check_model(name))
@@ -80,7 +80,7 @@ def _add_figures(router: APIRouter, service: Service) -> None:
         """Of this server."""
         return Version(version=VERSION)
 
-    @router.get("/server_info", responses=some(401))
+    @router.get("/server_info", responses=some(401, 403))
     async def server_info() -> dict[str, Any]:
         """What is served, with what memory, and how it goes."""
         return info(service)

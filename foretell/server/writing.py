@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -31,6 +32,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status, words in {
         400: "A field that is wrong or not supported; `param` names it",
         401: "No key, or a wrong one",
+        403: "Asked for by a name that this server does not answer to",
         404: "A model that is not served here",
         408: "The body came too slowly",
         413: "The body is too large",
@@ -84,10 +86,12 @@ async def respond(
     caller = service.caller(kind, shown_key(request.scope), body.cache_salt)
 
     async def begin() -> Response:
-        service.engine.check_open()  # before any work is put into it
-        job = await service.settle(make, body, caller)
-        reply: Reply = shape(service.house, job, body, caller.name, model)
-        stream = await service.open(job)
+        service.engine.check_open(1 + service.arriving)  # before any work is put into it
+        deadline = asyncio.get_running_loop().time() + service.config.request_timeout
+        async with asyncio.timeout_at(deadline):
+            job = await service.settle(make, body, caller)
+            reply: Reply = shape(service.house, job, body, caller.name, model)
+            stream = await service.open(job, deadline)
         pieces = stream.pieces()
         if not body.stream:
             return await whole(service, reply, pieces)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # More turns of loops and macros than any chat needs; a template that takes more does not end in useful time.
 MAX_STEPS = 1_000_000
 STEP = "_foretell_step"
+TOOLS = "tool_use"  # the name model makers give a template of its own for chats with tools
 
 
 class ChatTemplates:
@@ -32,6 +33,11 @@ class ChatTemplates:
         """The template used without tools."""
         return self.sources.get("default")
 
+    @property
+    def with_tools(self) -> str | None:
+        """The template used with tools."""
+        return self.sources.get(TOOLS, self.default)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -39,7 +45,7 @@ class ChatTemplates:
         values: Mapping[str, Any],
     ) -> str:
         """The chat as text; whatever a template refuses is a RequestError about the messages."""
-        template = self.template("tool_use" if tools and "tool_use" in self.sources else "default")
+        template = self.template(TOOLS if tools and TOOLS in self.sources else "default")
         context = {"documents": None, **self.named, **plain(values)}
         context |= {"messages": read_messages(messages), "tools": plain(tools), STEP: step_counter()}
         # A template is foreign code: what it raises, of whatever type, says that it cannot write these messages.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from foretell.errors import RequestError
@@ -11,6 +12,8 @@ from foretell.tokenizer.gguf_vocab import read_gguf
 from foretell.tokenizer.hf_files import read_files
 from foretell.tokenizer.parts import Parts
 from foretell.tokenizer.spelling import Reading, spelling_of
+
+MERGED = 4  # characters that a normalizer may make one of; Unicode's own forms stay below
 
 
 class Tokenizer:
@@ -42,6 +45,17 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The source of the template chats are written with, if the model has one."""
         return self._templates.default
+
+    @property
+    def tool_template(self) -> str | None:
+        """The same for chats with tools: some models have one of its own."""
+        return self._templates.with_tools
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The most characters of a text that one token can stand for."""
+        longest = max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+        return longest if self._backend.normalizer is None else longest * MERGED
 
     def as_json(self) -> str:
         """All of it but the chat templates, as a tokenizer.json."""
@@ -77,6 +91,7 @@ class Tokenizer:
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,  # a template may have variables of any name
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,

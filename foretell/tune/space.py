@@ -14,7 +14,7 @@ from foretell.errors import RequestError
 
 DRAWING = (*NEED_A_MODEL, "self", "exit")  # whose guesses may be drawn where a request samples: a rule can matter
 LENGTHS = (2, 4, 8)
-BLOCK = "block"
+BLOCK, AUTO, DEFAULT_RULE = "block", "auto", SpeculationConfig.rule
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,15 @@ def mixed(items: Sequence[Item]) -> list[Item]:
     return [group[i] for i in range(longest) for group in by_task.values() if i < len(group)]
 
 
-def settings(arm: Arm, engine: dict[str, Any]) -> dict[str, Any]:
-    """What `foretell serve --config` reads: what was given for the engine, and the arm's own."""
+def settings(arm: Arm, engine: dict[str, Any], rule: str = DEFAULT_RULE) -> dict[str, Any]:
+    """What `foretell serve --config` reads: what was given for the engine, and the arm's own.
+
+    `rule` is the one that was asked for. Where `block` is faster than that, `auto` is served: requests with a seed,
+    which alone can tell, keep their text.
+    """
     config, usual = arm.speculation, SpeculationConfig()
+    if config.rule == BLOCK != rule:
+        config = replace(config, rule=AUTO)
     own = {
         name: getattr(config, name)
         for name in SpeculationConfig.__dataclass_fields__

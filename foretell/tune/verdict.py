@@ -12,7 +12,7 @@ from foretell.bench.intervals import shown
 from foretell.bench.measure import PLAIN, Arm
 from foretell.bench.results import Cell
 
-from .space import settings
+from .space import AUTO, DEFAULT_RULE, settings
 
 Standing = Sequence[tuple[Arm, Cell]]
 
@@ -27,19 +27,19 @@ class Verdict:
 
 
 def choose(standing: Standing) -> Verdict:
-    """The fastest of those that came farthest, if it writes the same text and is surely no slower than plain."""
-    for arm, cell in standing:
-        if cell.same_text is False:
-            continue  # a fault that a bench shows; never served
-        if cell.speedup is None:
-            continue
-        low = cell.speedup_interval[0] if cell.speedup_interval else 0.0
-        ratio = shown(cell.speedup, cell.speedup_interval)
-        if low >= 1:
+    """The first that is surely faster than plain decoding, of those that came farther and are faster first."""
+    # A text that differs where it must not is a fault that a bench shows; such an arm is never served.
+    able = [(arm, cell) for arm, cell in standing if cell.same_text is not False and cell.speedup is not None]
+    for arm, cell in able:
+        if cell.speedup_interval is not None and cell.speedup_interval[0] > 1:
+            ratio = shown(cell.speedup, cell.speedup_interval)
             return Verdict(arm, cell, f"{arm.name}: {ratio} times as fast as plain decoding")
-        words = f"plain decoding: the best, {arm.name}, is not surely faster, {ratio}; a larger --budget may tell"
-        return Verdict(PLAIN, cell, words)
-    return Verdict(PLAIN, None, "plain decoding: nothing else was timed to the end; raise --budget")
+    if not able:
+        return Verdict(PLAIN, None, "plain decoding: nothing else was timed to the end; raise --budget")
+    best, cell = able[0]
+    ratio = shown(cell.speedup, cell.speedup_interval)
+    words = f"plain decoding: the best, {best.name}, is not surely faster, {ratio}; a larger --budget may tell"
+    return Verdict(PLAIN, cell, words)
 
 
 def config_text(verdict: Verdict, standing: Standing, engine: dict[str, Any], conditions: dict[str, Any]) -> str:
@@ -57,7 +57,10 @@ def config_text(verdict: Verdict, standing: Standing, engine: dict[str, Any], co
     for arm, cell in standing:
         ratio = shown(cell.speedup, cell.speedup_interval)
         lines.append(f"#   {arm.name}: {ratio}, {cell.accepted_per_step:.2f}, {cell.texts}")
-    return "\n".join([*lines, yaml.safe_dump(settings(verdict.arm, engine), sort_keys=False).strip(), ""])
+    found = settings(verdict.arm, engine, conditions.get("rule", DEFAULT_RULE))
+    if found.get("rule") == AUTO:
+        lines.append("# The rule auto is block for requests without a seed; those with one get the same text as ever.")
+    return "\n".join([*lines, yaml.safe_dump(found, sort_keys=False).strip(), ""])
 
 
 def table(standing: Standing, most: int = 12) -> str:

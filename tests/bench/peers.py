@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler, TCPServer, ThreadingTCPServer
 from threading import Thread
 from typing import Any
 
@@ -23,8 +24,10 @@ class Script:
         self.asked: list[dict[str, Any]] = []
 
     def page(self, path: str) -> tuple[int, str]:
+        if path == "/v1/models" and self.status != 200:
+            return self.status, json.dumps({"error": {"message": "no", "code": self.status}})
         if path == "/v1/models":
-            return self.status, json.dumps({"data": [{"id": "folder/m.gguf", "owned_by": self.kind}]})
+            return 200, json.dumps({"data": [{"id": "folder/m.gguf", "owned_by": self.kind}]})
         if path == "/metrics" and self.metrics:
             return 200, self.metrics.format(accepted=self.counted)
         return 404, '{"error": "there is no such page"}'
@@ -36,6 +39,20 @@ class Script:
             yield json.dumps({"choices": [{"text": word} if "prompt" in body else {"delta": {"content": word}}]})
         yield json.dumps({"choices": [], **({"usage": self.usage} if self.usage else {}), **self.last})
         yield "[DONE]"
+
+
+@contextmanager
+def speaking(words: bytes) -> Iterator[str]:
+    """The address of a port where somebody says just that, whatever is asked."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):  # whoever asked has gone
+                self.request.sendall(words)
+                self.request.recv(1 << 16)
+
+    with _running(ThreadingTCPServer(("127.0.0.1", 0), Handler)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
@@ -59,11 +76,17 @@ def serving(script: Script) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             """Quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
+    with _running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def _running(server: TCPServer) -> Iterator[int]:
+    """A server's port, while it serves."""
+    thread = Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield server.server_address[1]
     finally:
         server.shutdown()
         server.server_close()

@@ -64,15 +64,19 @@ def test_facts_are_those_of_pairs() -> None:
         sample("b", ON, 0.25, 11.0),
         sample("b", OFF, 1.0, 11.0),
     ]
-    facts, cells = facts_of(pairs, 2.0, 3)
+    facts, cells, overall = facts_of(pairs, 2.0, 3)
     assert facts.speedup == pytest.approx(8**0.5) and facts.same_text is True and facts.drafted is True
     assert (facts.requests, facts.tokens, facts.others) == (4, 11, 3)
     assert facts.accepted_per_step == pytest.approx(1.5) and facts.reading == pytest.approx((1 / 6 + 1 / 3.5) / 2)
     assert [(cell["task"], cell["speedup"]) for cell in cells] == [("a", pytest.approx(2.0)), ("b", pytest.approx(4.0))]
+    assert overall["speedup"] == pytest.approx(8**0.5) and overall["task"] == "all" and overall["same_text"] is True
+    assert all(cell["speedup_interval"] is None for cell in cells), "one pair tells none"
+    twice, (cell,), _ = facts_of([*pairs[:2], *(replace(each, round=2) for each in pairs[:2])], 2.0, 0)
+    assert twice.speedup_interval == cell["speedup_interval"] == pytest.approx((2.0, 2.0))
 
 
 def test_a_switch_that_does_nothing_is_no_switch() -> None:
-    facts, _ = facts_of([sample("a", ON, 0.5, 5.5), sample("a", OFF, 0.5, 5.5)], 2.0, 0)
+    facts, *_ = facts_of([sample("a", ON, 0.5, 5.5), sample("a", OFF, 0.5, 5.5)], 2.0, 0)
     assert facts.speedup is None and facts.verdict == "cannot be told"
 
 
@@ -106,7 +110,7 @@ def test_twelve_requests_and_what_others_do() -> None:
 def test_a_server_that_refuses_is_said() -> None:
     script = Script("vllm")
     script.last = {"error": {"message": "no such model"}}
-    with serving(script) as url, pytest.raises(RequestError, match="does not serve: no such model"):
+    with serving(script) as url, pytest.raises(RequestError, match="does not serve: no such model; start the server"):
         run_check(Endpoint.named(url), items(chat=20), watch_nothing, {})
 
 
@@ -121,6 +125,9 @@ def test_our_own_server(capsys: pytest.CaptureFixture[str], server: ServerProces
     assert told["verdict"] in ("pays", "makes no difference", "costs time", "is off")
     assert told["requests_per_second"] > 0 and told["same_text"] is True and told["errors"] == 0
     assert {row["task"] for row in told["cells"]} == set(TASKS)
+    assert [row["task"] for row in told["overall"]] == ["all"] and told["overall"][0]["speedup"] == told["speedup"]
+    assert all("speedup_interval" in row for row in (*told["cells"], *told["overall"]))
+    assert "machine: cores" in page.read_text()
     assert "Speculation " in out and "12 requests one after the other" in out
     assert "Foretell bench: check" in page.read_text()
 

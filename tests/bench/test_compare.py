@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foretell.bench.clients import Address
+from foretell.bench.check import running
+from foretell.bench.clients import LONGEST_LINE, Address
 from foretell.bench.compare import ComparePlan, run_compare
 from foretell.bench.compare_report import markdown, remarks
 from foretell.bench.item import Item
+from foretell.bench.peer_transformers import TransformersPeer
 from foretell.bench.peers import Asked, Endpoint, Reply, accepted_guesses
+from foretell.bench.workloads import load
 from foretell.cli import main as program
 from foretell.errors import RequestError
 from tests.server.process import ServerProcess
 
 from .fakes import items, watch_nothing
-from .peers import Script, serving
+from .peers import Script, serving, speaking
 
 CHAT = Item("hello", "chat", ({"role": "user", "content": "Hi"},))
 ASKED = Asked(8, 0.0)
@@ -103,11 +107,53 @@ def test_metrics_by_any_prefix() -> None:
 
 def test_who_does_not_answer_is_said_before_anything_is_asked() -> None:
     script = Script("vllm")
-    script.status = 401
-    with serving(script) as url, pytest.raises(RequestError, match="--api-key"):
-        Endpoint.named(url).meet()
+    for script.status, words in [(401, "answers 401; --api-key"), (503, "answers 503.*that is ready")]:
+        with serving(script) as url, pytest.raises(RequestError, match=words):
+            Endpoint.named(url).meet()
     with pytest.raises(RequestError, match="nobody answers at 127.0.0.1:1; start the server"):
         Endpoint.named("http://127.0.0.1:1").meet()
+
+
+@pytest.mark.parametrize("words", [b"220 mail ready\r\n\r\n", b"x" * 2 * LONGEST_LINE], ids=["greeting", "endless"])
+def test_a_port_without_http_is_said(words: bytes) -> None:
+    with speaking(words) as url:
+        peer = Endpoint.named(url)
+        with pytest.raises(RequestError, match="does not speak HTTP; name a server with OpenAI's API"):
+            peer.meet()
+        assert running(peer) == 0, "nor has it metrics"
+        assert peer.write(CHAT, ASKED).error is not None
+        peer.counts = True
+        assert peer.write(CHAT, ASKED).steps is None
+
+
+TRACED = {
+    "messages": [{"role": "user", "content": "Hi"}],
+    "stop": ["."],
+    "top_p": 0.9,
+    "temperature": 0.7,
+    "seed": 5,
+    "max_tokens": 99,
+    "response_format": {"type": "json_object"},
+    "prediction": {"type": "content", "content": "Hello"},
+    "user": "somebody",
+}
+
+
+def test_a_request_of_ones_own_is_asked_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(TRACED) + "\n")
+    (item,) = load("trace", path)
+    (script, other), usual = (Script("vllm"), Script("vllm")), ComparePlan(max_tokens=8)
+    for each, plan in ((script, usual), (other, replace(usual, temperature=0.0))):
+        with serving(each) as url:
+            Endpoint.named(url).write(item, plan.asked(item))
+    (body,) = script.asked
+    same = ("messages", "stop", "top_p", "temperature", "seed", "response_format", "prediction")
+    assert {name: body.get(name) for name in same} == {name: TRACED[name] for name in same}
+    assert body["max_tokens"] == 8 and "user" not in body
+    assert other.asked[0]["temperature"] == 0.0, "what was typed goes before"
+    model = TransformersPeer.__new__(TransformersPeer)  # it is refused before anything of it is needed
+    assert model.write(item, ASKED, False).error == "transformers is not asked with top_p, stop, response_format here"
 
 
 class FakePeer:
@@ -145,7 +191,8 @@ def test_the_ratio_is_by_pairs_and_the_first_round_is_dropped() -> None:
     overall = {cell.arm: cell for cell in found.overall}
     assert overall["fast"].speedup == pytest.approx(2.0), "the geometric mean of the tasks"
     assert overall["fast"].speedup_interval == pytest.approx((2.0, 2.0))
-    assert json.loads(json.dumps(found.as_json()))["baseline"] == "base"
+    told = json.loads(json.dumps(found.as_json()))
+    assert told["baseline"] == "base" and told["same_text"] is False
     assert "| all | fast | 2.5 | 1000 / 1000 | 2.00 | 2.00 (2.00 to 2.00) | 0 of 3 |" in markdown(found)
 
 
@@ -214,7 +261,10 @@ def test_what_cannot_be_is_said_in_one_line(capsys: pytest.CaptureFixture[str], 
         (["compare", "http://127.0.0.1:1"], "nobody answers at 127.0.0.1:1"),
         (["compare", "ftp://host"], "is no address"),
         (["compare", "transformers", "--workload", "gsm8k"], "is not shipped"),
-        (["compare", "transformers", "--workload", "trace", "--data", str(tmp_path / "none.jsonl")], "there is no"),
+        (
+            ["compare", "transformers", "--workload", "trace", "--data", str(tmp_path / "none.jsonl")],
+            "name the workload's file",
+        ),
         (["compare", "transformers", "--per-task", "0"], "per_task: must be 1 or more"),
         (["compare", "transformers", "--rounds", "0"], "rounds: must be 1 or more"),
         (["compare", "--html", str(tmp_path)], "is a folder"),

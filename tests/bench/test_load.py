@@ -19,7 +19,7 @@ from foretell.bench import serving
 from foretell.bench.arrivals import ClosedLoop, Poisson
 from foretell.bench.clients import Address, Answer, ask
 from foretell.bench.item import Item
-from foretell.bench.load import LoadArm, LoadFindings, LoadPlan, Slice, arms_of, bodies, cell_of, quantile, run_load
+from foretell.bench.load import LoadArm, LoadFindings, LoadPlan, Slice, arms_of, bodies, cell_of, run_load
 from foretell.bench.load_report import markdown, remarks
 from foretell.cli import main as program
 from foretell.cli.bench import BENCH
@@ -212,7 +212,8 @@ def test_a_cell_has_its_times_and_its_ratio() -> None:
     assert (cell.requests, cell.errors, cell.reasons) == (4, 1, {"HTTP 429: later": 1})
     assert cell.tokens_per_second == pytest.approx(380 / 30) and cell.speedup == pytest.approx(1.4)
     assert cell.speedup_interval is not None and cell.speedup_interval[0] == pytest.approx(0.9)
-    assert cell.first_token_p50 == cell.first_token_p99 == 0.2 and cell.per_token_p50 == pytest.approx(0.02)
+    assert cell.first_token is not None and cell.first_token.p50 == cell.first_token.p99 == 0.2
+    assert cell.per_token is not None and cell.per_token.p50 == pytest.approx(0.02)
     assert cell_of(Poisson(2.0), "auto", ours, plain).speedup == pytest.approx(0.5), "there the pace of one text counts"
     assert cell_of(ClosedLoop(4), "auto", ours, ()).speedup is None
 
@@ -234,12 +235,6 @@ def test_who_asked_the_same_gets_the_same_text() -> None:
         assert cell.same_text is same and cell.accepted_per_step == 2.0
     wrong = LoadFindings({}, (replace(cell, same_text=False),))
     assert not wrong.same_text and any("NOT THE SAME TEXT" in line for line in remarks(wrong))
-
-
-def test_quantiles() -> None:
-    values = [float(i) for i in range(1, 101)]
-    assert (quantile(values, 0.5), quantile(values, 0.99), quantile([3.0], 0.99)) == (51.0, 100.0, 3.0)
-    assert quantile([], 0.5) is None
 
 
 def faked(monkeypatch: pytest.MonkeyPatch, paces: Mapping[str, int], stop_after: int = 99) -> list[tuple[str, str]]:
@@ -265,6 +260,10 @@ def test_arms_take_turns_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None
     told = json.loads(json.dumps(found.as_json()))
     assert told["auto_over_better"] == {"1 at once": pytest.approx(0.95), "4 at once": pytest.approx(0.95)}
     assert told["errors"] == 0 and told["complete"] is True and len(told["cells"]) == 6
+    overall = {row["arm"]: row for row in told["overall"]}
+    assert overall["auto"]["speedup"] == pytest.approx(1.9) and overall["auto"]["cells"] == 2
+    assert overall["auto"]["speedup_interval"] == [pytest.approx(1.9)] * 2
+    assert {"accepted_per_step", "same_text"} < set(overall["on"]) and "draws" not in told["cells"][0]
     assert (
         "| 4 at once | auto | 3 | 0 | 19.0 | 100.0 / 100.0 | 10.0 / 10.0 | 1.90 (1.90 to 1.90) | - | - |"
         in markdown(found)
@@ -314,12 +313,25 @@ def test_a_server_under_load(capsys: pytest.CaptureFixture[str], server: ServerP
         assert cell["errors"] == 0 and cell["requests"] >= 1 and 0 < cell["tokens"] <= 8 * cell["requests"]
         assert cell["tokens_per_second"] > 0 and cell["speedup"] > 0
         assert cell["same_text"] in (None, True) and cell["accepted_per_step"] >= 1
-        assert 0 < cell["first_token_p50"] <= cell["first_token_p99"] and cell["per_token_p50"] > 0
+        assert 0 < cell["first_token"]["p50"] <= cell["first_token"]["p99"] and cell["per_token"]["p50"] > 0
     counted = server.metrics()["foretell:generation_tokens_total"] - before
     warm_up = counted - sum(cell["tokens"] for cell in told["cells"])
     assert 2 <= warm_up <= 16, "every token was counted but those of the first request to each arm"
     assert "off and auto are compared" in err
+    assert told["machine"]["cores"] and told["date"] and told["workload"] == "own"
     assert any(cell["same_text"] for cell in told["cells"] if cell["arm"] == "auto"), "texts were compared"
+
+
+def test_a_trace_of_ones_own_loads_a_server(
+    capsys: pytest.CaptureFixture[str], server: ServerProcess, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"prompt": "The quick brown fox", "max_tokens": 6, "ignore_eos": true, "temperature": 0}\n')
+    words = ["--base-url", server.url, "--concurrency", "1", "--seconds", "0.2", "--turns", "1", "--json"]
+    code, out, _ = command(capsys, [*words, "--workload", "trace", "--data", str(trace)])
+    told = json.loads(out)
+    assert code == 0 and told["workload"] == "trace" and told["same_text"] is True
+    assert all(cell["tokens"] == 6 * cell["requests"] > 0 for cell in told["cells"]), "all it said was asked for"
 
 
 def test_an_error_fails_the_run(
@@ -327,7 +339,7 @@ def test_an_error_fails_the_run(
 ) -> None:
     words = ["--base-url", server.url, "--concurrency", "2", "--seconds", "0.2", "--temperature", "-1", *SHORT]
     code, _, err = command(capsys, words)
-    assert code == 2 and "does not serve: HTTP 400: temperature" in err
+    assert code == 2 and "does not serve: HTTP 400: temperature" in err and "; ask for what it serves" in err
     monkeypatch.setattr("foretell.cli.bench_load.check", lambda *_: None)
     code, out, _ = command(capsys, words)
     assert code == 1 and "ERRORS, 2 at once, auto: HTTP 400: temperature" in out
@@ -384,7 +396,7 @@ def test_what_cannot_be_is_refused_before_a_server_is_started(
     monkeypatch.setattr("foretell.bench.serving.subprocess.Popen", None)
     for words, message in [
         (["--base-url", "ftp://host"], "is no address"),
-        (["--base-url", "http://127.0.0.1:1"], "does not serve"),
+        (["--base-url", "http://127.0.0.1:1"], "; start the server, or mend the address"),
         (["--base-url", "http://127.0.0.1:1", "--model", "m"], "is a setting of the server"),
         (["--fixed-url", "http://127.0.0.1:1"], "goes with --base-url"),
         (["--concurrency", "0"], "concurrency: must be 1 or more"),

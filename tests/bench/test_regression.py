@@ -29,15 +29,15 @@ SHARE = 0.95  # of the stored figure
 DEAD = 1.02  # a drafter of which nothing stands writes a token a step
 TASKS = ("edit", "code", "chat")
 LENGTH, TOKENS = 4, 32  # guesses a step, which is fixed so that no clock decides; tokens a text
-NEEDS = {"self": "self:int8", "exit": "exit:25"}  # where a name wants a number; int4 takes long to round
-OTHER_MODELS = ("model",)
+# Where a name wants more; int4 takes long to round. The built-in model guesses for itself, as any draft model does.
+NEEDS = {"self": "self:int8", "exit": "exit:25", "model": f"model:{EngineConfig.model}"}
 
 
 def drafters() -> list[str]:
     """Every kind there is, so that a new one cannot be forgotten; of heads those that come with the package."""
     heads = {*HEADS, "distilled"}
     here = [kind for kind in KINDS if kind not in heads or (SHIPPED / EngineConfig.model / kind).exists()]
-    return [NEEDS.get(kind, kind) for kind in here if kind not in OTHER_MODELS]
+    return [NEEDS.get(kind, kind) for kind in here]
 
 
 def accepted_per_step(names: list[str]) -> dict[str, float]:

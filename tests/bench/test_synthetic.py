@@ -127,6 +127,13 @@ def test_a_cell_has_its_law_and_its_ratio() -> None:
     assert cell.speedup == pytest.approx(2.0) and cell.speedup_interval == pytest.approx((2.0, 2.0))
     assert found.holds and found.same_text and json.loads(json.dumps(found.as_json()))["within_tolerance"] is True
     assert "| 0.5 | 2 | 8 | all in step | 1.75 |" in markdown(found)
+    told = found.as_json()
+    apart, in_step = told["overall"]
+    assert (apart["arm"], in_step["arm"], apart["cells"]) == ("sequence", "batch", 2) and "draws" not in told["cells"][
+        0
+    ]
+    assert apart["speedup"] == pytest.approx(2.0) and apart["speedup_interval"] == pytest.approx((2.0, 2.0))
+    assert apart["accepted_per_step"] == pytest.approx(1.75) and apart["same_text"] is True
 
 
 def test_what_is_off_the_law_is_said() -> None:
@@ -170,9 +177,19 @@ def test_the_engine_keeps_the_law_at_every_batch_size(
         ({"lengths": (0,)}, "lengths"),
         ({"batches": (0,)}, "batches"),
         ({"rounds": 0}, "rounds"),
+        ({"rates": ()}, "acceptance"),
+        ({"lengths": ()}, "lengths"),
+        ({"batches": ()}, "batches"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(settings: dict[str, object], field: str) -> None:
     with pytest.raises(RequestError) as caught:
         SyntheticPlan(**settings)  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("flag", ["--acceptance", "--lengths", "--batch"])
+def test_a_list_of_nothing_is_no_list(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        program.main(["bench", "synthetic", flag, ","])
+    assert left.value.code == 2 and "',' is not a list of" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from foretell import LLM
+from foretell.bench.item import Item
 from foretell.certify.certificate import Order, _rules
 from foretell.certify.draws import (
     COUNT,
@@ -29,6 +30,7 @@ from foretell.certify.draws import (
 from foretell.certify.exact import check_exactly, drift
 from foretell.certify.guesses import check_guesses
 from foretell.certify.plants import PLANTS, Plant
+from foretell.certify.texts import Difference
 from foretell.cli.main import main
 from foretell.draft.ngram import NGramDrafter
 from foretell.errors import RequestError
@@ -180,6 +182,30 @@ def test_the_command_passes_a_lossless_rule(
     assert report["lossless"]
     assert set(report["planted_bugs_caught"]) == set(PLANTS)
     assert [each["texts"] for each in report["texts"]] == [2] * (2 if rule == "match" else 1)
+
+
+def test_so_many_tokens_are_compared(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretell.certify.certificate.QUICK_DRAWS", 500)
+    monkeypatch.setattr("foretell.certify.certificate.PLANT_DRAWS", 1500)
+    messages = [({"role": "user", "content": f"Tell me of {what}."},) for what in ("tea", "the sea", "salt")]
+    monkeypatch.setattr(
+        "foretell.bench.workloads.own", lambda: (Item(str(i), "chat", each) for i, each in enumerate(messages))
+    )
+    words = ["certify", "--model", str(tiny_folder), "--drafter", "ngram", "--quick", "--json"]
+    assert main([*words, "--tokens", "200"]) == 0
+    found = json.loads(capsys.readouterr().out)["texts"]
+    assert [(each["texts"], each["tokens"]) for each in found] == [(3, 3 * 34)] * 2, "shared out over the prompts"
+    for wrong in (["--max-tokens", "9"], ["--prompts", "some.txt"]):
+        assert main([*words, "--tokens", "600", *wrong]) == 2
+    assert main([*words, "--tokens", "0"]) == main([*words, "--max-tokens", "0"]) == 2
+    assert "leave out --prompts and --max-tokens" in capsys.readouterr().err
+
+
+def test_nothing_is_excused_where_rows_are_exact() -> None:
+    assert Difference(0, 3, 1, 2, margin=1e-6, bound=1e-3).near_tie
+    assert not Difference(0, 3, 1, 2, margin=0.0, bound=0.0).near_tie
 
 
 @pytest.mark.parametrize("name", [None, "draft-temperature-ignored"])

@@ -63,6 +63,24 @@ def test_nothing_is_kept_of_who_has_left() -> None:
     assert not controller.acceptance._ledgers
 
 
+@pytest.mark.parametrize("adapts", [False, True])
+def test_no_draft_delays_a_first_token(adapts: bool) -> None:
+    """Not even where the last piece of a prompt is a single token."""
+    world, asked = World(max_step_tokens=16), list[int]()
+
+    def script(seq: Sequence, budget: Budget) -> Draft:
+        asked.append(seq.written)
+        return Draft((1,), (-1,))
+
+    engine = world.engine(ScriptedDrafter(script))
+    if adapts:
+        engine.controller = AdaptiveController({"scripted": ArmTraits()}, Settings(fixed=lambda batch: 2))
+    add(engine, "0", [3] * 17, max_tokens=6)
+    add(engine, "1", [5], max_tokens=6)
+    run(engine)
+    assert asked and min(asked) == 1
+
+
 class Clock:
     """Steps of set prices, to see what is decided at them."""
 

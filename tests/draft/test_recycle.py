@@ -43,6 +43,18 @@ def below(draft: Draft, *path: int) -> list[int]:
     return [draft.tokens[child] for child in draft.children(node)]
 
 
+def test_a_first_token_waits_for_no_reading() -> None:
+    drafter = RecycleDrafter()
+    seq, short = (sequence(number, [1, 2, 8], prompt=3) for number in (0, 1))
+    for each in (seq, short):
+        step(drafter, each, Draft(), (), 9, ((9,),))
+    drafter.forget(short)
+    assert guess(drafter, [1]).tokens == ()
+    step(drafter, seq, Draft(), (), 4, ((4,),))
+    assert guess(drafter, [1]).tokens[:2] == (2, 8)
+    assert not drafter._unread
+
+
 def test_every_row_teaches_whether_its_guess_stood_or_not() -> None:
     drafter, draft = RecycleDrafter(), Draft((20, 30, 40), (-1, 0, -1))
     step(drafter, sequence(0, [10]), draft, (0,), 21, ((20, 11), (21, 12), (31, 13), (41, 14)))
@@ -83,13 +95,14 @@ def test_longer_runs_tell_more() -> None:
 def test_a_prompt_is_read_once_and_the_latest_follower_stands_first() -> None:
     drafter = RecycleDrafter()
     seq = sequence(0, [1, 2, 8, 3, 2, 9], prompt=6)
-    step(drafter, seq, Draft(), (), 5, ((5,),))
+    for token in (5, 6):
+        step(drafter, seq, Draft(), (), token, ((token,),))
     assert below(guess(drafter, [2])) == [9, 8]
     assert below(guess(drafter, [1, 2])) == [8]
     assert below(guess(drafter, [9])) == [5]
     step(drafter, sequence(1, [2]), Draft(), (), 7, ((7,),))
     step(drafter, seq, Draft(), (), 4, ((4,),))
-    assert below(guess(drafter, [2])) == [7], "its second step does not read the prompt again"
+    assert below(guess(drafter, [2])) == [7], "its third step does not read the prompt again"
 
 
 def test_without_the_likeliest_tokens_the_text_still_teaches() -> None:

@@ -109,6 +109,11 @@ def test_the_values_need_no_torch() -> None:
     assert "torch" not in loaded_by("import foretell.types, foretell.config, foretell.outputs, foretell.hub")
 
 
+def test_the_controller_needs_no_torch() -> None:
+    files = [path.stem for path in (PACKAGE / "control").glob("*.py") if path.stem != "__init__"]
+    assert "torch" not in loaded_by(f"import {', '.join(f'foretell.control.{name}' for name in files)}")
+
+
 def test_the_engine_needs_nothing_of_the_server() -> None:
     extras = {"fastapi", "uvicorn", "pydantic", "typer", "rich", "huggingface_hub", "transformers", "prometheus_client"}
     assert not loaded_by("import foretell.llm") & extras

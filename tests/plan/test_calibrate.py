@@ -118,15 +118,14 @@ def test_least_squares_and_its_equations() -> None:
 
 
 def test_a_bench_run_tells_plain_steps_and_those_of_fixed_lengths(tmp_path: Path) -> None:
-    cells = [
-        {"arm": "ngram", "plain_tokens_per_second": 200.0, "tokens_per_second": 300.0, "accepted_per_step": 1.8,
-         "time": {"drafting": 0.1}},
-        {"arm": "auto", "plain_tokens_per_second": 200.0, "tokens_per_second": 250.0, "accepted_per_step": 1.5,
-         "time": {"drafting": 0.1}},
-    ]  # fmt: skip
+    cell = {"plain_tokens_per_second": 200.0, "tokens_per_second": 300.0, "accepted_per_step": 1.8, "steps": 100,
+            "time": {"drafting": 0.1}}  # fmt: skip
+    reached = {"self:int8": [98, 97, 97, 96], "ngram": [70, 60, 55, 40], "exit:9": [99, 99], "auto": [99] * 9}
+    cells = [{**cell, "arm": name, "places": {"reached": each}} for name, each in reached.items()]
+    lengths = {name: None if name == "auto" else 4 for name in reached}
     path = tmp_path / "run.json"
-    path.write_text(json.dumps({"bench": "drafters", "drafters": {"ngram": 4, "auto": None}, "overall": cells}))
-    plain, guessed = read_observations(path)
+    path.write_text(json.dumps({"bench": "drafters", "drafters": lengths, "overall": cells}))
+    plain, guessed = read_observations(path)  # steps of drafters that mostly guess less tell of no length
     assert (plain.length, plain.seconds, plain.wall) == (0, 1 / 200, True)
     assert (guessed.length, guessed.accepted) == (4, 1.8) and guessed.seconds == pytest.approx(1.8 / 300 * 0.9)
 

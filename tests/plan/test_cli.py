@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from foretell.cli.main import main
+from foretell.plan.devices import find_device
+from foretell.plan.origin import Origin
+from foretell.plan.specs import find_shape
 from tests.docs_check import ROOT, commands
 from tests.laws.test_layers import loaded_by
 from tests.plan.worlds import DATA, LLAMA
@@ -57,6 +60,16 @@ def test_a_plan_for_programs(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert [row["tensor_parallel"] for row in found["tensor_parallel_rows"]] == [1, 2, 4]
 
 
+@pytest.mark.parametrize("draft", ["eagle", "self:int4", "llama-3.2-1b"])
+def test_rows_of_splits_do_not_depend_on_the_split_that_was_asked_for(
+    capsys: pytest.CaptureFixture[str], draft: str
+) -> None:
+    """A head and a copy are split with the target, a draft model is not."""
+    line = f"--target llama-3.1-8b --draft {draft} --gpu h100 --count 4 --batch 8 --tensor-parallel"
+    one, four = (told(capsys, f"{line} {split}")["tensor_parallel_rows"] for split in (1, 4))
+    assert one == four and [row["tensor_parallel"] for row in one] == [1, 2, 4]
+
+
 def test_prices_and_sizes_that_a_user_knows(capsys: pytest.CaptureFixture[str]) -> None:
     usual = told(capsys, "--target llama-3.1-8b --batch 8")["rows"][0]
     dearer = told(capsys, "--target llama-3.1-8b --batch 8 --price 6")["rows"][0]
@@ -77,6 +90,37 @@ def test_calibrated_by_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["calibration"]["steps"] == 67 and found["calibration"]["worst_error"] < 0.2
     assert "Calibrated on 67 measured steps" in " ".join(found["remarks"])
     assert told(capsys, f"{line}/h200-gpu.json")["calibration"]["worst_error"] < 0.1
+    assert found["calibration"]["doubts"] == [] and not any("The run is of" in each for each in found["remarks"])
+
+
+def test_a_run_of_something_else_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"--target llama-3.1-8b --gpu h100 --batch 1 --context 512 --calibrate {DATA}/h200-5.9b.json"
+    remarks = " ".join(told(capsys, line)["remarks"])
+    assert "The run is of a model of other sizes, the plan for llama-3.1-8b" in remarks
+    assert "The run is of NVIDIA H200, the plan for h100" in remarks
+
+
+@pytest.mark.parametrize(
+    ("run", "target", "gpu", "doubts"),
+    [
+        ({"model": "smollm2-135m", "machine": {"device": "AMD EPYC"}}, "smollm2-135m", "cpu", 0),
+        (
+            {"model": "/m/Llama-3.1-8B-Instruct/", "device": "NVIDIA A100-SXM4-80GB"},
+            "llama-3.1-8b",
+            "a100-80gb",
+            0,
+        ),
+        ({"model": "smollm2-135m", "device": "NVIDIA H200"}, "smollm2-135m", "cpu", 1),
+        ({"model": "smollm2-135m", "device": "AMD EPYC"}, "llama-3.1-8b", "h100", 2),
+        ({}, "llama-3.1-8b", "h100", 0),
+    ],
+)
+def test_names_are_compared_as_people_write_them(
+    tmp_path: Path, run: dict[str, object], target: str, gpu: str, doubts: int
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(run))
+    assert len(Origin.of(path).doubts(find_shape(target, "target"), find_device(gpu))) == doubts
 
 
 def test_drawings_stand_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

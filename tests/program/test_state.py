@@ -98,6 +98,53 @@ def test_branches_begin_with_the_text_and_go_on_apart(engine: fp.Engine) -> None
     assert [meta["completion_tokens"] for meta in state.get_meta_info("tail")] == [10] * 3
 
 
+def test_a_second_round_of_branches_has_the_name_to_itself(engine: fp.Engine) -> None:
+    @fp.function
+    def rounds(s: fp.ProgramState) -> list[list[str]]:
+        s += "The" + fp.gen("start", **TEN)
+        found = []
+        for ends in ([" fox", " dog"], [" sea", " shore", " lazy"]):
+            forks = s.fork(len(ends))
+            forks += ends
+            forks += fp.gen("tail", **TEN)
+            forks.join()
+            assert s["tail"] == [branch["tail"] for branch in forks]
+            found.append(s["tail"])
+        return found
+
+    state = rounds.run(backend=engine)
+    first, second = state.ret_value
+    assert len(first) == 2 and len(second) == 3 and first != second[:2] and state["tail"] == second
+    assert isinstance(state["start"], str), "what a branch only began with is not gathered"
+
+
+def test_a_branch_that_did_not_write_a_name_has_none_of_it(engine: fp.Engine) -> None:
+    @fp.function
+    def once(s: fp.ProgramState) -> None:
+        s += "The" + fp.gen("x", **TEN)
+        forks = s.fork(2)
+        forks[1] += fp.gen("x", **TEN)
+        forks.join()
+
+    none, own = once.run(backend=engine)["x"]
+    assert none is None and own
+
+
+def test_a_join_waits_for_what_has_no_name(engine: fp.Engine) -> None:
+    written = engine.llm.engine.stats.speculation
+
+    @fp.function
+    def nameless(s: fp.ProgramState) -> int:
+        s += "The quick"
+        before = written.tokens
+        forks = s.fork(2)
+        forks += fp.gen(**TEN | {"max_tokens": 60})
+        forks.join()
+        return written.tokens - before
+
+    assert nameless(backend=engine) == 120
+
+
 def test_branches_of_branches_are_joined_as_lists_of_lists(engine: fp.Engine) -> None:
     @fp.function
     def tree(s: fp.ProgramState) -> None:

@@ -13,6 +13,7 @@ from foretell.build import choose_bits, choose_rounding
 from foretell.config import EngineConfig
 from foretell.errors import CapacityError, RequestError
 from foretell.hub.checkpoint import Checkpoint
+from foretell.kernels import linear
 from foretell.kernels.native.library import library
 from foretell.kernels.rounded import Rounding
 from foretell.models import quantize
@@ -20,6 +21,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.layers import Linear
 from foretell.models.quantize import Bits, QuantizedLinear, round_linear, rounded_bytes
 from foretell.models.variants import prepared_bytes, quantize_weights, quantized
+from foretell.runner import native
 from foretell.runner.memory import GIB, Needs, plan_memory
 from foretell.runner.native import NativeExecutor
 
@@ -45,7 +47,8 @@ def test_drafts_change_no_text(tiny_folder: Path, form: str) -> None:
 
 
 def test_without_native_kernels_it_works_too(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize, "library", lambda: None)
+    for module in (quantize, linear, native):
+        monkeypatch.setattr(module, "library", lambda: None)
     lines: list[str] = []
     monkeypatch.setattr("foretell.llm.say_on_stderr", lines.append)
     params = SamplingParams(max_tokens=20, temperature=0)

@@ -6,6 +6,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from foretell.build import Assembly, build_engine
+from foretell.config import EngineConfig, SpeculationConfig
 from tests.server.process import ServerProcess, write_server_folder
 
 KEYS = ("first-key", "second-key")
@@ -15,6 +17,12 @@ KEYS = ("first-key", "second-key")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that can chat, call and think."""
     return write_server_folder(tmp_path_factory.mktemp("models") / "server")
+
+
+@pytest.fixture(scope="session")
+def assembly(folder: Path) -> Assembly:
+    """An engine in this process."""
+    return build_engine(EngineConfig(model=str(folder)), SpeculationConfig())
 
 
 @pytest.fixture(scope="session")

@@ -45,10 +45,12 @@ def _change(path: Path, **values: object) -> None:
 class ServerProcess:
     """Started with flags of one's own on a free port; stopped by SIGTERM."""
 
-    def __init__(self, model: Path, *flags: str) -> None:
+    def __init__(self, model: Path | None, *flags: str) -> None:
+        """`model` is None where a flag names it."""
         self.flags = flags
         self.log = Path(tempfile.mkstemp(prefix="foretell-", suffix=".log")[1])
-        words = [*COMMAND, str(model), "--port", "0", "--served-model-name", "tiny", "--threads", "1", *flags]
+        named = [] if model is None else [str(model)]
+        words = [*COMMAND, *named, "--port", "0", "--served-model-name", "tiny", "--threads", "1", *flags]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True, env=_environment())
         assert self.process.stdout is not None

@@ -98,15 +98,27 @@ def test_every_step_is_reported_before_its_pieces() -> None:
 
 
 def test_who_leaves_frees_the_pages_before_the_next_step() -> None:
+    """A step may have begun when the caller leaves; the one after it does not know the text any more."""
+    left, late = threading.Event(), []
+
     async def play(engine: AsyncEngine) -> None:
+        step = engine.engine.step
+
+        def watched() -> Any:
+            if left.is_set():
+                late.append([seq.request.id for seq in engine.engine.scheduler.running])
+            return step()
+
+        engine.engine.step = watched  # type: ignore[method-assign]
         pieces = engine.submit(requests(engine.engine, "a", 200)).pieces()
         await anext(pieces)
         await pieces.aclose()
+        left.set()
         assert await written(engine, "b") == alone()
         assert engine.engine.runner.pool.held == 0
-        assert engine.engine.stats.speculation.tokens < 150
 
     go(play)
+    assert len(late) > 2 and not any("a" in names for names in late[1:])
 
 
 def test_a_text_that_takes_too_long_is_ended() -> None:
@@ -204,6 +216,37 @@ def test_a_stuck_step_shows() -> None:
         await asyncio.sleep(0.1)
         assert engine.stuck_for() > 0.01
         await asked
+
+    go(play)
+
+
+def test_stuck_work_between_steps_shows_too() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        release = threading.Event()
+        asked = asyncio.ensure_future(engine.between_steps(lambda: release.wait(20)))
+        for _ in range(1000):
+            await asyncio.sleep(0.001)
+            if engine.stuck_for() > 0.01:
+                break
+        assert engine.stuck_for() > 0.01
+        release.set()
+        assert await asked
+        await asyncio.sleep(0.05)
+        assert engine.stuck_for() == 0, "waiting to be asked is no work"
+
+    go(play)
+
+
+def test_a_thread_that_must_end_tells_those_who_wait() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        def leave() -> None:
+            raise SystemExit
+
+        engine.engine.step = leave  # type: ignore[method-assign,assignment]
+        with pytest.raises(Unavailable):
+            await written(engine, "a")
+        assert engine.failure is not None
+        engine.engine.abort("a")
 
     go(play)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 from typing import Any
 
 import httpx
@@ -25,9 +28,21 @@ def test_what_it_tells_of_itself(server: ServerProcess) -> None:
     parts = [info["memory"][name] for name in ("weights", "drafter", "cache", "step", "program")]
     assert info["memory"]["total"] >= sum(parts) and info["memory"]["program"] > 50_000_000
     assert "avg_spec_accept_length" in info["internal_states"][0]
-    assert "swagger" in server.http.get("/docs").text.lower()
     assert server.greeting.count("\n") == 1
     assert all(part in server.greeting for part in (server.url, "tiny", "suffix", "rule match", "at most", "cache"))
+
+
+def test_the_docs_are_a_page_of_our_own(server: ServerProcess) -> None:
+    """It tells of every endpoint and field, and a browser that reads it asks nobody else."""
+    reply = server.http.get("/docs")
+    for told in ("POST /v1/chat/completions", "POST /tokenize", "GET /metrics", "max_completion_tokens", "cache_salt"):
+        assert told in reply.text, told
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert "<script" not in reply.text and not re.findall(r'(?:src|href)="(?!/)[^"]*"', reply.text)
+    style = re.search(r"<style>(.*?)</style>", reply.text)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in reply.headers["content-security-policy"], "a browser takes the style"
 
 
 def test_tokens_and_back(server: ServerProcess) -> None:
@@ -73,24 +88,27 @@ def test_an_echo_is_streamed_as_it_is_given_whole(server: ServerProcess) -> None
         assert [value for each in told for value in each[name]] == whole["logprobs"][name]
 
 
+MARKED = "<|im_start|>user\nnaïve 한글 \U0001f600<|im_end|>\n"
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_an_echo_is_the_prompt_as_it_was_sent(server: ServerProcess, as_ids: bool) -> None:
+    """With its marks; and each token's place is where it begins in the text."""
+    prompt = server.post("/tokenize", prompt=MARKED)["tokens"] if as_ids else MARKED
+    choice = complete(server, prompt=prompt, echo=True, logprobs=1, max_tokens=3)["choices"][0]
+    assert choice["text"].startswith(MARKED)
+    places = list(zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True))
+    for token, place in places:
+        assert token.startswith("bytes:") or choice["text"].startswith(token, place), (token, place)
+    assert ("<|im_end|>", MARKED.index("<|im_end|>")) in places
+
+
 def stream(server: ServerProcess, path: str, **body: Any) -> list[dict[str, Any]]:
     reply = server.http.post(path, json={**body, "stream": True})
     assert reply.headers["content-type"].startswith("text/event-stream")
     lines = [line for line in reply.text.split("\n\n") if line]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-
-def test_who_proposed_each_token(server: ServerProcess) -> None:
-    asked: Any = {"prompt": TEXT * 3, "max_tokens": 30, "seed": 1, "return_token_origin": True, "temperature": 0}
-    asked["speculative"] = {"drafter": "ngram"}
-    choice = server.post("/v1/completions", **asked)["choices"][0]
-    assert len(choice["token_origins"]) == len(choice["token_ids"]) == 30
-    assert set(choice["token_origins"]) <= {"target", "ngram"}
-    chunks = stream(server, "/v1/completions", **asked)
-    origins = [origin for chunk in chunks for c in chunk["choices"] for origin in c.get("token_origins", [])]
-    tokens = [token for chunk in chunks for c in chunk["choices"] for token in c.get("token_ids", [])]
-    assert tokens == choice["token_ids"] and len(origins) == 30
 
 
 def test_what_an_answer_cost(server: ServerProcess) -> None:
@@ -116,15 +134,20 @@ def test_what_it_costs_so_far_is_told_with_every_chunk(server: ServerProcess) ->
     assert chunks[-2]["timings"]["predicted_ms"] > 0
 
 
-def test_a_prediction_is_accounted_for(server: ServerProcess) -> None:
-    whole = complete(server, max_tokens=40)["choices"][0]["text"]
-    expected = {"type": "content", "content": whole}
-    reply = complete(server, max_tokens=40, prediction=expected, speculative={"drafter": "prediction"})
-    details = reply["usage"]["completion_tokens_details"]
-    assert reply["choices"][0]["text"] == whole
-    drafted = reply["speculation"]["drafters"].get("prediction", {"drafted": 0, "accepted": 0})
-    assert details["accepted_prediction_tokens"] == drafted["accepted"]
-    assert details["rejected_prediction_tokens"] == drafted["drafted"] - drafted["accepted"]
+def test_how_far_a_prompt_was_read_comes_first(server: ServerProcess) -> None:
+    asked: Any = {"prompt": TEXT * 2 + " read", "max_tokens": 6, "n": 2, "return_progress": True}
+    chunks = stream(server, "/v1/completions", **asked)
+    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert "prompt_progress" in chunks[0] and len(told) == 2, "once for each choice"
+    assert told[0]["processed"] == told[0]["total"] > told[0]["cache"] and told[0]["time_ms"] > 0
+
+
+def test_what_llama_cpp_says_of_guesses_is_taken(server: ServerProcess) -> None:
+    plain = complete(server, max_tokens=20)["choices"]
+    for said in ({"speculative": {"n_min": 2, "p_min": 0.75}}, {"speculative.n_min": 2, "speculative.p_min": 0.5}):
+        assert complete(server, max_tokens=20, **said)["choices"] == plain
+    error = server.post("/v1/completions", 400, prompt=TEXT, speculative={"p_min": 3})["error"]
+    assert error["param"] == "speculative.p_min"
 
 
 def test_sums_over_requests_equal_the_counters(server: ServerProcess) -> None:

@@ -117,6 +117,79 @@ def test_llama_cpps_and_mlxs_flags() -> None:
     asked = speculation("--draft-model", "d", "--num-draft-tokens", "3")
     assert (asked.drafter, asked.num_speculative_tokens) == ("model:d", 3)
     assert read("-c", "256", "-np", "2")[1].max_num_seqs == 2
+    newer = "-md d --spec-draft-n-max 12 --spec-draft-n-min 2 --spec-draft-p-min 0.5"
+    assert speculation(*newer.split()) == speculation(*words.split())
+    words = "--spec-type ngram-simple --spec-ngram-size-n 5 --spec-ngram-size-m 24 --spec-ngram-min-hits 1"
+    asked, foreign = read(*words.split())[2:]
+    assert (asked.drafter, asked.match_lengths, asked.max_draft) == ("ngram", (5, 5), 24)
+    assert foreign == ["--spec-ngram-min-hits"]
+
+
+def test_llama_cpps_lists_of_drafters() -> None:
+    assert speculation("--spec-type", "draft-simple,ngram-simple", "-md", "d").drafter == "model:d,ngram"
+    assert speculation("--spec-type", "ngram-mod, ngram-map-k").drafter == "ngram"
+    with pytest.raises(RequestError, match="did you mean 'NGRAM-MOD'"):
+        speculation("--spec-type", "ngram-simple,ngram-mood")
+    with pytest.raises(RequestError, match="names none and others"):
+        speculation("--spec-type", "none,ngram-simple")
+    with pytest.raises(RequestError, match="needs --speculative-draft-model"):
+        speculation("--spec-type", "ngram-simple,draft-simple")
+
+
+def test_how_wide_a_tree_is_is_not_set() -> None:
+    words = "--speculative-algorithm NGRAM --speculative-num-steps 5 --speculative-eagle-topk 8"
+    asked, foreign = read(*words.split(), "--speculative-num-draft-tokens", "64")[2:]
+    assert (asked.num_speculative_tokens, asked.max_draft) == (None, 63)
+    assert len(foreign) == 1 and "--speculative-eagle-topk 8" in foreign[0] and "controller" in foreign[0]
+    with pytest.raises(RequestError, match="1 or more"):
+        read("--speculative-eagle-topk", "-1")
+
+
+def test_a_model_may_have_several_names() -> None:
+    server, engine = read("--model", "m", "--served-model-name", "a", "b")[:2]
+    assert (engine.model, server.served_model_name) == ("m", ("a", "b"))
+    server, engine = read("m", "-a", "a", "--served-model-name", "b", "c")[:2]
+    assert (engine.model, server.served_model_name) == ("m", ("a", "b", "c"))
+    with pytest.raises(RequestError, match="--model"):
+        read("--served-model-name", "a", "m")
+
+
+IDLE = {
+    "--draft-p-min 0.5 --drafter ngram": "min_confidence",
+    "--draft-p-min 0.5": "min_confidence",
+    "--draft-idle-unload 5 --drafter suffix,ngram": "draft_idle_unload",
+    "--draft-temperature entropy --drafter recycle": "draft_temperature",
+    "--prompt-lookup-max 3 --drafter suffix": "prompt_lookup_max",
+    "--prompt-lookup-min 3 --drafter model:d": "prompt_lookup_min",
+    "--acceptance-threshold 0.9": "acceptance_threshold",
+    "--acceptance-threshold-lower 0.1 --drafter model:d": "acceptance_threshold_lower",
+    "--workload code --drafter model:d --rule match": "workload",
+    "--draft-min 8 --max-draft 4": "min_draft",
+    "--draft-min 8 --num-speculative-tokens 4": "min_draft",
+    """--speculative-config {"method":"none","num_speculative_tokens":4}""": "num_speculative_tokens",
+}
+
+
+@pytest.mark.parametrize("words", IDLE)
+def test_what_can_have_no_effect_is_refused_at_the_start(words: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        read(*words.split())
+    assert refused.value.field == IDLE[words]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--draft-p-min 0.5 --drafter ngram,model:d",
+        "--draft-p-min 0.5 --drafter eagle",
+        "--prompt-lookup-max 3",
+        "--prompt-lookup-max 3 --drafter of-another-package",
+        "--rule confidence --workload code --drafter model:d",
+        "--draft-min 8",
+    ],
+)
+def test_what_can_have_one_is_taken(words: str) -> None:
+    assert read(*words.split())[2] != SpeculationConfig()
 
 
 ARTICLE = {  # launch lines as they are published, the programs' names left out
@@ -128,8 +201,8 @@ ARTICLE = {  # launch lines as they are published, the programs' names left out
 
 @pytest.mark.parametrize("engine", ARTICLE)
 def test_published_launch_lines_run(engine: str, folder: Path) -> None:
-    words = ARTICLE[engine].replace("--model-path M", "").replace("--model M", "").replace("D", str(folder)).split()
-    with ServerProcess(folder, *words) as process:
+    words = [str(folder) if word in ("M", "D") else word for word in ARTICLE[engine].split()]
+    with ServerProcess(None, *words) as process:
         body: Any = {"prompt": "The quick brown", "max_tokens": 24, "temperature": 0}
         reply = process.post("/v1/completions", **body)
         assert reply["speculation"]["drafters"][f"model:{folder}"]["accepted"] > 0, "the draft is the model itself"
@@ -167,7 +240,6 @@ def test_flags_that_mean_nothing_here_are_taken_and_named() -> None:
         (["--speculative-config", "{"], "is not JSON"),
         (["--speculative-algorithm", "EAGEL"], "did you mean 'EAGLE'?"),
         (["--speculative-algorithm", "STANDALONE"], "needs --speculative-draft-model"),
-        (["--speculative-eagle-topk", "4"], "must be 1"),
         (["--drafter", "none", "--num-speculative-tokens", "4"], "has nothing to do"),
         (["--num-draft-tokens", "3", "--num-speculative-tokens", "4"], "is given twice"),
         (["--speculative-model", "a", "--drafter", "ngram"], "is given twice"),

@@ -17,6 +17,7 @@ from tests.server.conftest import KEYS
 from tests.server.process import CONTEXT, ServerProcess
 
 TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
+SLOW: Any = {"prompt": TEXT, "max_tokens": CONTEXT - 100, "ignore_eos": True, "speculative": False, "temperature": 0}
 LONG: Any = {"prompt": TEXT, "max_tokens": CONTEXT // 2, "ignore_eos": True}
 
 
@@ -106,16 +107,24 @@ def test_a_full_queue_says_when_to_come_back(strict_server: ServerProcess) -> No
 
 
 def test_a_caller_who_leaves_frees_the_pages(strict_server: ServerProcess) -> None:
-    before = wait_until_idle(strict_server)["foretell:generation_tokens_total"]
+    """One who reads, and one who waits for a whole reply. What nobody waits for is not written to its end."""
     headers = {"Authorization": f"Bearer {KEYS[0]}"}
-    body = {**LONG, "stream": True}
+
+    def steps() -> float:
+        return wait_until_idle(strict_server)["foretell:step_seconds_count"]
+
+    before = steps()
+    assert ask(strict_server, **SLOW).status_code == 200
+    whole = steps() - before
     with httpx.Client(base_url=strict_server.url) as leaving:
-        with leaving.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
+        before = steps()
+        with leaving.stream("POST", "/v1/completions", json={**SLOW, "stream": True}, headers=headers) as reply:
             next(reply.iter_bytes())
-        with pytest.raises(httpx.ReadTimeout):  # and one who waits for a whole reply
-            leaving.post("/v1/completions", json=LONG, headers=headers, timeout=0.2)
-    written = wait_until_idle(strict_server)["foretell:generation_tokens_total"] - before
-    assert written < 2 * LONG["max_tokens"], "what nobody waits for is not written to its end"
+        assert steps() - before < whole / 2
+        before = steps()
+        with pytest.raises(httpx.ReadTimeout):
+            leaving.post("/v1/completions", json=SLOW, headers=headers, timeout=0.02)
+        assert steps() - before < whole / 2
 
 
 def test_requests_and_answers_are_kept_where_asked(strict_server: ServerProcess) -> None:
@@ -142,6 +151,29 @@ def test_a_log_line_under_load_as_json(strict_server: ServerProcess) -> None:
         time.sleep(0.05)
     assert found[0]["tokens_per_second"] > 0 and "acceptance_rate" in found[0] and found[0]["level"] == "info"
     assert re.search(r"\d running, \d waiting", found[0]["message"])
+
+
+def test_who_proposed_each_token(strict_server: ServerProcess) -> None:
+    """Here guesses of one length are always made, so that some of them stand."""
+    asked: Any = {"prompt": TEXT * 3, "max_tokens": 30, "temperature": 0, "return_token_origin": True}
+    choice = ask(strict_server, **asked).json()["choices"][0]
+    assert len(choice["token_origins"]) == len(choice["token_ids"]) == 30
+    assert set(choice["token_origins"]) == {"target", "ngram"}
+    lines = ask(strict_server, **asked, stream=True).text.split("\n\n")[:-2]
+    parts = [part for line in lines for part in json.loads(line.removeprefix("data: "))["choices"]]
+    for name in ("token_origins", "token_ids"):
+        assert [each for part in parts for each in part.get(name, [])] == choice[name]
+
+
+def test_a_prediction_is_accounted_for(strict_server: ServerProcess) -> None:
+    asked: Any = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    whole = ask(strict_server, **asked).json()["choices"][0]["text"]
+    asked |= {"prediction": {"type": "content", "content": whole}, "speculative": {"drafter": "prediction"}}
+    reply = ask(strict_server, **asked).json()
+    details, drafted = reply["usage"]["completion_tokens_details"], reply["speculation"]["drafters"]["prediction"]
+    assert reply["choices"][0]["text"] == whole
+    assert details["accepted_prediction_tokens"] == drafted["accepted"] > 0
+    assert details["rejected_prediction_tokens"] == drafted["drafted"] - drafted["accepted"]
 
 
 def test_details_and_both_names(strict_server: ServerProcess) -> None:

@@ -21,7 +21,7 @@ from foretell.server.accounts import spec_metrics
 from foretell.server.answers import Answer
 from foretell.server.config import ServerConfig
 from foretell.server.instruments import PREFIX
-from foretell.server.metrics import Metrics
+from foretell.server.metrics import Metrics, Undecided
 from foretell.server.service import Service
 from foretell.server.speedup import Speedup
 from foretell.types import Budget, Draft, Sequence, StepTimes
@@ -63,7 +63,7 @@ def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
 
 def served() -> tuple[Metrics, Answer]:
     """One text, five steps with a draft: four of four guesses and, with room for two, one of two."""
-    metrics = Metrics("m", decided=lambda: DECIDED)
+    metrics = Metrics("m", controller=Undecided(DECIDED))
 
     async def scene() -> Answer:
         engine = AsyncEngine(World(max_num_seqs=4, budget=NODES).engine(half_right()), 4, metrics.observe)
@@ -109,8 +109,10 @@ def test_counters_have_the_values_of_the_definitions() -> None:
 
 def test_what_the_controller_decided_is_told_for_each_drafter_and_reason() -> None:
     decided = dict(DECIDED)
-    metrics = Metrics("m", decided=lambda: decided)
-    samples(metrics)
+    metrics = Metrics("m", controller=Undecided(decided, (False, "why"), 3))
+    before = samples(metrics)
+    assert (before[PREFIX + "drafting_on"], before[PREFIX + "drafting_switches_total"]) == (0, 3)
+    assert samples(metrics) == before, "what is followed is not counted twice"
     decided["half", "drafted", "pays"] += 3
     found = {name: value for name, value in samples(metrics).items() if "decisions" in name}
     name = PREFIX + 'drafter_decisions_total{{decision="{1}",drafter="{0}",reason="{2}"}}'

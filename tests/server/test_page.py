@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import foretell.server
+from foretell.control import decisions
+from foretell.server.answers import FIRST, LAST, NOTHING, OFF, USER
 from tests.server.process import ServerProcess
 
 FOLDER = Path(foretell.server.__file__).parent / "page"
@@ -53,6 +55,14 @@ def test_it_runs_no_script_and_asks_for_no_file_but_its_own() -> None:
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), f"{path.name} names a place outside"
         assert "@import" not in text and "url(" not in text
         assert len(text.splitlines()) < 300
+
+
+def test_every_reason_has_words() -> None:
+    """Those of the controller and those of an answer: none is shown by its bare name."""
+    words = (FOLDER / "words.js").read_text()
+    known = set(re.findall(r"^  (\w+): \"", words[words.index("REASONS = {") : words.index("};")], re.M))
+    decided = {value for name, value in vars(decisions).items() if name.isupper() and isinstance(value, str)}
+    assert known == decided - {decisions.DRAFTED, decisions.SKIPPED} | {USER, OFF, NOTHING, FIRST, LAST}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,6 +103,7 @@ def test_an_answer_streams_and_tells_who_wrote_it(browser: Browser, keyed: Serve
         guessed.first.hover()
         card = page.locator("#card")
         assert "guessed by" in card.inner_text() and "model’s probability" in card.inner_text()
+        assert re.search(r"drafter’s confidence\s+(0\.\d+|1\.000)", card.inner_text())
         opened.screenshot("card")
         page.keyboard.press("Escape")
         assert not card.is_visible()
@@ -149,8 +151,7 @@ def test_stop_ends_an_answer_and_the_next_one_works(browser: Browser, keyed: Ser
     with page_of(browser, keyed) as opened:
         page = opened.page
         slow = page.context.new_cdp_session(page)
-        wire = {"offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1}
-        slow.send("Network.emulateNetworkConditions", wire)
+        slow.send("Network.emulateNetworkConditions", SLOW_WIRE)
         page.fill("#set-tokens", "900")
         page.fill("#message", TEXT)
         page.click("#send")
@@ -159,7 +160,7 @@ def test_stop_ends_an_answer_and_the_next_one_works(browser: Browser, keyed: Ser
         page.wait_for_selector(".answer:not(.writing) .note:not([hidden])")
         assert page.inner_text(".answer .note") == "stopped"
         assert 0 < page.locator(".answer .token").count() < 800 and page.locator("#send").is_visible()
-        slow.send("Network.emulateNetworkConditions", {**wire, "downloadThroughput": -1})
+        slow.send("Network.emulateNetworkConditions", {**SLOW_WIRE, "downloadThroughput": -1})
         assert ask(opened).locator(".token").count() > 5
 
 
@@ -190,6 +191,87 @@ def test_a_race_is_run_in_turns_and_replayed(browser: Browser, keyed: ServerProc
         page.wait_for_selector("#banner:not([hidden])")
 
 
+SLOW_WIRE = {"offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1}
+
+
+def test_a_race_has_the_machine_for_itself(browser: Browser, keyed: ServerProcess) -> None:
+    with page_of(browser, keyed) as opened:
+        page, answer = opened.page, ask(opened)
+        page.fill("#set-tokens", "900")
+        page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", SLOW_WIRE)
+        page.click("#tab-race")
+        page.fill("#race-prompt", TEXT)
+        page.click("#race-go")
+        page.wait_for_selector("#race-stop:not([hidden])")
+        page.click("#tab-chat")
+        page.fill("#message", TEXT)
+        page.click("#send")
+        assert "A race is being run" in page.inner_text("#banner-words")
+        assert page.locator(".answer").count() == 1 and page.input_value("#message") == TEXT, "nothing was sent"
+        page.click("#banner-close")
+        answer.locator(".token").first.hover()
+        assert page.locator("#card").is_visible()
+        page.keyboard.press("Escape")
+        assert not page.locator("#card").is_visible()
+        going = page.locator("#race-stop").get_attribute("hidden") is None
+        assert going, f"that closed the card and no more: {page.locator('#race-state').text_content()}"
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#race-stop[hidden]", state="attached")
+        assert page.locator("#race-state").text_content() == "Stopped."
+
+
+def test_settings_reach_the_request(browser: Browser, keyed: ServerProcess) -> None:
+    with page_of(browser, keyed) as opened:
+        page = opened.page
+        bodies: list[dict[str, Any]] = []
+        page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+        ask(opened)
+        page.select_option("#set-drafter", "suffix")
+        page.fill("#set-budget", "2")
+        page.fill("#set-seed", "77")
+        page.fill("#set-temperature", "0.5")
+        page.fill("#set-system", "Be brief.")
+        answer = ask(opened, tokens=60)
+        usual, asked = bodies
+        assert usual["speculative"] == {} and isinstance(usual["seed"], int)
+        assert asked["speculative"] == {"drafter": "suffix", "max_draft": 2}
+        assert (asked["seed"], asked["temperature"], asked["max_tokens"]) == (77, 0.5, 60)
+        assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
+        heights = "rounds => rounds.map(each => Number(each.style.getPropertyValue('--guessed')))"
+        assert max(answer.locator(".round").evaluate_all(heights)) == 2
+
+
+def test_the_server_view_tells_what_the_server_does(browser: Browser, keyed: ServerProcess) -> None:
+    busy = {"running": 3, "waiting": 2, "pages_held": 5}
+    decided = {"drafter": "ngram", "decision": "skipped", "reason": "compared", "steps": 12}
+
+    def answer(route: Any) -> None:
+        told = route.fetch().json()
+        told["internal_states"][0] |= busy
+        told["speculation"]["decisions"] = [decided]
+        route.fulfill(json=told)
+
+    with page_of(browser, keyed) as opened:
+        page = opened.page
+        ask(opened)
+        page.click("#tab-server")
+        page.wait_for_selector("#server-drafters tr th")
+        drafter, guessed, stood, share = page.locator("#server-drafters tr").first.inner_text().split("\t")
+        assert drafter in ("ngram", "suffix") and int(guessed) >= int(stood) and share.endswith("%")
+        real = page.inner_text("#server-decisions")
+        assert "drafted: " in real and "nothing was decided" not in real
+        assert "Guessing is on" in page.inner_text("#server-standing")
+        page.route("**/server_info", answer)
+        page.wait_for_selector("#server-tiles .tile-value:text-is('3')")
+        tiles = dict(zip(*(page.locator(f".tile-{part}").all_inner_texts() for part in ("name", "value")), strict=True))
+        assert (tiles["running"], tiles["waiting"]) == ("3", "2")
+        (pages,) = [name for name in tiles if name.endswith("pages in use")]
+        assert tiles[pages] == "5" and page.locator("#server-tiles meter").get_attribute("value") == "5"
+        row = page.locator("#server-decisions tr").inner_text()
+        assert "ngram" in row and "skipped: it would have paid, but a plain step" in row and row.endswith("12")
+        page.unroute("**/server_info")
+
+
 def test_lossy_rules_are_marked(browser: Browser, keyed: ServerProcess) -> None:
     with page_of(browser, keyed) as opened:
         page = opened.page
@@ -198,7 +280,6 @@ def test_lossy_rules_are_marked(browser: Browser, keyed: ServerProcess) -> None:
         assert page.inner_text("#lossy-mark") == "Lossy rule: typical" and "Lossy" in page.inner_text("#rule-words")
         answer = ask(opened, tokens=80)
         assert "rule typical, lossy" in answer.locator(".foot .lossy").inner_text()
-        page.fill("#set-budget", "0")
         page.fill("#set-temperature", "-1")
         page.fill("#message", TEXT)
         page.click("#send")
@@ -217,7 +298,8 @@ def test_it_fits_and_can_be_read(browser: Browser, keyed: ServerProcess, size: t
         ask(opened, tokens=90)
         for view in ("chat", "race", "server"):
             page.click(f"#tab-{view}")
-            page.wait_for_selector("#server-drafters tr" if view == "server" else f"#view-{view}")
+            # Where nobody has guessed yet there is a row as well, but without a name.
+            page.wait_for_selector("#server-drafters tr th" if view == "server" else f"#view-{view}")
             opened.screenshot(f"{name}-{view}")
             assert opened.overflow == 0
             assert page.evaluate(FAINT) == []
@@ -257,6 +339,44 @@ FAINT = """() => {
 NAMELESS = """() => [...document.querySelectorAll("button, input, select, textarea, [role=img], [role=region]")]
   .filter((e) => e.checkVisibility() && !e.labels?.length && !e.getAttribute("aria-label") && !e.textContent.trim())
   .map((e) => e.id || e.className)"""
+
+
+FALLEN = {  # a token where a guess fell, beside one that stood
+    "choices": [
+        {
+            "delta": {"content": " red fox"},
+            "token_details": [
+                {"id": 7, "text": " red", "origin": "ngram", "probability": 0.625, "draft_confidence": 0.875,
+                 "draft_probability": 0.875, "rejected": []},
+                {"id": 8, "text": " fox", "origin": "target", "probability": 0.5, "rejected": [
+                    {"id": 9 + i, "text": f" dog{i}", "probability": 0.125, "draft_confidence": 0.25,
+                     "draft_probability": None} for i in range(8)]},
+            ],
+            "rounds": [{"tokens": 2, "drafted": 9, "accepted": 1, "drafter": "ngram", "skipped": None, "at_ms": 1}],
+        }
+    ],
+    "speculation": {"rule": "match", "lossless": True},
+}  # fmt: skip
+
+
+def test_the_card_has_the_guesses_that_fell_with_both_figures(browser: Browser, keyed: ServerProcess) -> None:
+    with page_of(browser, keyed) as opened:
+        page = opened.page
+        stream = {"content_type": "text/event-stream", "body": f"data: {json.dumps(FALLEN)}\n\ndata: [DONE]\n\n"}
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(**stream))
+        stood, fell = ask(opened).locator("> .text .token").all()
+        stood.hover()
+        shown = " ".join(page.inner_text("#card").split())
+        assert "guessed by ngram, and stood" in shown and "drafter’s probability 0.875" in shown
+        assert "model’s probability 0.625" in shown and "rejected" not in shown
+        fell.hover()
+        shown = " ".join(page.inner_text("#card").split())
+        assert "the model’s own, where a guess fell" in shown and "guessed here by ngram, and rejected" in shown
+        assert shown.count("␣dog") == 6 and "and 2 more" in shown
+        assert "␣dog0 drafter’s confidence 0.250 model’s probability 0.125" in shown
+        assert "round 1: 9 guessed, 1 stood" in shown
+        opened.screenshot("card-rejected")
+        page.unroute("**/v1/chat/completions")
 
 
 CUT = {  # an answer of which only this came

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import logging
-import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from foretell.build import Assembly, build_engine
-from foretell.config import EngineConfig, SpeculationConfig
+from foretell.build import Assembly
+from foretell.engine.async_engine import AsyncEngine
 from foretell.errors import RequestError
 from foretell.grammar import GrammarSpec
 from foretell.params import SamplingParams
-from foretell.server.app import create_app
 from foretell.server.config import ServerConfig
 from foretell.server.guards import Keys
 from foretell.server.jobs import Caller, Desk
@@ -30,36 +28,14 @@ from foretell.server.protocol import Generation
 from foretell.server.protocol_chat import ChatBody, Function, Message, Tool
 from foretell.server.reporter import Reporter
 from foretell.server.sampling import SAME
-from foretell.server.service import Service, tenant
+from foretell.server.service import COMPILERS, Service, tenant
 from foretell.server.structured import behind_thoughts
 from foretell.server.tools import READERS
 from foretell.server.tools.forced import forced_call, strict_calls
 from foretell.types import Share
+from tests.server.scene import go
 
 HELLO = [{"role": "user", "content": "Hello"}]
-Scene = Callable[[Service, httpx.AsyncClient], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture(scope="module")
-def assembly(folder: Path) -> Assembly:
-    return build_engine(EngineConfig(model=str(folder)), SpeculationConfig())
-
-
-def go(assembly: Assembly, play: Scene, **settings: Any) -> None:
-    """Run a scene with the application, without a network."""
-
-    async def scene() -> None:
-        config = ServerConfig(**settings)
-        service = Service(assembly, config, EngineConfig(model="tiny"), SpeculationConfig())
-        app = create_app(service)
-        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://x") as client,
-        ):
-            await play(service, client)
-
-    asyncio.run(scene())
 
 
 def test_health_tells_of_a_stuck_step(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,12 +55,23 @@ def test_health_tells_of_a_stuck_step(assembly: Assembly, monkeypatch: pytest.Mo
         await asyncio.to_thread(entered.wait, 20)
         await asyncio.sleep(0.06)
         ill = await client.get("/health")
-        assert ill.status_code == 503 and "a step has taken" in ill.json()["reason"]
+        assert ill.status_code == 503 and "has taken" in ill.json()["reason"]
         release.set()
         assert (await asked).status_code == 200
         assert (await client.get("/health")).status_code == 200
 
     go(assembly, play, watchdog=0.05)
+
+
+def test_health_tells_of_a_thread_that_has_ended(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsyncEngine, "_run", lambda engine: None)
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        service.engine._thread.join(10)
+        ill = await client.get("/health")
+        assert ill.status_code == 503 and "has ended" in ill.json()["reason"]
+
+    go(assembly, play)
 
 
 def test_a_failed_step_is_told_to_its_caller_and_to_no_other(
@@ -130,6 +117,24 @@ def test_a_grammar_that_compiles_for_too_long_is_refused(assembly: Assembly, mon
         release.set()
 
     go(assembly, play, grammar_timeout=0.05)
+
+
+def test_the_grammars_of_others_cost_a_grammar_no_time(assembly: Assembly) -> None:
+    """One that is known is at hand though all compilers are busy, and the clock of another runs when it compiles."""
+    release = threading.Event()
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        known, other = ({"prompt": "a", "guided_choice": [word]} for word in ("known", "other"))
+        assert (await client.post("/v1/completions", json=known)).status_code == 200
+        busy = [service._compilers.submit(release.wait, 20) for _ in range(COMPILERS)]
+        assert (await client.post("/v1/completions", json=known)).status_code == 200
+        waiting = asyncio.ensure_future(client.post("/v1/completions", json=other))
+        await asyncio.sleep(0.6)
+        assert not waiting.done() and service.arriving == 1
+        release.set()
+        assert (await waiting).status_code == 200 and all(each.result(5) for each in busy)
+
+    go(assembly, play, grammar_timeout=0.5)
 
 
 def test_an_answer_in_a_grammar_may_be_thought_about_first(assembly: Assembly) -> None:
@@ -203,14 +208,40 @@ def test_the_server_starts_without_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+UNPICKLES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+
+
+def risks(source: str) -> list[str]:
+    """What a module does that could run code from a file."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.partition(".")[0] in UNPICKLES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in UNPICKLES:
+            found.append(node.module or "")
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in (
+                "torch.load",
+                "yaml.load",
+                "yaml.unsafe_load",
+                "yaml.full_load",
+                "__import__",
+                "eval",
+                "exec",
+            ):
+                found.append(called)
+            found += ["allow_pickle" for word in node.keywords if word.arg == "allow_pickle"]
+    return found
+
+
 def test_nothing_is_unpickled() -> None:
     """Loading a model must not run code that came with it."""
+    for bad in ("from pickle import loads", "import os, pickle", "x = torch.load(f)", "np.load(f, allow_pickle=True)"):
+        assert risks(bad), bad
     package = Path(__file__).parents[2] / "foretell"
-    risky = re.compile(
-        r"\b(import (pickle|marshal|shelve|dill)|torch\.load\(|yaml\.(unsafe_)?load\(|allow_pickle=True)"
-    )
-    said = re.compile(r"^\s*f?[\"'].*$", re.M)  # words for people: one says how to convert such a file
-    assert not [path.name for path in package.rglob("*.py") if risky.search(said.sub("", path.read_text()))]
+    found = {path.name: what for path in package.rglob("*.py") if (what := risks(path.read_text()))}
+    assert not found
 
 
 def test_no_field_of_sampling_is_forgotten_on_the_way_to_the_engine() -> None:

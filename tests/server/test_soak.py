@@ -40,25 +40,38 @@ def palette(rng: random.Random) -> list[dict[str, Any]]:
 
 
 def _request(rng: random.Random, seed: int) -> dict[str, Any]:
+    text = rng.choice(TEXTS) + str(seed)
     body: dict[str, Any] = {
-        "prompt": rng.choice(TEXTS) + str(seed),
+        **({"messages": [{"role": "user", "content": text}]} if rng.random() < 0.3 else {"prompt": text}),
         "seed": seed,
         "max_tokens": rng.choice((1, 8, 20, 60, 110)),
         "temperature": rng.choice((0, 0.7, 1.0)),
     }
     if rng.random() < 0.3:
         body |= rng.choice(GRAMMARS)
-    if rng.random() < 0.3:
-        body["stop"] = rng.sample(["e", "o", " th", "shell", "\n"], 2)
+    elif rng.random() < 0.4:
+        body |= {"stop": rng.sample(["e", "o", " th", "shell", "\n"], 2), "ignore_eos": True}
     if rng.random() < 0.2:
         body |= {"n": 2}
     if rng.random() < 0.2:
         body |= {"frequency_penalty": 0.5, "min_tokens": 3, "max_tokens": max(8, body["max_tokens"])}
     if rng.random() < 0.2:
-        body |= {"logprobs": 2}
+        body |= {"logprobs": True, "top_logprobs": 2} if "messages" in body else {"logprobs": 2}
     if rng.random() < 0.2:
         body["speculative"] = rng.choice((False, {"drafter": "ngram"}, {"max_draft": 2}))
     return body
+
+
+def path_of(body: dict[str, Any]) -> str:
+    return "/v1/chat/completions" if "messages" in body else "/v1/completions"
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    """Of a choice or of a part of one; a chat's has thoughts beside its words."""
+    if "text" in choice:
+        return str(choice["text"])
+    said = choice.get("message") or choice["delta"]
+    return str(said.get("content") or "")
 
 
 class Soak:
@@ -70,6 +83,7 @@ class Soak:
         self.requests = palette(self.rng)
         self.said: dict[int, Counter[str]] = {i: Counter() for i in range(PALETTE)}
         self.outcomes: Counter[str] = Counter()
+        self.stopped = 0  # texts that a stop string ended
         self.fullest = 0.0
 
     async def run(self) -> None:
@@ -94,8 +108,9 @@ class Soak:
                     self.said[which][await self._collect(events, body)] += 1
                 self.outcomes["streamed"] += 1
             else:
-                reply = await client.post("/v1/completions", json=body)
+                reply = await client.post(path_of(body), json=body)
                 assert reply.status_code == 200, reply.text
+                self._count(body, reply.json()["choices"])
                 self.said[which][texts_of(reply.json())] += 1
                 self.outcomes["whole"] += 1
 
@@ -104,10 +119,15 @@ class Soak:
         async for event in events:
             assert "error" not in event, event
             for choice in event["choices"]:
-                texts[choice["index"]] += choice["text"]
+                texts[choice["index"]] += text_of(choice)
                 ended += choice["finish_reason"] is not None
+            self._count(body, event["choices"])
         assert ended == len(texts), "every choice has its end"
         return json.dumps(texts)
+
+    def _count(self, body: dict[str, Any], choices: list[dict[str, Any]]) -> None:
+        """Requests with stop strings go on after the model's own end."""
+        self.stopped += sum("stop" in body and choice["finish_reason"] == "stop" for choice in choices)
 
     async def _leave_early(self, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
         async with streamed(client, body) as events:
@@ -118,7 +138,7 @@ class Soak:
 
     async def _leave_waiting(self, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
         with suppress(httpx.TimeoutException):
-            await client.post("/v1/completions", json=body, timeout=self.rng.uniform(0.005, 0.1))
+            await client.post(path_of(body), json=body, timeout=self.rng.uniform(0.005, 0.1))
         self.outcomes["left"] += 1
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
@@ -136,13 +156,13 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIter
             if line.startswith("data: {"):
                 yield json.loads(line[6:])
 
-    async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
+    async with client.stream("POST", path_of(body), json={**body, "stream": True}) as reply:
         assert reply.status_code == 200, await reply.aread()
         yield events(reply)
 
 
 def texts_of(reply: dict[str, Any]) -> str:
-    return json.dumps([choice["text"] for choice in reply["choices"]])
+    return json.dumps([text_of(choice) for choice in reply["choices"]])
 
 
 def soak(folder: Path, count: int) -> None:
@@ -150,8 +170,10 @@ def soak(folder: Path, count: int) -> None:
         trial = Soak(server, count)
         asyncio.run(trial.run())
         assert sum(trial.outcomes.values()) == count, "nobody is lost"
+        assert trial.stopped > count / 40, "stop strings were met"
+        assert {path_of(body) for body in trial.requests} == {"/v1/chat/completions", "/v1/completions"}
         for which, body in enumerate(trial.requests):
-            alone = texts_of(server.post("/v1/completions", **{**body, "speculative": False}))
+            alone = texts_of(server.post(path_of(body), **{**body, "speculative": False}))
             assert set(trial.said[which]) <= {alone}, body
         found = server.metrics()
         assert found["foretell:num_requests_running"] == found["foretell:num_requests_waiting"] == 0

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
+import yaml
 
 from foretell.bench.item import Item
 from foretell.bench.measure import PLAIN, Arm, Job, Written
 from foretell.bench.plan import Plan
+from foretell.bench.results import Cell
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.tune.halving import Search, evidence, rungs_for
 from foretell.tune.space import Space, is_sampled, mixed, settings
-from foretell.tune.verdict import choose
+from foretell.tune.verdict import choose, config_text
 from tests.bench.fakes import FakeStage, arms, items, watch_nothing
 
 PLAIN_SECONDS = 1.0  # for a token
@@ -121,6 +124,18 @@ def test_only_what_is_surely_faster_is_taken() -> None:
     assert choose([]).arm == PLAIN
 
 
+def test_who_is_unsure_does_not_stand_before_who_is_sure() -> None:
+    found = search(TimedStage({"a": 1.5, "b": 1.2}, noise=0.01), ["a", "b"], budget=500.0)
+    found.run()
+    (first, doubtful), (second, sure) = found.standing()
+    standing = [(first, replace(doubtful, speedup_interval=(0.9, 2.1))), (second, sure)]
+    assert choose(standing).arm.name == "b"
+    even = replace(sure, speedup_interval=(1.0, 1.4))
+    verdict = choose([standing[0], (second, even)])
+    assert verdict.arm == PLAIN and "the best, a, is not surely faster" in verdict.words, "1 is not above 1"
+    assert choose([(first, replace(doubtful, speedup_interval=None)), (second, even)]).arm == PLAIN
+
+
 def test_another_text_is_never_taken() -> None:
     name, words = chosen({"wrong": 3.0, "right": 1.5}, wrong="wrong")
     assert name == "right" and words.startswith("right: 1.5")
@@ -167,6 +182,21 @@ def test_tasks_take_turns_and_sampling_is_seen() -> None:
 def test_settings_are_what_differs_from_usual() -> None:
     arm = Arm("x", SpeculationConfig(drafter="ngram", num_speculative_tokens=4, rule="block"))
     assert settings(arm, {"model": "m"}) == {
-        "model": "m", "drafter": "ngram", "num_speculative_tokens": 4, "rule": "block"
+        "model": "m", "drafter": "ngram", "num_speculative_tokens": 4, "rule": "auto"
     }  # fmt: skip
     assert settings(PLAIN, {}) == {"drafter": "none"}
+
+
+def test_a_seed_keeps_its_text_where_block_is_faster() -> None:
+    arm = Arm("x", SpeculationConfig(drafter="self:int4", rule="block"))
+    assert settings(arm, {})["rule"] == "auto" and settings(arm, {}, "block")["rule"] == "block"
+    standing = [(arm, cell_of_block())]
+    text = config_text(choose(standing), standing, {"model": "m"}, {"rule": "match"})
+    assert yaml.safe_load(text)["rule"] == "auto" and "those with one get the same text" in text
+
+
+def cell_of_block() -> Cell:
+    """Surely faster, by a rule that promises the distribution alone."""
+    found = search(TimedStage({"a": 1.5}, noise=0.01), ["a"], budget=300.0)
+    found.run()
+    return replace(found.standing()[0][1], same_text=None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..check import OFF, CheckFindings
 from ..check_report import markdown, remarks
-from .charts import Row, RowChart, Shape, Tile
+from ..compare import ALL
+from .charts import Row, RowChart, Shape, Tile, interval_shapes
 from .compare import texts
 from .render import render
 from .scales import Tick, ratio_scale, value_scale
@@ -39,9 +40,18 @@ def _figure(value: float | None, unit: str = "") -> str:
 
 
 def ratios(found: CheckFindings) -> RowChart:
-    known = [(cell["task"], cell["speedup"]) for cell in found.cells if cell["speedup"] is not None]
-    scale, ticks = ratio_scale([ratio for _, ratio in known])
-    rows = [Row(task, [_dot(scale.at(ratio))], f"{ratio:.2f}×") for task, ratio in known]
+    told = (*found.cells, found.overall)
+    known = [(each, each["speedup_interval"] or (each["speedup"],) * 2) for each in told if each["speedup"] is not None]
+    scale, ticks = ratio_scale([value for each, bounds in known for value in (*bounds, each["speedup"])])
+    rows = [
+        Row(
+            "all tasks" if each["task"] == ALL else each["task"],
+            interval_shapes([scale.at(value) for value in (low, each["speedup"], high)], "c0"),
+            f"{each['speedup']:.2f}×",
+            "" if each["speedup_interval"] is None else f"{low:.2f} to {high:.2f}",
+        )
+        for each, (low, high) in known
+    ]
     about = "One request with guesses and one without, next to each other."
     return RowChart("How many times as fast", about, rows, ticks, guide=Tick(scale.at(1.0), "without"))
 
@@ -51,7 +61,3 @@ def accepted(found: CheckFindings) -> RowChart:
     scale, ticks = value_scale([each for _, each in known], low=1.0)
     rows = [Row(task, [Shape("box", 0.0, max(scale.at(each), 0.4), "c0")], f"{each:.2f}") for task, each in known]
     return RowChart("Tokens a step yields", "Guesses that stood and the model's own token.", rows, ticks)
-
-
-def _dot(at: float) -> Shape:
-    return Shape("dot", at, at, "c0")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..latency import Latency
 from ..load import OFF, LoadCell, LoadFindings
 from ..load_report import markdown, remarks
 from .charts import Row, RowChart, Shape, Tile, colour, interval_shapes
 from .render import render
-from .scales import Tick, duration, ratio_scale, time_scale, value_scale
+from .scales import Tick, ratio_scale, value_scale
 from .tables import table_of
+from .waits import waits_chart
 
 
 def page(found: LoadFindings) -> str:
@@ -65,33 +67,20 @@ def speeds(found: LoadFindings, colours: dict[str, str]) -> RowChart:
 
 
 def first_words(found: LoadFindings, colours: dict[str, str]) -> RowChart:
-    about = "The mark is the median, the line reaches to what 99 in 100 do not exceed."
-    return _waits(found, colours, "First words", about, lambda cell: (cell.first_token_p50, cell.first_token_p99))
+    about = "From sending a request to its first words."
+    return waits_chart("First words", about, _waits(found, colours, lambda cell: cell.first_token))
 
 
 def a_token(found: LoadFindings, colours: dict[str, str]) -> RowChart:
-    about = "Behind the first words, by texts: the mark is the median, the line reaches to the 99th of a hundred."
-    return _waits(found, colours, "A token", about, lambda cell: (cell.per_token_p50, cell.per_token_p99))
+    about = "Behind the first words, by texts: of each the mean."
+    return waits_chart("A token", about, _waits(found, colours, lambda cell: cell.per_token))
 
 
 def _waits(
-    found: LoadFindings,
-    colours: dict[str, str],
-    title: str,
-    about: str,
-    times: Callable[[LoadCell], tuple[float | None, float | None]],
-) -> RowChart:
-    known = [value for cell in found.cells for value in times(cell) if value is not None]
-    scale, ticks = time_scale(known)
-
-    def row(cell: LoadCell) -> Row:
-        middle, high = times(cell)
-        if middle is None or high is None:
-            return Row(cell.arm, value="–")
-        places = (scale.at(middle), scale.at(middle), scale.at(high))
-        return Row(cell.arm, interval_shapes(places, colours[cell.arm]), duration(middle), f"p99 {duration(high)}")
-
-    return RowChart(title, about, _by_load(found, row), ticks)
+    found: LoadFindings, colours: dict[str, str], times: Callable[[LoadCell], Latency | None]
+) -> list[tuple[str, str, Latency]]:
+    waits = [(f"{cell.load}, {cell.arm}", colours[cell.arm], times(cell)) for cell in found.cells]
+    return [(name, css, wait) for name, css, wait in waits if wait is not None]
 
 
 def _by_load(found: LoadFindings, row: Callable[[LoadCell], Row]) -> list[Row]:

@@ -26,7 +26,8 @@ def page(result: Result) -> str:
     """All of a run on one page."""
     series = series_of(result)
     best = max(series, key=lambda each: each.overall.speedup or 0.0)
-    charts: list[Chart] = [ratios(series), accepted(series), positions(series), time_split(series), token_waits(series)]
+    charts: list[Chart] = [ratios(series), accepted(series), positions(series), time_split(series)]
+    charts += [token_waits(series), text_waits(series)]
     return render(
         title=f"Foretell bench: {result.bench}",
         headline=headline(series, best),
@@ -186,6 +187,15 @@ def token_waits(series: Sequence[Series]) -> RowChart:
         "Behind a text's first token; a step that brings several shares its time among them.",
         found,
     )
+
+
+def text_waits(series: Sequence[Series]) -> RowChart:
+    """The same of whole texts."""
+    waits = [("plain", "plain", series[0].overall.plain_text_seconds)]
+    waits += [(each.name, each.colour, each.overall.text_seconds) for each in series]
+    found = [(name, css, wait) for name, css, wait in waits if wait is not None]
+    about = "From asking to the end, prompts being cached; texts that are written at once end together."
+    return waits_chart("How long a text takes", about, found)
 
 
 def table(result: Result) -> Table:

@@ -8,6 +8,7 @@ import os
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,6 +26,8 @@ from .head_records import (
 from .records import ModelRecord, StepRecord
 
 LOG = logging.getLogger("foretell")
+# How a row is drawn; `key` is what noise is made of.
+DRAW = np.dtype([("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"), ("key", "i8")])
 SWITCH = "FORETELL_NATIVE"  # 0: do without
 
 
@@ -43,6 +46,9 @@ class Library:
         self._top = loaded.foretell_top
         self._top.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p)
         self._top.restype = None
+        self._choose = loaded.foretell_choose
+        self._choose.argtypes = (*self._top.argtypes[:3], ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+        self._choose.restype = None
         self._chain, self._blocks = loaded.foretell_chain, loaded.foretell_blocks
         for guess in (self._chain, self._blocks):
             guess.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
@@ -85,6 +91,14 @@ class Library:
         x, ids = x.contiguous(), np.empty((x.shape[0], count), np.int64)
         self._top(x.data_ptr(), x.shape[0], x.shape[1], count, ids.ctypes.data)
         found: list[list[int]] = ids.tolist()
+        return found
+
+    def choose(self, x: Tensor, draws: npt.NDArray[np.void]) -> list[int]:
+        """A token for each row of x [rows, width], float32 on a CPU, by `draws` [rows] of DRAW; -1: there is none."""
+        x, ids = x.contiguous(), np.empty(x.shape[0], np.int64)
+        threads = torch.get_num_threads()
+        self._choose(x.data_ptr(), x.shape[0], x.shape[1], draws.ctypes.data, ids.ctypes.data, threads)
+        found: list[int] = ids.tolist()
         return found
 
 

@@ -9,9 +9,9 @@ import { fixed } from "./words.js";
 const NEAR = 80; // pixels from the end: whoever reads further up is not pulled down
 
 export class Chat {
-  /** `told(error)` says in the banner what went wrong; `shown` knows which answer an element is. */
-  constructor({ api, settings, drafters, figures, shown, told }) {
-    Object.assign(this, { api, settings, drafters, figures, shown, told });
+  /** `told(error)` says in the banner what went wrong; `shown` knows which answer an element is; `racing()` asks. */
+  constructor({ api, settings, drafters, figures, shown, told, racing }) {
+    Object.assign(this, { api, settings, drafters, figures, shown, told, racing });
     this.messages = [];
     this.stopper = null;
     this.listen();
@@ -54,6 +54,10 @@ export class Chat {
   /** Ask and answer once; a question that cannot be asked leaves the conversation as it was. */
   async send(text) {
     if (this.busy || !text.trim() || !this.settings.info) return;
+    if (this.racing()) {
+      this.told(new Error("A race is being run, and needs the machine for itself; send when it is over"));
+      return;
+    }
     const asked = [...this.messages, { role: "user", content: text }];
     let request;
     try {

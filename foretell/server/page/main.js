@@ -23,7 +23,7 @@ class Page {
     const common = { api: this.api, settings: new Settings(), drafters: new Drafters(), shown: new WeakMap(), told };
     this.settings = common.settings;
     this.drafters = common.drafters;
-    this.chat = new Chat({ ...common, figures: new Figures() });
+    this.chat = new Chat({ ...common, figures: new Figures(), racing: () => this.race.busy });
     this.race = new Race({ ...common, chat: this.chat });
     this.server = new ServerView(common);
     new Card(common.drafters, (element) => common.shown.get(element.closest("[data-answer]"))?.find(element));

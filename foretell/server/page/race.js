@@ -27,7 +27,11 @@ export class Race {
     });
     part("race-stop").addEventListener("click", () => this.stopper?.abort());
     part("race-replay").addEventListener("click", () => this.play(true));
-    document.addEventListener("keydown", (event) => event.key === "Escape" && this.stopper?.abort());
+    document.addEventListener("keydown", (event) => event.key === "Escape" && part("card").hidden && this.stopper?.abort());
+  }
+
+  get busy() {
+    return this.stopper !== null;
   }
 
   say(words) {
@@ -36,7 +40,7 @@ export class Race {
 
   async start() {
     const text = part("race-prompt").value.trim();
-    if (this.stopper || !text || !this.settings.info) return;
+    if (this.busy || !text || !this.settings.info) return;
     if (this.chat.busy) {
       this.say("The chat is still writing; a race needs the machine for itself.");
       return;
@@ -62,8 +66,8 @@ export class Race {
   }
 
   drawState() {
-    part("race-go").hidden = this.stopper !== null;
-    part("race-stop").hidden = this.stopper === null;
+    part("race-go").hidden = this.busy;
+    part("race-stop").hidden = !this.busy;
   }
 
   async run(request, laps) {

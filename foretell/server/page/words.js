@@ -13,6 +13,7 @@ const REASONS = {
   pays: "its guesses pay here",
   trial: "tried, to find out how good it is",
   fixed: "the length is set and not adapted",
+  compared: "it would have paid, but a plain step was wanted to compare with",
   hurry: "the text is behind the time it asked for",
 };
 

@@ -18,7 +18,12 @@ SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 
 def forced_call(family: str, functions: Sequence[Function], several: bool) -> GrammarSpec:
     """An answer that calls one of the functions, or several of them."""
-    return GrammarSpec.lark(WRITERS[family](functions, several))
+    return GrammarSpec.lark(written_calls(family, functions, several))
+
+
+def written_calls(family: str, functions: Sequence[Function], several: bool) -> str:
+    """The same as Lark, for a larger grammar."""
+    return WRITERS[family](functions, several)
 
 
 def strict_calls(family: str, functions: Sequence[Function]) -> GrammarSpec:

@@ -1,0 +1,58 @@
+"""What looks back or at long lists, against its plain definition."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from foretell.build import Assembly, build_engine
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.params import SamplingParams
+from foretell.sampling.history import History, adjust
+
+WORDS = ["fox", "the quick", " brown fox", "quick", "quick brown", "o", "lazy dog"]
+
+
+@pytest.fixture(scope="module")
+def assembly(tiny_folder: Any) -> Assembly:
+    return build_engine(EngineConfig(model=str(tiny_folder)), SpeculationConfig(drafter="none"))
+
+
+def plainly(scores: torch.Tensor, text: list[int], params: SamplingParams, banned: list[list[int]]) -> torch.Tensor:
+    """Entry by entry."""
+    scores = scores.clone()
+    for token, bias in (params.logit_bias or {}).items():
+        scores[token] += bias
+    for words in banned:
+        if words[:-1] == text[len(text) - len(words) + 1 :]:
+            scores[words[-1]] = float("-inf")
+    if params.allowed_token_ids is not None:
+        for token in set(range(len(scores))) - set(params.allowed_token_ids):
+            scores[token] = float("-inf")
+    return scores
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_scores_are_those_of_the_plain_definition(assembly: Assembly, seed: int) -> None:
+    rng, encode = random.Random(seed), assembly.tokenizer.encode
+    vocab = assembly.requests.limits.vocab
+    params = SamplingParams(
+        bad_words=rng.sample(WORDS, 4),
+        logit_bias={rng.randrange(vocab): rng.uniform(-100, 100) for _ in range(50)},
+        allowed_token_ids=tuple(rng.sample(range(vocab), vocab - 9)) if seed % 2 else None,
+    )
+    spelt = [encode(form, add_special=False) for word in params.bad_words for form in (word, " " + word.lstrip())]
+    hits = 0
+    for run in spelt:
+        prompt = [rng.randrange(vocab) for _ in range(3)]
+        (request,) = assembly.requests.make("a", [*prompt, *run[:-1]], params)
+        cut = rng.randrange(len(run))  # some of the run stands in the text, the rest on the path to a guess
+        text, path = [*prompt, *run[:-1][:cut]], tuple(run[:-1][cut:])
+        scores = torch.randn(vocab)
+        found = adjust(scores, History(request, text, vocab), path, None)
+        assert torch.equal(found, plainly(scores, [*text, *path], params, spelt))
+        hits += bool(found[run[-1]] == float("-inf"))
+    assert hits == len(spelt)

@@ -1,0 +1,98 @@
+"""Drawing in one call draws what the definition draws."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretell.kernels.native.library import library
+from foretell.params import SamplingParams
+from foretell.sampling import native_choice
+from foretell.sampling.native_choice import choose_natively
+from foretell.sampling.sampling import Row, as_defined, choose
+
+native = library()
+needs_native = pytest.mark.skipif(native is None, reason="no native library here")
+SETTINGS = {
+    "all": SamplingParams(temperature=1.0),
+    "hot": SamplingParams(temperature=1.5),
+    "cold": SamplingParams(temperature=0.1),
+    "top p": SamplingParams(temperature=0.8, top_p=0.95),
+    "hot top p": SamplingParams(temperature=2.0, top_p=0.99),
+    "little p": SamplingParams(temperature=1.0, top_p=0.01),
+    "top k": SamplingParams(temperature=1.0, top_k=40),
+    "one": SamplingParams(temperature=1.0, top_k=1),
+    "more than there are": SamplingParams(temperature=1.0, top_k=100_000),
+    "min p": SamplingParams(temperature=1.0, min_p=0.05),
+    "everything": SamplingParams(temperature=1.2, top_k=500, top_p=0.9, min_p=0.001),
+}
+
+
+def scores(rows: int, vocab: int, seed: int = 0) -> Tensor:
+    made = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+    made[:, ::7] = -torch.inf  # what a grammar forbids
+    return made
+
+
+def drawn(logits: Tensor, rows: list[Row]) -> list[int]:
+    assert native is not None
+    settings = [row.params for row in rows], [row.seed for row in rows], [row.position for row in rows]
+    return choose_natively(native, logits, *settings)
+
+
+@needs_native
+@pytest.mark.parametrize("params", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("vocab", [5, 64, 1000, 49_157])
+def test_it_draws_what_the_definition_draws(params: SamplingParams, vocab: int) -> None:
+    count = 24 if vocab > 1000 else 200
+    logits = scores(count, vocab)
+    rows = [Row(params, seed=i % 5, position=i) for i in range(count)]
+    found, truth = drawn(logits, rows), as_defined(logits, rows)
+    assert len(set(truth)) > (1 if params.top_k == 1 or params.top_p < 0.1 else 2)
+    assert sum(a != b for a, b in zip(found, truth, strict=True)) == 0
+
+
+@needs_native
+def test_equal_scores_share_the_edge_and_are_all_drawn() -> None:
+    """Ties at an edge stay in: with top_k 1 of three equals each is drawn."""
+    logits = torch.zeros(60, 100)
+    logits[:, [3, 50, 99]] = 5.0
+    for params in (SamplingParams(temperature=1.0, top_k=1), SamplingParams(temperature=1.0, top_p=0.05)):
+        rows = [Row(params, seed=1, position=i) for i in range(60)]
+        assert set(drawn(logits, rows)) == {3, 50, 99}
+        assert drawn(logits, rows) == as_defined(logits, rows)
+
+
+@needs_native
+def test_a_row_draws_the_same_alone_in_a_batch_and_with_any_number_of_threads() -> None:
+    logits = scores(30, 3000)
+    rows = [Row(each, seed=i, position=i) for i, each in enumerate([*SETTINGS.values(), SamplingParams()] * 3)][:30]
+    together, threads = drawn(logits, rows), torch.get_num_threads()
+    order = random.Random(0).sample(range(30), 30)
+    assert [drawn(logits[i : i + 1], [rows[i]])[0] for i in range(30)] == together
+    try:
+        torch.set_num_threads(3)
+        assert drawn(logits[order], [rows[i] for i in order]) == [together[i] for i in order]
+    finally:
+        torch.set_num_threads(threads)
+    greedy = [i for i, row in enumerate(rows) if row.params.temperature == 0]
+    assert greedy and [together[i] for i in greedy] == logits[greedy].argmax(-1).tolist()
+
+
+@needs_native
+def test_where_no_score_is_a_number_the_definition_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.full((1, 10), -torch.inf)
+    rows = [Row(SamplingParams(temperature=1.0), 0, 0)]
+    assert drawn(logits, rows) == [-1]
+    assert choose(logits, rows) == as_defined(logits, rows)
+
+
+def test_without_the_library_the_definition_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = scores(3, 50)
+    rows = [Row(SETTINGS["top p"], 0, position) for position in range(3)]
+    with_it = choose(logits, rows)
+    monkeypatch.setattr(native_choice, "library", lambda: None)
+    assert choose(logits, rows) == with_it == as_defined(logits, rows)

@@ -1,0 +1,237 @@
+"""What stands before the endpoints and around them: names, counts, connections that nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from foretell.build import Assembly
+from foretell.server.beside import repeat
+from foretell.server.connections import impatient
+from foretell.server.guards import is_loopback
+from foretell.server.protocol import Generation
+from foretell.server.request_log import RequestLog
+from foretell.server.run import Server
+from foretell.server.service import Service
+from tests.server.scene import go
+
+HOSTS = {
+    "localhost": True, "localhost:8000": True, "LOCALHOST": True, "127.0.0.1:8000": True, "127.9.9.9": True,
+    "[::1]:8000": True, "box.localhost": True, "named.example:80": True, "evil.example": False,
+    "127.0.0.1.evil.example": False, "localhost.evil.example": False, "10.0.0.7": False, "": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_who_asks_for_another_name_is_no_caller_of_ours(assembly: Assembly, host: str) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        for path in ("/health", "/v1/models", "/"):
+            reply = await client.get(path, headers={"Host": host})
+            assert (reply.status_code == 200) == HOSTS[host], reply.text
+            assert HOSTS[host] or "--allowed-host" in reply.json()["error"]["message"]
+
+    go(assembly, play, allowed_host=("Named.example",))
+
+
+@pytest.mark.parametrize("settings", [{"api_key": ("k",)}, {"host": "0.0.0.0"}])
+def test_a_server_that_others_may_reach_has_any_name(assembly: Assembly, settings: dict[str, Any]) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        assert (await client.get("/health", headers={"Host": "any.example"})).status_code == 200
+
+    go(assembly, play, **settings)
+
+
+def test_addresses_of_this_machine() -> None:
+    assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
+    assert not is_loopback("0.0.0.0") and not is_loopback("192.168.1.1") and not is_loopback("example.com")
+
+
+def test_who_is_turned_away_is_counted(assembly: Assembly) -> None:
+    async def slowly() -> Any:
+        yield b"{"
+        await asyncio.sleep(5)
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        key = {"Authorization": "Bearer k", "content-type": "application/json"}
+        replies = [
+            await client.get("/v1/models"),
+            await client.post("/v1/completions", content=b" " * 2000, headers=key),
+            await client.post("/v1/completions", content=slowly(), headers=key),
+        ]
+        assert [reply.status_code for reply in replies] == [401, 413, 408]
+        text = (await client.get("/metrics")).text
+        for code in ("invalid_api_key", "body_too_large", "body_timeout"):
+            assert f'foretell:request_failures_total{{code="{code}",model_name="tiny"}} 1.0' in text, text
+
+    go(assembly, play, api_key=("k",), max_body_bytes=1000, body_timeout=0.05)
+
+
+def test_bodies_held_at_once_are_bounded(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    step = assembly.engine.step
+    monkeypatch.setattr(assembly.engine, "step", lambda: release.wait(20) and step())
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        body = {"prompt": "a", "max_tokens": 1, "user": "x" * 600}
+        first = asyncio.ensure_future(client.post("/v1/completions", json=body))
+        while not service.engine.texts:
+            await asyncio.sleep(0.001)
+        refused = await client.post("/v1/completions", json=body)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        release.set()
+        assert (await first).status_code == 200
+        assert (await client.post("/v1/completions", json=body)).status_code == 200, "the room is free again"
+
+    go(assembly, play, max_body_bytes=1000, max_held_bytes=1000)
+
+
+def test_the_ways_to_the_engine_are_bounded_too(assembly: Assembly) -> None:
+    """Whoever waits to be read waits as those do who wait to be written."""
+    release = threading.Event()
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        most = service.engine.most_texts
+        waiting = [asyncio.ensure_future(service.settle(release.wait, 20)) for _ in range(most)]
+        await asyncio.sleep(0)
+        for path, body in (("/v1/completions", {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):
+            reply = await client.post(path, json=body)
+            assert reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1, reply.text
+        release.set()
+        await asyncio.gather(*waiting)
+        assert service.arriving == 0
+        assert (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code == 200
+
+    go(assembly, play, max_queue=1)
+
+
+def test_who_waits_to_be_read_does_not_wait_for_ever(assembly: Assembly) -> None:
+    release = threading.Event()
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        service.config.__dict__["request_timeout"] = 20.0
+        busy = [asyncio.ensure_future(service.settle(release.wait, 20)) for _ in range(2)]
+        await asyncio.sleep(0)
+        service.config.__dict__["request_timeout"] = 0.05
+        for path in ("/v1/completions", "/tokenize"):
+            assert (await client.post(path, json={"prompt": "a"})).status_code == 504
+        release.set()
+        await asyncio.gather(*busy)
+
+    go(assembly, play)
+
+
+async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+    """Writes more than any buffer takes."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(100_000):
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+
+
+async def dawdling(scope: Scope, receive: Receive, send: Send) -> None:
+    """Never comes to an end, but says little."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+@contextmanager
+def unread(app: Any, kind: Callable[[uvicorn.Config], uvicorn.Server], patience: float) -> Iterator[uvicorn.Server]:
+    """A server with a caller who asks and does not read."""
+    settings = uvicorn.Config(app, http=impatient(patience, 3 * patience), log_config=None, lifespan="off")
+    server = kind(settings)
+    with socket.create_server(("127.0.0.1", 0)) as port, socket.socket() as lazy:
+        running = threading.Thread(target=server.run, kwargs={"sockets": [port]})
+        running.start()
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect(port.getsockname())
+        lazy.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert lazy.recv(1) == b"H", "the answer has begun"
+        try:
+            yield server
+        finally:
+            server.should_exit = True
+            running.join(10)
+            assert not running.is_alive()
+
+
+@pytest.mark.parametrize("app", [endless, dawdling])
+def test_a_connection_whose_answer_is_not_read_is_given_up(app: Any) -> None:
+    with unread(app, uvicorn.Server, patience=0.1) as server:
+        for _ in range(500):
+            if not server.server_state.connections:
+                break
+            time.sleep(0.01)
+        assert not server.server_state.connections
+
+
+def test_who_does_not_read_cannot_keep_a_server_from_stopping(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def drain(timeout: float) -> bool:
+        return True
+
+    engine = SimpleNamespace(drain=drain, texts=0)
+    service: Any = SimpleNamespace(engine=engine, config=SimpleNamespace(drain_timeout=0.5))
+    monkeypatch.setattr("foretell.server.run.greeting", lambda *parts: "")
+    with unread(endless, lambda settings: Server(settings, service), patience=60) as server:
+        server.handle_exit(signal.SIGTERM, None)
+        for _ in range(500):
+            if not server.started or server.should_exit:
+                break
+            time.sleep(0.01)
+    assert isinstance(server, Server) and server.hurried
+    assert "1 answers were not read in time" in caplog.text
+
+
+def test_a_record_that_cannot_be_kept_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    log = RequestLog("/dev/full")
+    for _ in range(3):
+        log.write("a", "tiny", Generation(), [])
+    log.close()
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "once, however many are lost"
+    assert "--log-requests" in caplog.text and "space" in caplog.text
+
+
+def test_one_that_can_be_kept_again_says_what_was_lost(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    log = RequestLog(str(tmp_path / "requests.jsonl"))
+    log.write("a", "\ud800", Generation(), [])
+    log.write("b", "tiny", Generation(), [])
+    log.close()
+    assert "works again; 1 requests were not kept" in caplog.text
+    assert (tmp_path / "requests.jsonl").read_text().count("\n") == 1
+
+
+def test_what_is_done_beside_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+
+    async def do() -> None:
+        calls.append(1)
+        if len(calls) != 4:
+            raise ValueError("planted")
+
+    async def scene() -> None:
+        task = asyncio.ensure_future(repeat("the work", 0.001, do))
+        while len(calls) < 6:
+            await asyncio.sleep(0.001)
+        assert not task.done()
+        task.cancel()
+
+    with caplog.at_level(logging.ERROR, "foretell"):
+        asyncio.run(scene())
+    assert caplog.text.count("the work failed") == 2, "again only after it had worked"

@@ -1,0 +1,41 @@
+"""Whether one tenant can find out by the clock what another has asked."""
+
+from __future__ import annotations
+
+import random
+from time import perf_counter
+
+from tests.server.process import CONTEXT, ServerProcess
+
+ROUNDS = 20
+ANNA, BERTA = "anna-probe", "berta-probe"
+
+
+def text(rng: random.Random) -> list[int]:
+    """A prompt that takes a while to read, and that nobody asked before."""
+    return [rng.randrange(5, 200) for _ in range(CONTEXT - 8)]
+
+
+def seconds(server: ServerProcess, key: str, prompt: list[int]) -> float:
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0}
+    began = perf_counter()
+    reply = server.http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+    taken = perf_counter() - began
+    assert reply.status_code == 200, reply.text
+    return taken
+
+
+def test_the_clock_tells_nobody_what_another_has_asked(server: ServerProcess) -> None:
+    """One's own text comes back sooner, which shows that the probe can tell; another's takes as long as a new one."""
+    rng = random.Random(7)
+    own, others, new = [], [], []
+    for _ in range(ROUNDS):
+        asked = text(rng)
+        seconds(server, ANNA, asked)
+        probes = [(own, ANNA, asked), (others, BERTA, asked), (new, BERTA, text(rng))]
+        rng.shuffle(probes)  # none of them is always the first
+        for times, key, prompt in probes:
+            times.append(seconds(server, key, prompt))
+    hit, cross, miss = min(own), min(others), min(new)  # what else the machine does only makes them longer
+    assert hit < 0.7 * miss, "the probe sees a hit"
+    assert cross > (hit + miss) / 2, "and none here"

@@ -1,0 +1,108 @@
+"""Tools of models with a template of their own for them, and calls beside an answer that must have a form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from foretell.build import Assembly
+from foretell.errors import RequestError
+from foretell.grammar import GrammarSpec
+from foretell.server.chats import render
+from foretell.server.config import ServerConfig
+from foretell.server.jobs import Caller, Desk, Job
+from foretell.server.protocol_chat import ChatBody
+from foretell.server.service import Service
+from foretell.tokenizer.chat import ChatTemplates
+from tests.server.scene import go
+
+HELLO = [{"role": "user", "content": "Hello"}]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}]
+ANSWER = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+FORMS: dict[str, dict[str, Any]] = {
+    "response_format": {"type": "json_schema", "json_schema": {"schema": ANSWER}},
+    "guided_regex": {"value": "[0-9]+"},
+    "guided_choice": {"value": ["yes", "no"]},
+}
+GOOD = {"response_format": '{"a": true}', "guided_regex": "42", "guided_choice": "no"}
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+    "llama3": '{"name": "f", "parameters": {"x": 1}}',
+    "mistral": '[{"name": "f", "arguments": {"x": 1}}]',
+}
+
+
+def job(assembly: Assembly, form: str, family: str = "hermes", **more: Any) -> Job:
+    asked = FORMS[form].get("value", FORMS[form])
+    body = ChatBody.model_validate({"messages": HELLO, "tools": TOOLS, form: asked, **more})
+    return Desk(assembly, ServerConfig(tool_call_parser=family)).chat(body, Caller("a", ""))
+
+
+def accepts(assembly: Assembly, spec: GrammarSpec | None, text: str) -> bool:
+    assert spec is not None
+    matcher = assembly.grammars.compile(spec).matcher(())
+    tokens = assembly.tokenizer.encode(text, add_special=False)
+    return matcher.allows(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", CALLS)
+def test_an_answer_has_its_form_or_is_a_call(assembly: Assembly, form: str, family: str) -> None:
+    grammar = job(assembly, form, family).grammar
+    assert accepts(assembly, grammar, GOOD[form]) and accepts(assembly, grammar, CALLS[family])
+    assert not accepts(assembly, grammar, CALLS[family].replace("1", '"one"')), "arguments keep to their schema"
+    assert not accepts(assembly, grammar, "free words")
+
+
+def test_it_may_be_thought_about_first(assembly: Assembly) -> None:
+    grammar = job(assembly, "guided_choice", chat_template_kwargs={"think": True}).grammar
+    for good in ("no", CALLS["hermes"]):
+        assert accepts(assembly, grammar, f"well</think>\n\n{good}")
+    assert not accepts(assembly, grammar, "well</think>\n\nmaybe")
+
+
+def test_one_call_alone_where_that_is_asked(assembly: Assembly) -> None:
+    two = "\n".join([CALLS["hermes"]] * 2)
+    assert accepts(assembly, job(assembly, "guided_choice").grammar, two)
+    assert not accepts(assembly, job(assembly, "guided_choice", parallel_tool_calls=False).grammar, two)
+
+
+def test_where_no_call_may_be_made_there_is_none(assembly: Assembly) -> None:
+    grammar = job(assembly, "response_format", tool_choice="none").grammar
+    assert accepts(assembly, grammar, GOOD["response_format"]) and not accepts(assembly, grammar, CALLS["hermes"])
+
+
+def test_a_grammar_of_ones_own_leaves_no_room(assembly: Assembly) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        body = {"messages": HELLO, "tools": TOOLS, "guided_grammar": 'start: "a"'}
+        error = (await client.post("/v1/chat/completions", json=body)).json()["error"]
+        assert error["param"] == "structured_outputs.grammar" and "tools" in error["message"]
+
+    go(assembly, play)
+
+
+def test_tools_of_a_model_with_a_template_of_its_own_for_them(
+    assembly: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Hermes 2 Pro has it: the plain template does not know of tools."""
+    plain = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
+    with_tools = "{{ tools | tojson }} <tool_call></tool_call>" + plain
+    own = ChatTemplates({"default": plain, "tool_use": with_tools}, {})
+    monkeypatch.setattr(assembly.tokenizer, "_templates", own)
+    desk = Desk(assembly, ServerConfig())
+    assert desk.family == "hermes"
+    body = ChatBody.model_validate({"messages": HELLO, "tools": TOOLS})
+    made = desk.chat(body, Caller("a", ""))
+    assert made.family == "hermes" and '"name": "f"' in assembly.tokenizer.decode(made.requests[0].prompt)
+    assert render(assembly.tokenizer, body, None) == "user: Hello"
+    monkeypatch.setattr(assembly.tokenizer, "_templates", ChatTemplates({"default": plain}, {}))
+    with pytest.raises(RequestError, match="takes no tools"):
+        Desk(assembly, ServerConfig()).chat(body, Caller("a", ""))
