@@ -27,9 +27,8 @@ def first_layers(model: Decoder, layers: int) -> Decoder:
     early = copy.copy(model)
     early._modules = dict(model._modules)
     early.blocks = nn.ModuleList(list(model.blocks)[:layers])
-    early.config = replace(
-        model.config, layers=layers, ropes=model.config.ropes[:layers], windows=model.config.windows[:layers]
-    )
+    few = {"layers": layers, "ropes": model.config.ropes[:layers], "windows": model.config.windows[:layers]}
+    early.config, early.local = replace(model.config, **few), replace(model.local, **few)
     return early
 
 
