@@ -55,6 +55,10 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
                 engine.step()
         with pytest.raises(RankError, match="rank 1 of 2"):
             engine.step()
+        for _ in range(int(SOON * 20)):  # it is told from another thread
+            if told:
+                break
+            time.sleep(0.05)
         assert [str(error) for error in told] == [str(ranks.team._crew.failure)]
 
 
