@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ from .models.decoder import Decoder
 from .models.load import choose_dtype, is_rounded, load_model
 from .models.quantize import Bits, native_for
 from .models.read_config import end_ids, read_config, sampling_defaults
+from .models.shard import Shard
 from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes, round_weights
 from .pairing import Pairing, judge_pair
-from .runner.memory import GIB, MemoryPlan, Needs, device_memory, plan_memory, step_bytes
+from .parallel import Part, Team, check_ranks, held_bytes, lead, ranks_words, start_team
+from .runner.memory import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory, step_bytes
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
 from .system import home, processor, usable_cores
@@ -56,6 +59,12 @@ class Assembly:
     memory: MemoryPlan
     sampling_defaults: dict[str, Any]
     profiler: Profiler
+    team: Team | None = None  # the ranks of a model that is split
+
+    def close(self) -> None:
+        """End what runs beside this process."""
+        if self.team is not None:
+            self.team.close()
 
 
 def say_nothing(_: str) -> None:
@@ -78,31 +87,47 @@ class Opened:
     device: torch.device
     bits: Bits | None = None  # of a weight, where they are to be integers
     rounding: Rounding | None = None  # of weights and rows, on a CUDA device
+    shard: Shard | None = None  # of a model that is split, the part that is loaded here
+
+    @property
+    def local(self) -> ModelConfig:
+        """What lies here."""
+        return self.config if self.shard is None else self.shard.part_of(self.config)
 
     @property
     def weights(self) -> int:
-        return prepared_bytes(self.config, self.dtype, self.device, self.bits, self.rounding)
+        return prepared_bytes(self.local, self.dtype, self.device, self.bits, self.rounding)
 
     @property
     def loading(self) -> int:
         """What its weights take in floats, before they are rounded."""
         rounded = self.bits is not None or self.rounding is not None
-        return prepared_bytes(self.config, self.dtype, "meta") if rounded else 0
+        return prepared_bytes(self.local, self.dtype, "meta") if rounded else 0
 
     @property
     def token_bytes(self) -> int:
         """Bytes of cache one token takes."""
-        layer = LayerShape(self.config.kv_heads, self.config.head_dim)
+        layer = LayerShape(self.local.kv_heads, self.config.head_dim)
         return self.config.layers * layer.bytes_per_token(self.dtype)
 
     def step_bytes(self, tokens: int) -> int:
         """What its steps work with on a GPU."""
-        c = self.config
+        c = self.local
         width = 3 * c.width + 3 * c.ffn + (2 * c.heads + 2 * c.kv_heads) * c.head_dim
-        return step_bytes(width, tokens, c.vocab, self.dtype.itemsize)
+        return step_bytes(width, tokens, self.config.vocab, self.dtype.itemsize)
 
-    def load(self) -> Decoder:
-        return load_model(self.checkpoint, self.dtype, self.device)
+    def load(self, team: Team | None = None) -> Decoder:
+        """Its weights, or the first rank's part of them, and what joins it to the others."""
+        model = load_model(self.checkpoint, self.dtype, self.device, self.shard)
+        if team is not None and self.shard is not None:
+            model.meet(team.group)
+        return model
+
+    def part(self, room: Room) -> Part:
+        """What other ranks are to load of a model that is split, and the room they give it."""
+        context = min(room.context, self.config.context)
+        ways = (self.dtype, self.bits, self.rounding)
+        return Part(self.checkpoint.path, *ways, room.pages, room.page_size, context)
 
     def ready(self, model: Decoder) -> Decoder:
         """The loaded model with its weights as they will run; a copy in integers is made before this."""
@@ -119,7 +144,7 @@ class Opened:
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""
-        return quantized_bytes(self.config, bits, self.dtype, self.device)
+        return quantized_bytes(self.local, bits, self.dtype, self.device)
 
 
 @dataclass(frozen=True)
@@ -131,8 +156,8 @@ class Room:
     context: int
 
 
-def open_model(name: str, config: EngineConfig, say: Callable[[str], None]) -> Opened:
-    """Find a model and read what it is made of."""
+def open_model(name: str, config: EngineConfig, say: Callable[[str], None], ranks: int = 1) -> Opened:
+    """Find a model and read what it is made of; with several ranks, for the first of them."""
     checkpoint = open_checkpoint(resolve(name, say))
     model_config = read_config(checkpoint)
     device = choose_device(config.device)
@@ -145,7 +170,8 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None]) -> O
         own = " as its file's own are; quantization none is float32" if config.quantization == "auto" else ""
         said = own if native_for(device) else ", run as floats: no native kernels"
         say(f"{name}: weights rounded to int{bits}{said}")
-    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits, rounding)
+    shard = None if ranks == 1 else Shard(0, ranks)
+    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits, rounding, shard)
 
 
 def build_engine(
@@ -155,16 +181,37 @@ def build_engine(
     say: Callable[[str], None] = say_nothing,
 ) -> Assembly:
     """Find the models, count the memory, load them, and make the loop. `drafter` overrides the config's."""
-    set_threads(config.threads)
+    with ExitStack() as failing:
+        assembly = _build(config, speculation, drafter, say, failing)
+        failing.pop_all()
+    return assembly
+
+
+def _build(
+    config: EngineConfig,
+    speculation: SpeculationConfig,
+    drafter: Drafter | None,
+    say: Callable[[str], None],
+    failing: ExitStack,
+) -> Assembly:
+    """`failing` ends what was started, should it come to that."""
+    ranks = config.tensor_parallel_size
+    set_threads(config.threads, ranks)
     speculation = settled(speculation, config.model)
     check_rule(speculation.rule)  # wrong names fail before a long load
     if drafter is not None and not drafter.name:
         raise RequestError("drafter", f"{type(drafter).__name__} has no name; give it one, for the records")
     wanted = () if drafter is not None else draft.models_wanted(speculation)
-    target = open_model(config.model, config, say)
+    target = open_model(config.model, config, say, ranks)
+    check_ranks(target.config, target.device, speculation, ranks)
     if drafter is None and target.bits in draft.copies_wanted(speculation):
         say(f"self:int{target.bits} is the target itself here and will not pay; quantization none makes it a copy")
-    helpers = {name: distilled(name, target, config.model) or open_model(name, config, say) for name in wanted}
+    beside = config
+    if speculation.draft_device is not None:
+        beside = replace(config, device=str(choose_device(speculation.draft_device, "draft_device")))
+    split = speculation.draft_tensor_parallel_size
+    like = target if split > 1 else replace(target, shard=None)
+    helpers = {name: distilled(name, like, config.model) or open_model(name, beside, say, split) for name in wanted}
     heads = Heads.opened(() if drafter is not None else draft.heads_wanted(speculation), target, config.model)
     pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
     context = _context(config, target.config)
@@ -177,17 +224,30 @@ def build_engine(
         return _plan_memory(config, target, models, extra + few.weights, context, few.token_bytes)
 
     def run_helper(name: str) -> ModelRunner:
-        return helpers[name].runner(helpers[name].load(), room)
+        helper = helpers[name].runner(helpers[name].load(team), room)
+        helper.answers_on = target.device
+        if team is not None and name in shared:
+            lead(helper, team, 1 + shared.index(name))
+        return helper
 
     if drafter is None:
         speculation = draft.fitted(speculation, planned)
         heads = heads.only(draft.heads_wanted(speculation))
     memory = planned(speculation)
-    room, model = Room(memory.pages, config.page_size, context), target.load()
+    room = Room(memory.pages, config.page_size, context)
+    team, shared = None, [name for name, helper in helpers.items() if helper.shard is not None]
+    if ranks > 1:
+        parts = [target.part(room), *(helpers[name].part(room) for name in shared)]
+        team = start_team(parts, target.device, ranks)
+        failing.callback(team.close)
+    model = target.load(team)
     copies = () if drafter is not None else draft.copies_wanted(speculation)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
     runner = target.runner(model, room, () if drafter is None else drafter.taps, heads.beside)
+    if team is not None:
+        lead(runner, team)
+        say(ranks_words([held_bytes(runner.model), *team.wait()]))
     if drafter is None:
         placed = heads.place(runner, say)
         vocabularies = {name: pairing.vocabularies for name, pairing in pairings.items()}
@@ -196,7 +256,8 @@ def build_engine(
         )
         drafter = draft.build(loader.parts(draft.models_wanted(speculation), twins), loader.again)
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
-    host_room = int(config.swap_space * GIB) if target.device.type == "cuda" else 0
+    swaps = target.device.type == "cuda" and team is None  # a copy of one rank's pages is of no use
+    host_room = int(config.swap_space * GIB) if swaps else 0
     swap = Swap(runner.cache, host_room) if host_room else None
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens, swap)
     controller = build_controller(speculation, drafter, target)
@@ -207,22 +268,24 @@ def build_engine(
     requests = RequestMaker(limits, target.tokenizer, drafter, default_choice(speculation))
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
     defaults = sampling_defaults(target.checkpoint)
-    return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler)
+    return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler, team)
 
 
-def set_threads(wanted: int | None) -> None:
-    """As many as are wanted, or one for each core there is: more of them only wait for each other."""
+def set_threads(wanted: int | None, ranks: int = 1) -> None:
+    """As many as are wanted, or one for each core there is: more of them only wait for each other. Ranks share them."""
     if wanted is None and "OMP_NUM_THREADS" not in os.environ:
-        wanted = min(torch.get_num_threads(), usable_cores())
-    if wanted is not None and wanted != torch.get_num_threads():
-        torch.set_num_threads(wanted)
+        wanted = usable_cores() if ranks > 1 else min(torch.get_num_threads(), usable_cores())
+    each = max(1, (wanted or torch.get_num_threads()) // ranks)
+    if each != torch.get_num_threads():
+        torch.set_num_threads(each)
 
 
 def costs_file(model: str, target: Opened) -> Path:
     """Where what steps cost is kept: for this model on this device with so many threads."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
     kernels = (target.bits or target.rounding, native_for(target.device) is not None)
-    parts = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
+    parts: tuple[object, ...] = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
+    parts += () if target.shard is None else (target.shard,)
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 
 
@@ -269,17 +332,24 @@ def _plan_memory(
     config: EngineConfig, target: Opened, helpers: list[Opened], extra: int, context: int, beside: int = 0
 ) -> MemoryPlan:
     """A draft model has as many pages as the target, so that it can follow every text; `beside`: bytes of heads."""
+    away = [helper for helper in helpers if helper.device != target.device]
+    helpers = [helper for helper in helpers if helper.device == target.device]
     token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + beside
     extra += sum(helper.weights for helper in helpers)
     page_bytes = config.page_size * token_bytes
     loading = max(model.loading for model in (target, *helpers)) + extra
     needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
     free = device_memory(target.device)
+    if target.shard is not None and target.device.type == "cpu":
+        free //= target.shard.size  # ranks share the machine's memory; the first one's share has to hold the drafter
     if target.device.type == "cuda":  # nobody else is to have the rest: the cache takes it, as far as texts can fill it
         free = int(free * config.gpu_memory_utilization)
         work = sum(model.step_bytes(config.max_num_batched_tokens) for model in (target, *helpers))
         needs = replace(needs, workspace=work, texts=config.max_num_seqs, cache_share=1.0)
-    return plan_memory(needs, free, config.kv_memory)
+    plan = plan_memory(needs, free, config.kv_memory)
+    for helper in away:
+        check_room(helper.weights + plan.pages * config.page_size * helper.token_bytes, helper.device)
+    return plan
 
 
 def choose_bits(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> Bits | None:
@@ -304,8 +374,8 @@ def choose_rounding(config: EngineConfig, device: torch.device) -> Rounding | No
     return "int8" if wanted == "int8" else "fp8"
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of that name, if it is here."""
+def choose_device(name: str, field: str = "device") -> torch.device:
+    """The device of that name, if it is here; `field` is the setting it was named in."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -313,9 +383,9 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise RequestError("device", f"{name!r} is not known; use auto, cpu or cuda")
+        raise RequestError(field, f"{name!r} is not known; use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise RequestError("device", "no CUDA device is here; use cpu")
+        raise RequestError(field, "no CUDA device is here; use cpu")
     return device
 
 

@@ -43,10 +43,15 @@ class EngineConfig:
         4.0, "GiB of the host's memory for texts that must make way on a GPU, where copying beats reading them again"
     )
     prefix_cache: bool = option(True, "share the cache of equal beginnings", aliases=("--enable-prefix-caching",))
-    threads: int | None = option(None, "CPU threads (default: physical cores)")
+    threads: int | None = option(None, "CPU threads (default: physical cores); ranks share them")
+    tensor_parallel_size: int = option(
+        1,
+        "ranks the model is split over: processes that each have a part of every layer, on CUDA a device each",
+        aliases=("--tp-size", "--tp", "-tp"),
+    )
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "page_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "page_size", "tensor_parallel_size"):
             if getattr(self, name) < 1:
                 raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
         for name in ("max_model_len", "kv_memory", "threads"):
@@ -111,6 +116,12 @@ class SpeculationConfig:
     draft_idle_unload: float | None = option(
         None, "seconds without use after which a draft model's memory is given back until it pays again"
     )
+    draft_device: str | None = option(None, "where a draft model runs: cpu or cuda:N (default: where the target does)")
+    draft_tensor_parallel_size: int = option(
+        1,
+        "ranks a draft model is split over: 1, whole on the target's first, or as many as the target",
+        aliases=("--draft-tp", "--speculative-draft-tensor-parallel-size"),
+    )
     prompt_lookup_min: int | None = option(
         None, f"n-gram: the shortest run of tokens that counts as a match (default: {SHORTEST_MATCH})"
     )
@@ -135,6 +146,9 @@ class SpeculationConfig:
             raise RequestError("num_speculative_tokens", "is given twice: once alone and once by batch size; give one")
         if self.draft_temperature not in ("fixed", "entropy"):
             raise RequestError("draft_temperature", f"must be fixed or entropy, not {self.draft_temperature!r}")
+        if self.draft_tensor_parallel_size < 1:
+            words = f"must be 1 or more, not {self.draft_tensor_parallel_size}"
+            raise RequestError("draft_tensor_parallel_size", words)
         for name in ("acceptance_threshold", "acceptance_threshold_lower", "workload"):
             if getattr(self, name) is not None and self.rule != "confidence":
                 raise RequestError(name, f"is for the rule confidence, and the rule is {self.rule}; set rule to it")
@@ -211,7 +225,6 @@ VLLM_KEYS = (
     "use_heterogeneous_vocab",
     "synthetic_acceptance_rate",
 )
-ONE_DEVICE = "must be 1: models are not split over devices yet; leave it out, or take a smaller model"
 MEASURING = "is for measuring with guesses nobody made; here foretell.draft.scripted.OracleDrafter does that"
 # vLLM's words for how guesses are judged where tokens are drawn, and ours.
 RULES_OF_VLLM = {"strict": "match", "probabilistic": "rejection", "standard": "rejection"}
@@ -234,11 +247,11 @@ METHODS = {
 def _in_our_words(given: dict[str, Any], drafter: str) -> dict[str, Any]:
     """Take vLLM's own keys out of `given`; what they mean in ours. What cannot be done here is refused."""
     theirs = {name: value for name in VLLM_KEYS if (value := given.pop(name, None)) is not None}
-    if theirs.get("draft_tensor_parallel_size", 1) != 1:
-        raise _refusal("draft_tensor_parallel_size", ONE_DEVICE)
     if "synthetic_acceptance_rate" in theirs:
         raise _refusal("synthetic_acceptance_rate", MEASURING)
     found: dict[str, Any] = {}
+    if "draft_tensor_parallel_size" in theirs:
+        found["draft_tensor_parallel_size"] = theirs["draft_tensor_parallel_size"]
     if "rejection_sample_method" in theirs:
         found["rule"] = _rule(theirs["rejection_sample_method"], given.get("rule"))
     if "disable_by_batch_size" in theirs:

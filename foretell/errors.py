@@ -36,5 +36,9 @@ class UnsupportedModelError(ModelError):
     exit_code = 2
 
 
+class RankError(ForetellError):
+    """One of the processes that a model is split over has ended, and the others cannot go on without it."""
+
+
 class CapacityError(ForetellError):
     """Memory, pages or disk do not suffice."""

@@ -30,7 +30,9 @@ from .models.heads.open import (
     pack_head,
     shipped,
 )
+from .models.lending import lender_bytes, read_lender
 from .models.read_config import read_config
+from .models.shard import Shard
 from .runner.runner import ModelRunner
 from .tokenizer import Tokenizer
 
@@ -46,6 +48,8 @@ class Target(Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def dtype(self) -> torch.dtype: ...
+    @property
+    def shard(self) -> Shard | None: ...
 
 
 @dataclass
@@ -67,8 +71,10 @@ class Heads:
 
     @property
     def weights(self) -> int:
-        """Bytes of all their weights."""
-        return sum(head.bytes for head in self.found.values())
+        """Bytes of all their weights, and of what they borrow where the target has it on several ranks."""
+        split = bool(self.found) and self.target.shard is not None
+        lent = lender_bytes(self.target.config, self.target.dtype) if split else 0
+        return lent + sum(head.bytes for head in self.found.values())
 
     @property
     def beside(self) -> tuple[LayerShape, ...]:
@@ -83,7 +89,8 @@ class Heads:
     def load(self, model: Decoder, context: int) -> None:
         """Read the weights and borrow the target's, before a runner packs those away."""
         if self.found:
-            lender = Lender.of(model)
+            split = model.shard is not None
+            lender = read_lender(self.target.checkpoint, model) if split else Lender.of(model)
             self.loaded = {name: head.load(lender, model.dtype, context) for name, head in self.found.items()}
 
     def place(self, runner: ModelRunner, say: Callable[[str], None]) -> dict[str, PlacedHead]:

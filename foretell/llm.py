@@ -44,6 +44,16 @@ class LLM:
         self.tokenizer = self.assembly.tokenizer
         self._ids = itertools.count()
 
+    def close(self) -> None:
+        """End the processes of a model that is split over ranks; else there is nothing to do."""
+        self.assembly.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def default_params(self, **overrides: Any) -> SamplingParams:
         """The sampling the model's makers recommend, with `overrides` on top."""
         return SamplingParams(**(self.assembly.sampling_defaults | overrides))

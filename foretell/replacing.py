@@ -35,6 +35,8 @@ class Replacement:
     def __init__(self, folder: Path, engine: Engine) -> None:
         if not any(isinstance(arm, HeadDrafter) for arm in engine.drafter.arms.values()):
             raise ModelError("no head guesses here that another could replace; name one with --drafter")
+        if engine.runner.model.shard is not None:
+            raise ModelError("this target lies on several ranks, and a new head has to borrow from all of it")
         if not _has_floats(engine):
             raise ModelError("this target's output matrix is packed away, and a new head has to borrow from it")
         self.folder, self.engine = folder, engine

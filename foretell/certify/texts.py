@@ -98,14 +98,14 @@ def _difference(
     if place >= min(len(one), len(other)):  # one text is a beginning of the other: never rounding
         return Difference(prompt, place, -1, -1, float("inf"), 0.0)
     text = [*plain.prompt_token_ids, *one[:place]]
-    scores, scale = _scores(llm, text, params, plain.outputs[0].seed)
+    scores, scale = scores_after(llm, text, params, plain.outputs[0].seed)
     margin = abs(float(scores[one[place]] - scores[other[place]]))
     runner = llm.engine.runner
     bound = 0.0 if runner.rows_are_exact else NEAR_TIE[runner.model.dtype] * scale
     return Difference(prompt, place, one[place], other[place], margin, bound)
 
 
-def _scores(llm: LLM, text: list[int], params: SamplingParams, seed: int) -> tuple[torch.Tensor, float]:
+def scores_after(llm: LLM, text: list[int], params: SamplingParams, seed: int) -> tuple[torch.Tensor, float]:
     """What tokens compete with after `text`, logits or log-probabilities with their noise, and the logits' scale."""
     runner = llm.engine.runner
     seq = Sequence(-1, Request("margin", tuple(text), SamplingParams(), seed, 1), list(text))

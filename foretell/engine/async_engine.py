@@ -14,6 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
+from foretell.errors import RankError
 from foretell.types import StepTimes
 
 from .isolation import is_well, rescue
@@ -31,6 +32,11 @@ LONGEST_WAIT = 60  # seconds, the most that is ever told to somebody who should 
 
 
 T = TypeVar("T")
+
+
+def _give(error: Exception) -> None:
+    """What was found in another thread fails in the engine's own."""
+    raise error
 
 
 def _settle(done: Future[T], do: Callable[[], T]) -> None:
@@ -74,6 +80,8 @@ class AsyncEngine:
         """Begin; from the loop that will ask."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        if self.engine.runner.followers is not None:
+            self.engine.runner.followers.listen(lambda error: self._inbox.put(partial(_give, error)))
 
     def submit(self, requests: list[Request], grammar: Grammar | None = None, timeout: float | None = None) -> Stream:
         """Take in the texts a caller asks for together, or refuse them where too many wait."""
@@ -226,6 +234,8 @@ class AsyncEngine:
         began = time.monotonic()
         try:
             deltas = self.engine.step()
+        except RankError:
+            raise  # there is nobody to run any text with
         except Exception as error:
             self._isolate(error)
         else:

@@ -128,15 +128,20 @@ def file_tensors(file: Path) -> dict[str, LazyTensor]:
         shapes = {name: tuple(content.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError, ValueError) as error:
         raise damaged(file, error) from error
-    return {name: LazyTensor(name, shape, partial(read_tensor, file, content, name)) for name, shape in shapes.items()}
+    return {
+        name: LazyTensor(
+            name, shape, partial(read_tensor, file, content, name), partial(read_tensor, file, content, name)
+        )
+        for name, shape in shapes.items()
+    }
 
 
-def read_tensor(file: Path, content: Any, name: str) -> torch.Tensor:
-    """One tensor as it is stored."""
+def read_tensor(file: Path, content: Any, name: str, *rows: int) -> torch.Tensor:
+    """One tensor as it is stored, or its rows from one to another."""
     from safetensors import SafetensorError
 
     try:
-        tensor: torch.Tensor = content.get_tensor(name)
+        tensor: torch.Tensor = content.get_slice(name)[slice(*rows)] if rows else content.get_tensor(name)
     except (SafetensorError, OSError, ValueError, RuntimeError, AttributeError) as error:
         raise damaged(file, error) from error
     return tensor

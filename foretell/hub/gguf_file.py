@@ -49,7 +49,10 @@ class GgufFile:
 
     def tensors(self) -> dict[str, LazyTensor]:
         """The tensors by name."""
-        return {place.name: LazyTensor(place.name, place.shape, partial(self.read, place)) for place in self.places}
+        return {
+            place.name: LazyTensor(place.name, place.shape, partial(self.read, place), partial(self.read_rows, place))
+            for place in self.places
+        }
 
     def read(self, place: Place) -> torch.Tensor:
         """One tensor's values."""
@@ -57,6 +60,13 @@ class GgufFile:
 
         raw = np.frombuffer(self.data, dtype=np.uint8, count=place.size, offset=place.start)
         return decode(raw, place.kind, place.shape)
+
+    def read_rows(self, place: Place, start: int, stop: int) -> torch.Tensor:
+        """The values of some rows; each row is whole blocks."""
+        row, (rows, *rest) = place.size // place.shape[0], place.shape
+        start, stop, _ = slice(start, stop).indices(rows)
+        some = Place(place.name, (stop - start, *rest), place.kind, place.start + start * row, (stop - start) * row)
+        return self.read(some)
 
 
 def open_gguf(path: Path) -> GgufFile:

@@ -17,7 +17,12 @@ class LazyTensor:
     name: str
     shape: tuple[int, ...]
     read: Callable[[], torch.Tensor] = field(repr=False, compare=False)
+    read_rows: Callable[[int, int], torch.Tensor] | None = field(default=None, repr=False, compare=False)
 
     def load(self) -> torch.Tensor:
         """The values: as stored, or float32 where they were quantized."""
         return self.read()
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Some rows of them; the others are not read where the file allows it."""
+        return self.read()[start:stop] if self.read_rows is None else self.read_rows(start, stop)

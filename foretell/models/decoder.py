@@ -18,6 +18,7 @@ from .batch import Batch
 from .config import ModelConfig, Rope
 from .layers import Linear, Norm
 from .rope import rope_table
+from .shard import Ranks, Shard
 
 Turns = dict[Rope, tuple[Tensor, Tensor]]  # cosines and sines of a batch's positions
 
@@ -74,6 +75,7 @@ class Block(nn.Module):
         self.ffn_norm = Norm(config.width)
         self.ffn = FeedForward(config)
         self.ffn_post_norm = Norm(config.width) if config.sandwich_norms else None
+        self.ranks: Ranks | None = None
 
     def forward(self, x: Tensor, batch: Batch, cache: KVCache, turns: Turns) -> Tensor:
         seen = self.attention(rms_norm(x, self.attention_norm.weight, self.eps), batch, cache, turns)
@@ -82,26 +84,46 @@ class Block(nn.Module):
         return x + self._after(mixed, self.ffn_post_norm)
 
     def _after(self, x: Tensor, norm: Norm | None) -> Tensor:
+        x = x if self.ranks is None else self.ranks.join(x)
         return x if norm is None else rms_norm(x, norm.weight, self.eps)
 
 
 class Decoder(nn.Module):
-    """Tokens to states, states to logits."""
+    """Tokens to states, states to logits. One of several ranks has a part of every layer and of the vocabulary."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, shard: Shard | None = None) -> None:
         super().__init__()
-        self.config = config
-        self.embed = nn.Parameter(torch.empty(config.vocab, config.width), requires_grad=False)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.config, self.shard = config, shard
+        self.local = config if shard is None else shard.part_of(config)  # what lies here
+        self.embed = nn.Parameter(torch.empty(self.local.vocab, config.width), requires_grad=False)
+        self.blocks = nn.ModuleList(Block(self.local, layer) for layer in range(config.layers))
         self.norm = Norm(config.width)
-        self.head = Linear(config.width, config.vocab)
+        self.head = Linear(config.width, self.local.vocab)
         if config.tied:
             self.head.weight = self.embed
         self.tables: dict[Rope, Tensor] = {}
+        self.ranks: Ranks | None = None
+
+    def meet(self, ranks: Ranks) -> None:
+        """Run with the others that have the rest of the model."""
+        self.ranks = ranks
+        for block in self.blocks:
+            assert isinstance(block, Block), "a decoder is made of blocks"
+            block.ranks = ranks
+
+    @property
+    def outputs(self) -> int:
+        """Logits of a row: the first rank has all."""
+        return self.config.vocab if self.shard is None or self.shard.rank == 0 else self.local.vocab
+
+    @property
+    def tokens_here(self) -> range:
+        """Those whose rows of the embedding and of the head lie here."""
+        return range(self.config.vocab) if self.shard is None else self.shard.vocab(self.config)
 
     @property
     def layer_shapes(self) -> tuple[LayerShape, ...]:
-        return (LayerShape(self.config.kv_heads, self.config.head_dim),) * self.config.layers
+        return (LayerShape(self.local.kv_heads, self.config.head_dim),) * self.config.layers
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,7 +142,7 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch, cache: KVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor]]:
         """States after the last layer, not yet normed, [n, width], and those after each layer in `taps`."""
-        x = F.embedding(batch.tokens, self.embed)
+        x = self.embedded(batch.tokens)
         if self.config.embed_scale != 1.0:
             x = x * torch.tensor(
                 self.config.embed_scale, dtype=x.dtype
@@ -136,7 +158,22 @@ class Decoder(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """[n, width] -> [n, vocab], in float32."""
         logits: Tensor = self.head(rms_norm(states, self.norm.weight, self.config.norm_eps))
-        return logits.float()
+        return self.all_logits(logits.float())
+
+    def all_logits(self, logits: Tensor) -> Tensor:
+        """With those of other ranks, which the first one gets."""
+        if self.ranks is None or self.shard is None:
+            return logits
+        return self.ranks.gather(logits, tuple(len(each.vocab(self.config)) for each in self.shard.others))
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """[n, width]; of a token that lies elsewhere this rank has zeros, and its own rank the rest of the sum."""
+        if self.ranks is None:
+            return F.embedding(tokens, self.embed)
+        here = self.tokens_here
+        elsewhere = (tokens < here.start) | (tokens >= here.stop)
+        rows = F.embedding((tokens - here.start).masked_fill(elsewhere, 0), self.embed)
+        return self.ranks.join(rows.masked_fill(elsewhere[:, None], 0.0))
 
     @staticmethod
     def _turns(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from foretell.options import nearest
 from .config import ModelConfig
 from .decoder import Decoder
 from .read_config import read_config
+from .shard import Shard
 from .weights import check_tensors, fill_weights
 
 if TYPE_CHECKING:
@@ -22,12 +23,16 @@ GGUF_FILE_TYPES = {0: torch.float32, 1: torch.float16, 32: torch.bfloat16}  # al
 
 
 def load_model(
-    checkpoint: Checkpoint, dtype: str | torch.dtype = "auto", device: torch.device | str = "cpu"
+    checkpoint: Checkpoint,
+    dtype: str | torch.dtype = "auto",
+    device: torch.device | str = "cpu",
+    shard: Shard | None = None,
 ) -> Decoder:
-    """The checkpoint's decoder with its weights, not yet prepared to run."""
+    """The checkpoint's decoder with its weights, or a rank's part of them, not yet prepared to run."""
     device = torch.device(device)
-    decoder = sketch(read_config(checkpoint), choose_dtype(checkpoint, dtype, device))
-    check_tensors(decoder, checkpoint)
+    config, dtype = read_config(checkpoint), choose_dtype(checkpoint, dtype, device)
+    check_tensors(sketch(config, dtype), checkpoint)
+    decoder = sketch(config, dtype, shard)
     with torch.no_grad():
         fill_weights(take_memory(decoder, device), checkpoint)
     return decoder.eval()
@@ -54,10 +59,10 @@ def is_rounded(checkpoint: Checkpoint) -> bool:
     return checkpoint.kind == "gguf" and checkpoint.config.get("general.file_type", -1) not in GGUF_FILE_TYPES
 
 
-def sketch(config: ModelConfig, dtype: torch.dtype) -> Decoder:
+def sketch(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> Decoder:
     """A decoder of shapes alone."""
     with torch.device("meta"):
-        return Decoder(config).to(dtype)
+        return Decoder(config, shard).to(dtype)
 
 
 def take_memory(decoder: Decoder, device: torch.device) -> Decoder:

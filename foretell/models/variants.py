@@ -27,10 +27,12 @@ def first_layers(model: Decoder, layers: int) -> Decoder:
     early = copy.copy(model)
     early._modules = dict(model._modules)
     early.blocks = nn.ModuleList(list(model.blocks)[:layers])
-    early.config = replace(
-        model.config, layers=layers, ropes=model.config.ropes[:layers], windows=model.config.windows[:layers]
-    )
+    early.config, early.local = _shortened(model.config, layers), _shortened(model.local, layers)
     return early
+
+
+def _shortened(config: ModelConfig, layers: int) -> ModelConfig:
+    return replace(config, layers=layers, ropes=config.ropes[:layers], windows=config.windows[:layers])
 
 
 def quantized(model: Decoder, bits: Bits) -> Decoder:

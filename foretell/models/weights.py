@@ -14,6 +14,7 @@ from torch import Tensor
 from foretell.errors import ModelError, UnsupportedModelError
 
 from .config import ModelConfig
+from .cut import NONE, WHOLE, Cut, Cuts
 from .decoder import Block, Decoder
 from .layers import Linear
 
@@ -73,6 +74,7 @@ class Slot:
     rows: Tensor
     heads: int = 0  # where rows that turn together lie side by side, as llama.cpp has them, not half a head apart
     add: float = 0.0  # Gemma's norms are stored less one
+    cut: Cut = WHOLE
 
     def fill(self, values: Tensor) -> None:
         """Put the values into the rows, without a copy of them in between."""
@@ -112,12 +114,15 @@ def fill_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
             _fill(slot, tensor, checkpoint)
     for name, tensor in checkpoint.tensors():
         if _is_tied_head(_plain(name), decoder.config):
-            _check_tied(tensor, decoder.embed, checkpoint)
+            _check_tied(tensor, slots[_embedding_name(checkpoint.kind == "gguf")], checkpoint)
 
 
 def _fill(slot: Slot, tensor: LazyTensor, checkpoint: Checkpoint) -> None:
     """Fill a slot with numbers, and nothing else: others would become an empty answer, and no error."""
-    values = tensor.load()
+    if slot.cut is NONE:
+        slot.rows.zero_()
+        return
+    values = slot.cut.read(tensor)
     slot.fill(values)
     if not _is_finite(slot.rows):
         raise _not_finite(tensor, values, slot.rows.dtype, checkpoint)
@@ -147,8 +152,8 @@ def _check_shape(tensor: LazyTensor, rows: Tensor) -> None:
         raise ModelError(f"tensor {tensor.name!r} has shape {found}, but the config asks for {wanted}")
 
 
-def _check_tied(head: LazyTensor, embed: Tensor, checkpoint: Checkpoint) -> None:
-    values = head.load()
+def _check_tied(head: LazyTensor, slot: Slot, checkpoint: Checkpoint) -> None:
+    values, embed = slot.cut.read(head), slot.rows
     if not torch.equal(values.to(embed), embed):
         if not _is_finite(values.float()):
             raise _not_finite(head, values, embed.dtype, checkpoint)
@@ -180,35 +185,39 @@ def is_module(name: str, names: Container[str]) -> bool:
 
 def make_slots(decoder: Decoder, is_gguf: bool) -> dict[str, Slot]:
     """For every tensor that belongs in the checkpoint what it fills; together, every parameter once."""
-    config = decoder.config
+    config, cuts = decoder.config, Cuts(decoder)
     names = GGUF if is_gguf else HF_SANDWICH if config.sandwich_norms else HF
     add = 0.0 if is_gguf or config.family != "gemma3" else 1.0
-    heads = {"q": config.heads, "k": config.kv_heads} if is_gguf and config.family == "llama" else {}
+    local = decoder.local
+    heads = {"q": local.heads, "k": local.kv_heads} if is_gguf and config.family == "llama" else {}
     slots = {
-        f"{names['embed']}.weight": Slot(decoder.embed),
+        _embedding_name(is_gguf): Slot(decoder.embed, cut=cuts.of("head", "weight")),
         f"{names['norm']}.weight": Slot(decoder.norm.weight, 0, add),
     }
     if not config.tied:
-        slots |= {
-            f"{names['head']}.{kind}": slot for _, kind, slot in _linear_slots(decoder.head, {"head": config.vocab})
-        }
+        rows = _linear_slots(decoder.head, {"head": local.vocab}, cuts)
+        slots |= {f"{names['head']}.{kind}": slot for _, kind, slot in rows}
     for layer, block in enumerate(decoder.blocks):
         assert isinstance(block, Block), "a decoder is made of blocks"
-        for part, kind, slot in _block_slots(block, config, heads, add):
+        for part, kind, slot in _block_slots(block, local, cuts, heads, add):
             slots[f"{names['block']}.{layer}.{names[part]}.{kind}"] = slot
     return slots
+
+
+def _embedding_name(is_gguf: bool) -> str:
+    return f"{(GGUF if is_gguf else HF)['embed']}.weight"
 
 
 Slots = Iterator[tuple[str, str, Slot]]  # a part's name, weight or bias, and what fills it
 
 
-def _block_slots(block: Block, config: ModelConfig, heads: dict[str, int], add: float) -> Slots:
+def _block_slots(block: Block, config: ModelConfig, cuts: Cuts, heads: dict[str, int], add: float) -> Slots:
     attention, ffn, dim = block.attention, block.ffn, config.head_dim
     qkv = {"q": config.heads * dim, "k": config.kv_heads * dim, "v": config.kv_heads * dim}
-    yield from _linear_slots(attention.qkv, qkv, heads)
-    yield from _linear_slots(attention.out, {"out": config.width})
-    yield from _linear_slots(ffn.gate_up, {"gate": config.ffn, "up": config.ffn})
-    yield from _linear_slots(ffn.down, {"down": config.width})
+    yield from _linear_slots(attention.qkv, qkv, cuts, heads)
+    yield from _linear_slots(attention.out, {"out": config.width}, cuts)
+    yield from _linear_slots(ffn.gate_up, {"gate": config.ffn, "up": config.ffn}, cuts)
+    yield from _linear_slots(ffn.down, {"down": config.width}, cuts)
     norms = {
         "attention_norm": block.attention_norm,
         "q_norm": attention.q_norm,
@@ -222,9 +231,9 @@ def _block_slots(block: Block, config: ModelConfig, heads: dict[str, int], add: 
             yield name, "weight", Slot(norm.weight, 0, add)
 
 
-def _linear_slots(linear: Linear, parts: dict[str, int], heads: dict[str, int] | None = None) -> Slots:
+def _linear_slots(linear: Linear, parts: dict[str, int], cuts: Cuts, heads: dict[str, int] | None = None) -> Slots:
     """`parts` are the tensors that stand one under another in this layer, and how many rows each has."""
     for kind, parameter in (("weight", linear.weight), ("bias", linear.bias)):
         if parameter is not None:
             for part, rows in zip(parts, parameter.split_with_sizes(list(parts.values())), strict=True):
-                yield part, kind, Slot(rows, (heads or {}).get(part, 0))
+                yield part, kind, Slot(rows, (heads or {}).get(part, 0), cut=cuts.of(part, kind))

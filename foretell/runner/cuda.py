@@ -43,7 +43,7 @@ class CudaExecutor:
     """What `EagerExecutor` defines. Logits are good until the next call."""
 
     def __init__(self, model: Decoder, cache: KVCache, layout: Layout) -> None:
-        self.layout, self.vocab = layout, model.config.vocab
+        self.layout, self.vocab = layout, model.outputs
         self.forward = CudaForward(model, cache)
         self.context = max(len(table) for table in model.tables.values())
         most_pages = min(len(cache.keys[0]), -(-self.context // layout.page_size))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from foretell.kernels.triton.attention import attend
@@ -13,7 +12,7 @@ from foretell.kernels.triton.rotary import HeadNorms, turn_and_store
 from foretell.kernels.triton.tables import RowTables
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Attention, Block, Decoder
-from foretell.models.layers import Norm
+from foretell.models.layers import Linear, Norm
 
 from .cuda_products import Products, Rows, rounding_of
 
@@ -36,13 +35,13 @@ class CudaForward:
         head = rounding_of(self.model.head)
         _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, wanted, head)
         features = torch.cat([tapped[tap] for tap in taps], -1) if taps else None
-        return self.products(self.model.head, normed, False), features
+        return self.model.all_logits(self.products(self.model.head, normed, False)), features
 
     def _layers(
         self, rows: RowTables, taps: tuple[int, ...]
     ) -> tuple[Tensor, Change, Tensor | None, dict[int, Tensor]]:
         """States before the last layer's change, that change, the norm it goes through, and what was tapped."""
-        x = F.embedding(rows.tokens, self.model.embed)
+        x = self.model.embedded(rows.tokens)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         tapped: dict[int, Tensor] = {}
@@ -58,7 +57,7 @@ class CudaForward:
             x, normed = add_norm(x, seen, block.ffn_norm.weight, self.eps, after, rounding=ffn)
             both = self.products(block.ffn.gate_up, normed, rows.reads)
             mixed = gate(both, block.ffn.gelu, rounding_of(block.ffn.down))
-            change = self.products.in_parts(block.ffn.down, mixed, rows.reads)
+            change = self._change(block.ffn.down, mixed, rows.reads)
             post = _weight(block.ffn_post_norm)
         assert change is not None, "a decoder has layers"
         return x, change, post, tapped
@@ -71,7 +70,13 @@ class CudaForward:
         turns = self.model.tables[attention.rope]
         q = turn_and_store(self.products(attention.qkv, x, rows.reads), turns, rows, keys, values, norms)
         seen = attend(q, keys, values, rows, attention.config.scale, attention.window)
-        return self.products.in_parts(attention.out, seen, rows.reads)
+        return self._change(attention.out, seen, rows.reads)
+
+    def _change(self, layer: Linear, x: Rows, reads: bool) -> Change:
+        """In parts, for a reader that adds them up; with other ranks their parts are added here, in the same order."""
+        if self.model.ranks is None:
+            return self.products.in_parts(layer, x, reads)
+        return Change(self.model.ranks.join(self.products(layer, x, reads))[None])
 
 
 def _weight(norm: Norm | None) -> Tensor | None:

@@ -102,6 +102,16 @@ def _check(plan: MemoryPlan, needs: Needs, available: int, one_text: int) -> Non
         )
 
 
+def check_room(needed: int, device: torch.device) -> None:
+    """Refuse a draft model that does not fit on a device of its own, cache included."""
+    free = device_memory(device)
+    if needed > free:
+        raise CapacityError(
+            f"the draft model needs {_gib(needed)} on {device} and {_gib(free)} is free; lower kv_memory, or take "
+            "another draft_device"
+        )
+
+
 def step_bytes(width: int, tokens: int, vocab: int, itemsize: int) -> int:
     """About what a step of `tokens` works with on a GPU, of a model `width` numbers a token go through at once."""
     return tokens * width * itemsize + LOGIT_ROWS * vocab * (4 + itemsize) + LIBRARIES

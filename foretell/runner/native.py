@@ -7,20 +7,17 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from foretell.kernels.attention import Span
 from foretell.kernels.native.library import Library, library
-from foretell.kernels.native.records import LayerRecord, ModelRecord, StepRecord
+from foretell.kernels.native.records import JOIN, LayerRecord, ModelRecord, StepRecord
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Block, Decoder
 from foretell.models.layers import Linear, Norm
+from foretell.models.shard import Ranks
 
 from .executor import StepOutput
-from .pack import Packed
-
-Whole = npt.NDArray[np.int64]
+from .pack import Packed, Whole, span_lists
 
 
 def native_executor(model: Decoder, cache: KVCache) -> NativeExecutor | None:
@@ -43,15 +40,16 @@ class NativeExecutor:
         self._layers = (LayerRecord * model.config.layers)(*(self._layer(i) for i in range(model.config.layers)))
         self._record = self._model_record()
         self._held = (*model.tables.values(), model.embed)  # the records have addresses only
+        self._join = Joining(model.ranks) if model.ranks is not None else None
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         table = packed.table
         assert table[0].max() < self._vocab and table[1].max() < self._context, "what the tables hold"
         assert all(0 <= tap <= len(self._layers) for tap in taps), "layers that are there"
-        lists = (*_span_lists(packed.spans), packed.wanted, taps, [0] * len(packed.wanted))
+        lists = (*span_lists(packed.spans), packed.wanted, taps, [0] * len(packed.wanted))
         rows, wanted = packed.rows, len(packed.wanted)
         numbers, places = _laid_out(lists)
-        logits = torch.empty(wanted, self._vocab)
+        logits = torch.empty(wanted, self._model.local.vocab)
         features = torch.empty(rows, len(taps) * self._width) if taps else None
         first = table.ctypes.data
         step = StepRecord(
@@ -64,9 +62,13 @@ class NativeExecutor:
             len(packed.spans),
             wanted,
             len(taps),
+            JOIN() if self._join is None else self._join.address,
         )
         self._native.step(self._record, step)
-        return StepOutput(logits, features, numbers[len(numbers) - wanted :].tolist)
+        if self._join is None:
+            return StepOutput(logits, features, numbers[len(numbers) - wanted :].tolist)
+        self._join.check()
+        return StepOutput(self._model.all_logits(logits), features)
 
     def _layer(self, index: int) -> LayerRecord:
         block = self._model.blocks[index]
@@ -84,7 +86,7 @@ class NativeExecutor:
         )
 
     def _model_record(self) -> ModelRecord:
-        model, config = self._model, self._model.config
+        model, config = self._model, self._model.local
         assert model.head.native is not None, "native_executor looked"
         return ModelRecord(
             ctypes.addressof(self._layers),
@@ -98,6 +100,8 @@ class NativeExecutor:
             config.head_dim,
             config.ffn,
             self._cache.page_size,
+            model.tokens_here.start,
+            len(model.tokens_here),
             config.norm_eps,
             config.scale,
             config.embed_scale,
@@ -106,24 +110,38 @@ class NativeExecutor:
         )
 
 
-def _span_lists(spans: list[Span]) -> tuple[list[int], list[int], list[int]]:
-    """Of each span what `foretell::Span` has, and the pages and parents of all."""
-    rows: list[int] = []
-    pages: list[int] = []
-    parents: list[int] = []
-    for span in spans:
-        rows += (span.first, span.rows, span.start, len(pages), len(span.parents), len(parents))
-        pages += span.pages
-        parents += span.parents
-    return rows, pages, parents
-
-
 def _laid_out(lists: tuple[Sequence[int], ...]) -> tuple[Whole, list[int]]:
     """All numbers one after the other, and the addresses where each list begins: one array is sooner made than six."""
     numbers = np.array([number for each in lists for number in each], np.int64)
     first = numbers.ctypes.data
     begins = itertools.accumulate((len(each) for each in lists[:-1]), initial=0)
     return numbers, [first + 8 * begin for begin in begins]
+
+
+class Joining:
+    """Lets the library add up what all ranks have, from in the midst of a step."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._error: BaseException | None = None
+        self.address = JOIN(self._join)
+
+    def _join(self, address: int, count: int) -> bool:
+        """An error cannot go through the library: it is kept, and the library breaks off."""
+        try:
+            numbers = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
+            joined = self._ranks.join(numbers)
+            if joined.data_ptr() != address:
+                numbers.copy_(joined)
+        except BaseException as error:
+            self._error = error
+        return self._error is None
+
+    def check(self) -> None:
+        """Raise what made the library break off."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def _weights(layer: Linear) -> int:

@@ -11,12 +11,14 @@ from foretell.kernels.attention import Span
 from foretell.kv.cache import slots_of
 from foretell.types import Draft, Share
 
+Whole = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Packed:
     """A step's rows on the host; an executor takes them to where the model is."""
 
-    table: npt.NDArray[np.int64]  # [3, n]: tokens, positions, slots
+    table: Whole  # [3, n]: tokens, positions, slots
     spans: list[Span]  # one a share, in the order of the rows
     wanted: list[int]  # rows whose logits are wanted, rising
 
@@ -58,3 +60,15 @@ def span_of(share: Share, draft: Draft, first: int, page_size: int) -> Span:
     pages = -(-(share.start + rows) // page_size)
     assert pages <= len(share.seq.pages), "pages were reserved for the whole share"
     return Span(first, rows, share.start, tuple(share.seq.pages[:pages]), () if draft.is_chain else draft.parents)
+
+
+def span_lists(spans: list[Span]) -> tuple[list[int], list[int], list[int]]:
+    """Of each span what `foretell::Span` has, and the pages and parents of all."""
+    rows: list[int] = []
+    pages: list[int] = []
+    parents: list[int] = []
+    for span in spans:
+        rows += (span.first, span.rows, span.start, len(pages), len(span.parents), len(parents))
+        pages += span.pages
+        parents += span.parents
+    return rows, pages, parents

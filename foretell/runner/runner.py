@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
+from foretell.errors import RankError
 from foretell.kernels.attention import Layout
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.kv.pages import PagePool
@@ -17,6 +20,13 @@ from .cuda_or_eager import cuda_or_eager
 from .executor import EagerExecutor, Executor, StepOutput
 from .native import NativeExecutor, native_executor
 from .pack import pack
+
+
+class Followers(Protocol):
+    """Other processes that have a part of the model, and of its cache."""
+
+    def move(self, source: list[int], target: list[int]) -> None: ...
+    def listen(self, told: Callable[[RankError], None]) -> None: ...
 
 
 class ModelRunner:
@@ -35,15 +45,17 @@ class ModelRunner:
         self.model, self.taps, self.context = model.eval(), taps, context
         self.device = model.embed.device
         model.prepare(context)
-        config = model.config
-        share, windows = config.heads // config.kv_heads, frozenset(config.windows)
+        share, windows = model.local.heads // model.local.kv_heads, frozenset(model.config.windows)
         self.layout = Layout(page_size, share, windows, model.dtype, self.device)
         self.pool = PagePool(pages, page_size)
         self.cache = KVCache(model.layer_shapes + beside, pages, page_size, model.dtype, self.device)
         self.executor = self._make_executor()
+        self.followers: Followers | None = None
+        self.answers_on: torch.device | None = None  # where logits are wanted, if not where the model is
 
     def lend(self, model: Decoder) -> ModelRunner:
         """A runner for a variant of this model over the same pages; what it writes is good for drafts only."""
+        assert self.followers is None, "a variant would have to lie on all ranks"
         other = copy.copy(self)
         other.model, other.taps = model.eval(), ()
         other.executor = other._make_executor()
@@ -52,7 +64,10 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, shares: list[Share], drafts: list[Draft]) -> StepOutput:
         """Run every share's tokens and draft; their pages are reserved already."""
-        return self.executor(pack(shares, drafts, self.layout.page_size), self.taps)
+        output = self.executor(pack(shares, drafts, self.layout.page_size), self.taps)
+        if self.answers_on is None or self.answers_on == self.device:
+            return output
+        return replace(output, logits=output.logits.to(self.answers_on))
 
     @torch.inference_mode()
     def chain(self, shares: list[Share], steps: int, vocab: int) -> tuple[list[list[int]], list[list[float]]] | None:
@@ -95,7 +110,10 @@ class ModelRunner:
         if path and path[-1] != len(path) - 1:  # a chain lies in place
             stop = root + 2 + path[-1]
             slots = slots_of(seq.pages, size, root + 1, stop)
-            self.cache.move([slots[node] for node in path], slots[: len(path)])
+            source, target = [slots[node] for node in path], slots[: len(path)]
+            if self.followers is not None:
+                self.followers.move(source, target)
+            self.cache.move(source, target)
 
     def trim(self, seq: Sequence, tokens: int) -> None:
         """Take back the pages that `seq` does not need for its first `tokens` tokens."""

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, fields
 from typing import Any
 
-from foretell.config import METHODS, ONE_DEVICE, SpeculationConfig
+from foretell.config import METHODS, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import nearest, option, strict
 
@@ -64,10 +64,6 @@ class Dialect:
         aliases=("--draft", "--draft-n", "--spec-draft-n-max", "--spec-ngram-size-m"),
     )
     spec_ngram_size_n: int | None = option(None, "llama.cpp: the length of a run that counts as a match")
-    tensor_parallel_size: int = option(
-        1, "devices the model is split over; only 1 for now", aliases=("-tp", "--tp-size", "--tp")
-    )
-    speculative_draft_tensor_parallel_size: int = option(1, "the same for the draft model")
     context_length: int | None = option(
         None, "SGLang, llama.cpp: the same as --max-model-len", aliases=("--ctx-size", "-c")
     )
@@ -79,9 +75,6 @@ class Dialect:
 
     def engine_options(self) -> dict[str, Any]:
         """What it says of the engine."""
-        for name in ("tensor_parallel_size", "speculative_draft_tensor_parallel_size"):
-            if getattr(self, name) != 1:
-                raise RequestError(name, ONE_DEVICE)
         given = {
             "max_model_len": self.context_length,
             "max_num_seqs": self.max_running_requests,

@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "sampling": BASE | {"kernels"},
     "models": BASE | {"kernels", "hub", "kv"},
     "runner": BASE | {"kernels", "kv", "models"},
+    "parallel": BASE | {"hub", "kernels", "models", "runner"},
     "verify": BASE | {"sampling"},
     "control": BASE,
     "draft": BASE | {"runner", "models", "sampling", "kv"},
@@ -37,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "replacing": BASE | {"hub", "models", "draft", "engine"},
     "build": BASE
     | {"heads", "pairing", "hub", "kernels", "kv", "sampling", "verify", "models", "runner", "draft", "control"}
-    | {"engine"},
+    | {"engine", "parallel"},
     "llm": BASE | {"build", "engine", "draft"},
     "pairing": BASE | {"hub", "models", "draft"},
     "program": BASE | {"llm", "engine", "sampling"},

@@ -58,6 +58,7 @@ def test_vllms_flags() -> None:
 
 VLLM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one device": ({"draft_tensor_parallel_size": 1}, {}),
+    "split as the target": ({"draft_tensor_parallel_size": 2}, {"draft_tensor_parallel_size": 2}),
     "strict": ({"rejection_sample_method": "strict"}, {"rule": "match"}),
     "probabilistic": ({"rejection_sample_method": "probabilistic"}, {"rule": "rejection"}),
     "the newer word": ({"rejection_sample_method": "standard", "rule": "rejection"}, {"rule": "rejection"}),
@@ -71,7 +72,6 @@ VLLM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 NOT_VLLM: dict[str, tuple[dict[str, Any], str]] = {
-    "draft_tensor_parallel_size": ({"draft_tensor_parallel_size": 2}, "must be 1"),
     "rejection_sample_method": ({"rejection_sample_method": "loose"}, "strict or probabilistic"),
     "rejection_sample_method ": ({"rejection_sample_method": "synthetic"}, "OracleDrafter"),
     "rejection_sample_method  ": ({"rejection_sample_method": "strict", "rule": "block"}, "give one"),
@@ -209,10 +209,17 @@ def test_published_launch_lines_run(engine: str, folder: Path) -> None:
         assert ("--disable-flashinfer" in process.log.read_text()) == (engine == "sglang")
 
 
-@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--speculative-draft-tensor-parallel-size", "-tp"])
-def test_several_devices_are_refused_in_words(flag: str) -> None:
-    with pytest.raises(RequestError, match="not split over devices"):
-        read(flag, "4")
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--tp-size", "--tp", "-tp"])
+def test_ranks_by_all_their_names(flag: str) -> None:
+    _, engine, _, _ = read(flag, "4")
+    assert engine.tensor_parallel_size == 4
+
+
+@pytest.mark.parametrize("flag", ["--speculative-draft-tensor-parallel-size", "--draft-tp"])
+def test_a_drafts_ranks_by_all_their_names(flag: str) -> None:
+    assert speculation(flag, "4").draft_tensor_parallel_size == 4
+    with pytest.raises(RequestError, match="must be 1 or more"):
+        read(flag, "0")
 
 
 def test_flags_that_mean_nothing_here_are_taken_and_named() -> None:

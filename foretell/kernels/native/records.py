@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 NUMBER, POINTER = ctypes.c_int64, ctypes.c_void_p
+JOIN = ctypes.CFUNCTYPE(ctypes.c_bool, POINTER, NUMBER)  # `foretell::Join`
 
 
 class WeightsRecord(ctypes.Structure):
@@ -57,6 +58,8 @@ class ModelRecord(ctypes.Structure):
         ("head_dim", NUMBER),
         ("ffn", NUMBER),
         ("page_size", NUMBER),
+        ("first_token", NUMBER),
+        ("tokens", NUMBER),
         ("eps", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("embed_scale", ctypes.c_float),
@@ -84,4 +87,5 @@ class StepRecord(ctypes.Structure):
         ("span_count", NUMBER),
         ("wanted_count", NUMBER),
         ("tap_count", NUMBER),
+        ("join", JOIN),
     )

@@ -38,6 +38,9 @@ struct Scratch {
     }
 };
 
+// Another rank failed: the step is broken off.
+struct Parted {};
+
 // Rows of one span that attend together.
 struct Piece {
     const Span* span;
@@ -85,10 +88,21 @@ class Run {
     void embed() {
         for (int64_t row = 0; row < s.rows; ++row) {
             float* const state = &t.states[row * m.width];
-            std::memcpy(state, m.embed + s.tokens[row] * m.width, m.width * sizeof *state);
+            const int64_t token = s.tokens[row] - m.first_token;
+            if (token < 0 || token >= m.tokens) {
+                std::fill_n(state, m.width, 0.0f);
+                continue;
+            }
+            std::memcpy(state, m.embed + token * m.width, m.width * sizeof *state);
             if (m.embed_scale != 1.0f)
                 for (int64_t i = 0; i < m.width; ++i) state[i] *= m.embed_scale;
         }
+        join(t.states);
+    }
+
+    // What the other ranks have is added to what this one has.
+    void join(std::vector<float>& rows) {
+        if (s.join != nullptr && !s.join(rows.data(), s.rows * m.width)) throw Parted();
     }
 
     void tap(int64_t layers) {
@@ -106,6 +120,7 @@ class Run {
     }
 
     void add_mixed(const float* post_norm) {
+        join(t.mixed);
         by_rows(s.rows, m.width, [&](int64_t row) {
             float* const mixed = &t.mixed[row * m.width];
             if (post_norm != nullptr) k.norm(mixed, post_norm, m.eps, m.width, mixed);
@@ -233,6 +248,8 @@ extern "C" __attribute__((visibility("default"))) bool foretell_step(
     } catch (const std::bad_alloc&) {
         scratch = Scratch();
         return false;
+    } catch (const Parted&) {  // whoever failed to join knows why
+        return true;
     }
     return true;
 }

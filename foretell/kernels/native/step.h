@@ -22,6 +22,7 @@ struct Model {
     const Weights* head;
     const float *embed, *norm;
     int64_t layer_count, width, heads, kv_heads, head_dim, ffn, page_size;
+    int64_t first_token, tokens;  // whose rows of the embedding lie here
     float eps, scale, embed_scale;
     int32_t gelu, level;
 };
@@ -30,6 +31,9 @@ struct Model {
 struct Span {
     int64_t first, rows, start, first_page, nodes, first_parent;
 };
+
+// Adds up in place what all ranks have, and says whether that went well.
+using Join = bool (*)(float* numbers, int64_t count);
 
 struct Step {
     const int64_t *tokens, *positions, *slots;  // [rows]
@@ -41,6 +45,7 @@ struct Step {
     float* features;                 // [rows, taps, width]
     int64_t* likeliest;              // [wanted]
     int64_t rows, span_count, wanted_count, tap_count;
+    Join join;                       // null: all of the model is here
 };
 
 }  // namespace foretell

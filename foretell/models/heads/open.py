@@ -122,7 +122,7 @@ def open_own(checkpoint: Checkpoint, target: ModelConfig) -> OpenedHead:
 def pack_head(head: Head[Any], target: Decoder) -> None:
     """Ready the weights to run: on a CPU as 8-bit integers, which cost a guess nothing to speak of."""
     room, device = Room(), head.draft_ids.device
-    if not head.config.own_output and head.config.draft_vocab is None:
+    if not head.config.own_output and head.config.draft_vocab is None and target.shard is None:
         head._modules["output"] = target.head  # ready already, and the same rows
     for module in list(head.modules()):
         if isinstance(module, HeadAttention):

@@ -1,0 +1,87 @@
+"""How ranks tell each other numbers: torch.distributed, with Gloo between CPUs and NCCL between CUDA devices."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.nn.functional as F
+from torch import Tensor
+
+dist: Any = torch.distributed  # its classes are there, but not for type checkers
+HOST = "127.0.0.1"
+PATIENCE = 120.0  # seconds a rank waits for another that lives but does not answer
+
+
+class PartedError(Exception):
+    """Another rank did not answer."""
+
+
+class Group:
+    """Its own group of processes, none of torch's globals: several models may be split in one process.
+
+    Sums are gathered and added in the order of the ranks. A ring's order would hang on where in a batch a number
+    stands, and a guess could be judged by other bits than the text it becomes.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, device: torch.device, patience: float) -> None:
+        self.rank, self.size, self.device = rank, size, device
+        wait = timedelta(seconds=patience)
+        make = _gloo if device.type == "cpu" else _nccl
+        self._backend = make(store, rank, size, wait)
+
+    def join(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1)
+        every = flat.new_empty(self.size * len(flat))
+        self._wait(lambda: self._backend._allgather_base(every, flat))
+        first, *others = every.view(self.size, *x.shape).unbind()
+        total = first.float()
+        for other in others:
+            total += other
+        return total.to(x.dtype)
+
+    def gather(self, x: Tensor, widths: tuple[int, ...]) -> Tensor:
+        if not len(x):  # a step that only reads: nobody asks
+            return x.new_empty(0, sum(widths))
+        own = F.pad(x, (0, max(widths) - x.shape[1])).contiguous()
+        every = [torch.empty_like(own) for _ in widths] if self.rank == 0 else []
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        self._wait(lambda: self._backend.gather([every] if every else [], [own], options))
+        return torch.cat([part[:, :width] for part, width in zip(every, widths, strict=True)], 1) if every else x
+
+    def abort(self) -> None:
+        """Let nobody wait for a rank that has gone: a CUDA device would do so for ever."""
+        if self.device.type == "cuda":
+            self._backend.abort()
+
+    def _wait(self, start: Any) -> None:
+        try:
+            start().wait()
+        except RuntimeError as error:
+            raise PartedError(str(error)) from error
+
+
+def open_store(patience: float) -> Any:
+    """Where ranks find each other; the system picks the port."""
+    return dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=patience))
+
+
+def find_store(port: int, patience: float) -> Any:
+    """The same, for the others."""
+    return dist.TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=patience))
+
+
+def _gloo(store: Any, rank: int, size: int, wait: timedelta) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]
+    options._timeout = wait
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl(store: Any, rank: int, size: int, wait: timedelta) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = wait
+    return dist.ProcessGroupNCCL(store, rank, size, options)

@@ -1,0 +1,53 @@
+"""What a process is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from foretell.hub import open_checkpoint
+from foretell.kernels.rounded import Rounding
+from foretell.models.decoder import Decoder
+from foretell.models.layers import Linear
+from foretell.models.load import load_model
+from foretell.models.quantize import Bits
+from foretell.models.shard import Shard
+from foretell.models.variants import quantize_weights, round_weights
+
+
+@dataclass(frozen=True)
+class Part:
+    """A model that is split: how its weights run, and the room each rank gives its cache."""
+
+    checkpoint: Path
+    dtype: torch.dtype
+    bits: Bits | None
+    rounding: Rounding | None
+    pages: int
+    page_size: int
+    context: int
+
+    def load(self, shard: Shard, device: torch.device) -> Decoder:
+        """A rank's part of it, with its weights as they will run."""
+        model = load_model(open_checkpoint(self.checkpoint), self.dtype, device, shard)
+        if self.rounding is not None:
+            return round_weights(model, self.rounding)
+        return model if self.bits is None else quantize_weights(model, self.bits)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which rank it is, where it runs, and what of: the target, and a draft model where that is split, too."""
+
+    shard: Shard
+    device: str
+    threads: int
+    parts: tuple[Part, ...]
+
+
+def held_bytes(model: Decoder) -> int:
+    """What a model's weights take in memory now, packed ones included."""
+    packed = sum(each.native.bytes for each in model.modules() if isinstance(each, Linear) and each.native is not None)
+    return packed + sum(tensor.nbytes for tensor in model.parameters())
