@@ -28,7 +28,7 @@ def open_port(host: str, port: int) -> int:
     if running is None:
         with bind(host, port) as found:  # a port that is taken shows at once, and a free one is found
             port = found.getsockname()[1]
-        serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=host, port=port, location="HeadOnly"))
+        serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=host, port=port))
         return port
     if running != (host, port) and port != 0:
         raise ForetellError(f"Ray Serve listens on {running[0]}:{running[1]} already; use that, or `serve shutdown`")

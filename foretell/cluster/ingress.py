@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foretell.server.guards import BodyGuard
 
@@ -54,13 +54,16 @@ class Ingress:
         return self.front.ongoing
 
 
-async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """What Ray Serve calls for each request; it also wants to hear that there is nothing to start or to end."""
+def application() -> ASGIApp:
+    """What Ray Serve calls for each request, once it has made an Ingress."""
     from ray import serve
 
-    if scope["type"] == "lifespan":
-        for event in ("startup", "shutdown"):
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await serve.get_replica_context().servable_object.guarded(scope, receive, send)
+            return
+        for event in ("startup", "shutdown"):  # of its life; there is nothing to do
             await receive()
             await send({"type": f"lifespan.{event}.complete"})
-        return
-    await serve.get_replica_context().servable_object.guarded(scope, receive, send)
+
+    return called

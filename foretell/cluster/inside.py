@@ -18,7 +18,8 @@ async def answer(app: ASGIApp, call: Call, replica: str) -> AsyncGenerator[Head 
     running = asyncio.ensure_future(app(_scope(call), inside.receive, inside.send))
     running.add_done_callback(lambda done: inside.said.put_nowait(None))
     try:
-        start, body = await inside.heard(), await inside.heard()
+        start = await inside.heard()
+        body = None if start is None else await inside.heard()
         if start is None or body is None:
             await running  # raises what went wrong
             raise RuntimeError("the application ended without an answer")

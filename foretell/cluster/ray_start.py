@@ -23,9 +23,9 @@ MISSING = "replicas run on Ray, which is not installed: pip install 'foretell[cl
 
 @dataclass(frozen=True)
 class Ray:
-    """A connection. `ours`: it ends with this process."""
+    """A connection. One that was started here for `foretell serve` ends with it."""
 
-    ours: bool
+    address: str
     resources: dict[str, float]
     logs: str
 
@@ -46,8 +46,8 @@ def connect(address: str | None, dashboard: bool, stay: bool) -> Ray:
         address = _running() or _start(dashboard)
     ray = _join(address) if address is not None else _own(dashboard)
     there = {name: float(value) for name, value in ray.cluster_resources().items()}
-    logs = os.path.join(ray._private.worker._global_node.get_session_dir_path(), "logs")
-    return Ray(address is None, there, logs)
+    node = ray._private.worker._global_node
+    return Ray(ray.get_runtime_context().gcs_address, there, os.path.join(node.get_session_dir_path(), "logs"))
 
 
 def _own(dashboard: bool) -> Any:

@@ -21,6 +21,10 @@ class Room:
     def threads(self) -> int:
         return max(1, int(self.cpus))
 
+    def __str__(self) -> str:
+        parts = [f"{_some(self.gpus, 'GPU')} and"] if self.gpus else []
+        return " ".join([*parts, _some(self.cpus, "core")])
+
 
 def room_for(config: ClusterConfig, device: str, there: Mapping[str, float]) -> Room:
     """What each replica gets of what is `there`, in Ray's words (CPU, GPU); refused where it is too little for all."""
@@ -39,6 +43,10 @@ def room_for(config: ClusterConfig, device: str, there: Mapping[str, float]) -> 
 def _check(replicas: int, each: float, there: float, what: str, name: str) -> None:
     if replicas * each <= there:
         return
-    who = f"{replicas} replica{'s' if replicas > 1 else ''} of {each:g} {what}{'s' if each > 1 else ''}"
+    who = f"{_some(replicas, 'replica')} of {_some(each, what)}"
     needs = f"need{'s' if replicas == 1 else ''} {replicas * each:g}"
     raise CapacityError(f"{who} {needs}; there are {there:g}: lower replicas or {name}")
+
+
+def _some(count: float, what: str) -> str:
+    return f"{count:g} {what}{'s' if count > 1 else ''}"

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from .affinity import Affinity
 from .call import Call
@@ -30,16 +30,19 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             order = self.affinity.order(call.marks, loads, call.avoid)
         return [[named[name]] for name in order]
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        super().on_send_request(replica_id)
+        with self._lock:
+            self._ongoing[replica_id.unique_id] += 1
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        with self._lock:
+            self.affinity.remember(_call(pending_request).marks, replica_id.unique_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         name = replica_id.unique_id
         with self._lock:
-            self._ongoing[name] += 1
-            self.affinity.remember(_call(pending_request).marks, name)
-        result.add_done_callback(lambda _: self._ended(name))
-
-    def _ended(self, name: str) -> None:
-        with self._lock:
-            if name in self._ongoing:  # else it has gone, and its count with it
+            if self._ongoing[name] > 0:  # what could not even be sent is told here too
                 self._ongoing[name] -= 1
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

@@ -67,16 +67,16 @@ def _put_up(config: ClusterConfig, served: Served, ray: Ray) -> tuple[Any, str]:
     room = room_for(config, served.engine.device, ray.resources)
     port = open_port(served.server.host, served.server.port)
     handle = deploy(config, served, room)
-    return handle, greeting(config, served, room, port, ray.logs)
+    return handle, greeting(config, served, room, port, ray)
 
 
-def greeting(config: ClusterConfig, served: Served, room: Room, port: int, logs: str) -> str:
+def greeting(config: ClusterConfig, served: Served, room: Room, port: int, ray: Ray) -> str:
     """The line it starts with: where, what, how many, and where the logs lie."""
     count = f"{config.least} to {config.most}" if config.most > config.least else str(config.most)
-    each = f"{room.gpus:g} GPU and {room.cpus:g} cores" if room.gpus else f"{room.cpus:g} cores"
+    replicas = f"{count} replica{'s' if config.most > 1 else ''}"
     return (
         f"foretell: {shown_address(served.server.host, port)} serves {served.names[0]}; "
-        f"{count} replicas of {each}, routing by {config.routing}; logs: {logs}"
+        f"{replicas} of {room}, routing by {config.routing}; Ray at {ray.address}; logs: {ray.logs}"
     )
 
 
