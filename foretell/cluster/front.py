@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Protocol
 
 from fastapi.responses import JSONResponse, Response
@@ -162,9 +163,9 @@ class Front:
             return head, head.body + b"".join([part async for part in rest if isinstance(part, bytes)])
 
     async def _metrics(self, call: Call) -> Response:
-        found = {name: told for name, told in (await self._each(call)).items() if told[0].status == 200}
-        each = call.path != "/metrics"
-        return self.ledger.page({name: body.decode() for name, (_, body) in found.items()}, each)
+        told = await self._each(replace(call, path="/metrics"))
+        pages = {name: body.decode() for name, (head, body) in told.items() if head.status == 200}
+        return self.ledger.page(pages, each=call.path != "/metrics")
 
     async def _standing(self, call: Call) -> Response:
         found = {name: (head.status, body) for name, (head, body) in (await self._each(call)).items()}

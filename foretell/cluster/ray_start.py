@@ -16,8 +16,8 @@ SILENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is told to anybody
     "RAY_DEDUP_LOGS": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",  # lines of Ray's own lie in its folder of logs
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a replica without a GPU of its own leaves CUDA's settings alone
 }
+ONE_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's word for: all of it on loopback, on any system
 MISSING = "replicas run on Ray, which is not installed: pip install 'foretell[cluster]'"
 
 
@@ -31,17 +31,18 @@ class Ray:
 
 
 def check_installed() -> None:
-    """Refuse what needs Ray where there is none."""
-    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("ray.serve") is None:
+    """Refuse what needs Ray where there is none, or one without Serve; nothing is imported yet."""
+    if any(importlib.util.find_spec(name) is None for name in ("ray", "aiohttp_cors")):
         raise ForetellError(MISSING)
 
 
 def connect(address: str | None, dashboard: bool, stay: bool) -> Ray:
     """To the Ray at `address` or RAY_ADDRESS; else to one that is started here, which may `stay` when we have gone."""
     check_installed()
-    for name, value in SILENT.items():
-        os.environ.setdefault(name, value)
     address = address or os.environ.get("RAY_ADDRESS")
+    here = address is None or address.startswith((LOOPBACK, "localhost"))
+    for name, value in (SILENT | (ONE_MACHINE if here else {})).items():  # Ray reads them when it is imported
+        os.environ.setdefault(name, value)
     if address is None and stay:
         address = _running() or _start(dashboard)
     ray = _join(address) if address is not None else _own(dashboard)

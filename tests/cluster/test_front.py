@@ -162,6 +162,7 @@ def test_metrics_of_all() -> None:
     page = ask(front, "/metrics", "GET")
     assert (value(page, "foretell:n_total"), value(page, "foretell:replicas")) == (7, 2)
     assert value(ask(front, "/metrics/replicas", "GET"), 'foretell:n_total{replica="b"}') == 4
+    assert {call.path for _, call in cast.asked} == {"/metrics"}
     del cast.plays["a"]
     assert value(ask(front, "/metrics", "GET"), "foretell:n_total") == 7
 
