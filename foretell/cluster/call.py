@@ -9,7 +9,8 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True)
 class Call:
-    """One HTTP request, whole. `marks` say how its prompt begins, `avoid` which replicas are the last to be asked."""
+    """One HTTP request, whole. `marks` say how its prompt begins, `avoid` which replicas are the last to be asked;
+    `patient`: rather wait for one of the others, while there are any, than ask one of these."""
 
     method: str
     path: str
@@ -19,6 +20,7 @@ class Call:
     client: tuple[str, int] | None = None
     marks: tuple[bytes, ...] = ()
     avoid: tuple[str, ...] = ()
+    patient: bool = False
 
     def avoiding(self, replica: str) -> Call:
         """The same, for another replica if there is one."""

@@ -143,6 +143,7 @@ class Front:
     async def _each(self, call: Call) -> Told:
         """What every replica says to the same request: each is asked, until one comes for the second time."""
         found: Told = {}
+        call = replace(call, patient=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK):
                 while True:

@@ -28,7 +28,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         with self._lock:
             loads = {name: self._ongoing[name] for name in named}
             order = self.affinity.order(call.marks, loads, call.avoid)
-        return [[named[name]] for name in order]
+        fresh = [name for name in order if name not in call.avoid]
+        return [[named[name]] for name in (fresh if call.patient and fresh else order)]
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         super().on_send_request(replica_id)
