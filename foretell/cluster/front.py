@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from fastapi.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from foretell.server.failures import Failure, failure_of
 from foretell.server.guards import shown_key
@@ -191,7 +191,7 @@ class _Sent:
     def __init__(self, send: Send) -> None:
         self.send, self.begun = send, False
 
-    async def __call__(self, message: dict[str, object]) -> None:
+    async def __call__(self, message: Message) -> None:
         self.begun = True
         await self.send(message)
 

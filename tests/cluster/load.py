@@ -88,18 +88,32 @@ class Load:
         return "cut" if "error" in json.loads(events[-2]) else "streamed"
 
 
-def replica_pids(name: str = "foretell") -> list[int]:
-    """The processes of an application's replicas that were started under this process."""
+def replica_pids(under: int, name: str = "foretell") -> list[int]:
+    """The processes of an application's replicas that the process `under` has started."""
     found = []
+    for pid in family(under):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if words.startswith(REPLICA % name.encode()):
+            found.append(pid)
+    return sorted(found)
+
+
+def family(pid: int) -> set[int]:
+    """A process and all it started, directly or not."""
+    parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                words = (folder / "cmdline").read_bytes()
+                parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
             except OSError:
                 continue
-            if words.startswith(REPLICA % name.encode()):
-                found.append(int(folder.name))
-    return sorted(found)
+    found = {pid}
+    while grown := {child for child, parent in parents.items() if parent in found} - found:
+        found |= grown
+    return found
 
 
 def wait_for(what: Any, seconds: float = 60.0) -> float:

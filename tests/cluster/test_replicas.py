@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from tests.cluster.conftest import needs_ray
-from tests.cluster.load import Load, environment, replica_pids, wait_for
+from tests.cluster.load import Load, environment, family, replica_pids, wait_for
 from tests.server.process import ServerProcess
 
 pytestmark = needs_ray
@@ -82,7 +82,7 @@ def test_a_caller_who_leaves_frees_the_pages(server: ServerProcess) -> None:
 
 def test_only_what_ray_serve_opens_itself_can_be_reached_from_elsewhere(server: ServerProcess) -> None:
     """As the kernel tells. Ray Serve opens one port a replica on all interfaces, which asks for Ray's token."""
-    ours = _family(server.process.pid)
+    ours = family(server.process.pid)
     told = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True).stdout.splitlines()
     lines = [line for line in told if ours & {int(pid) for pid in re.findall(r"pid=(\d+)", line)}]
     assert lines, "ss should say whose ports are open"
@@ -93,24 +93,9 @@ def test_only_what_ray_serve_opens_itself_can_be_reached_from_elsewhere(server: 
         assert "UNAUTHENTICATED" in subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
 
 
-def _family(pid: int) -> set[int]:
-    """A process and all it started, directly or not."""
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except OSError:
-                continue
-    found = {pid}
-    while grown := {child for child, parent in parents.items() if parent in found} - found:
-        found |= grown
-    return found
-
-
 def test_a_killed_replica_costs_no_request_that_had_not_begun(server: ServerProcess) -> None:
     before = living(server)
-    pids = [pid for pid in replica_pids() if pid in _family(server.process.pid)]
+    pids = replica_pids(server.process.pid)
     assert len(pids) == len(before) == 2
     with Load(server.url) as load:
         wait_for(lambda: sum(load.outcomes.values()) >= 20)
