@@ -16,10 +16,11 @@ from .served import Served
 ROUTER = "foretell.cluster.router.PrefixRouter"
 REPLICAS, FRONT = "replica", "front"  # the names of the two deployments
 MANY = 100_000  # requests that the front holds at once; each replica has its own limit
+STARTS = 3  # times that a replica may fail to start before all is given up
 LOOP = 0.5  # seconds between two looks whether a replica that leaves is idle
 
 
-def open_port(host: str, port: int) -> int:
+def open_port(host: str, port: int, keep_alive: int) -> int:
     """Start Ray Serve's listener, or find the one that runs; the port it listens on."""
     from ray import serve
     from ray.serve.config import HTTPOptions
@@ -28,7 +29,8 @@ def open_port(host: str, port: int) -> int:
     if running is None:
         with bind(host, port) as found:  # a port that is taken shows at once, and a free one is found
             port = found.getsockname()[1]
-        serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=host, port=port))
+        options = HTTPOptions(host=host, port=port, keep_alive_timeout_s=keep_alive)
+        serve.start(proxy_location="HeadOnly", http_options=options)
         return port
     if running != (host, port) and port != 0:
         raise ForetellError(f"Ray Serve listens on {running[0]}:{running[1]} already; use that, or `serve shutdown`")
@@ -52,6 +54,7 @@ def _listener() -> tuple[str, int] | None:
 def deploy(config: ClusterConfig, served: Served, room: Room) -> Any:
     """Run the application, and wait until it answers; one that runs under this name is replaced replica by replica."""
     from ray import serve
+    from ray.serve.exceptions import RayServeException
 
     replicas = serve.deployment(Replica).options(name=REPLICAS, **_replica_options(config, served, room))
     front = serve.deployment(serve.ingress(application)(Ingress)).options(name=FRONT, **_front_options(served))
@@ -65,7 +68,7 @@ def deploy(config: ClusterConfig, served: Served, room: Room) -> Any:
     )
     try:
         return serve.run(bound, name=config.app_name, route_prefix="/")
-    except RuntimeError as error:
+    except (RuntimeError, RayServeException) as error:
         raise ForetellError(f"the replicas did not start: {why(str(error))}") from None
 
 
@@ -82,6 +85,7 @@ def _replica_options(config: ClusterConfig, served: Served, room: Room) -> dict[
         "health_check_timeout_s": config.health_check_timeout,
         "graceful_shutdown_timeout_s": served.server.request_timeout,  # nobody's answer is cut by an update
         "graceful_shutdown_wait_loop_s": LOOP,
+        "max_constructor_retry_count": STARTS,
         "request_router_config": RequestRouterConfig(
             request_router_class=ROUTER,
             request_router_kwargs={"routing": config.routing, "slack": config.routing_slack},

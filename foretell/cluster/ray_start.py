@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import socket
 import subprocess
@@ -16,10 +17,7 @@ from foretell.errors import ForetellError, RequestError
 
 LOOPBACK = "127.0.0.1"
 ELSEWHERE = ("192.0.2.1", 9)  # an address kept for examples: nothing is sent there
-SILENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is told to anybody
-    "RAY_SERVE_LOG_TO_STDERR": "0",  # Ray's own lines lie in its folder of logs
-}
+SILENT = {"RAY_USAGE_STATS_ENABLED": "0"}  # nothing is told to anybody
 ONE_MACHINE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's words for: on loopback, whatever the system
     "RAY_AUTH_MODE": "token",  # other users of the machine need the token that Ray keeps in this user's home
@@ -55,6 +53,7 @@ def connect(address: str | None, dashboard: bool, stay: bool) -> Ray:
     if found is None and stay:
         found = _start(dashboard)
     ray = _own(dashboard) if found is None else _join(found)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its other lines lie in its folder of logs
     there = {name: float(value) for name, value in ray.cluster_resources().items()}
     logs = os.path.join(ray._private.worker._global_node.get_session_dir_path(), "logs")
     return Ray(ray.get_runtime_context().gcs_address, there, logs)

@@ -65,7 +65,8 @@ def remove_app(config: ClusterConfig) -> int:
 
 def _put_up(config: ClusterConfig, served: Served, ray: Ray) -> tuple[Any, str]:
     room = room_for(config, served.engine.device, ray.resources)
-    port = open_port(served.server.host, served.server.port)
+    server = served.server
+    port = open_port(server.host, server.port, server.keep_alive)
     handle = deploy(config, served, room)
     return handle, greeting(config, served, room, port, ray)
 
