@@ -69,7 +69,15 @@ def deploy(config: ClusterConfig, served: Served, room: Room) -> Any:
     try:
         return serve.run(bound, name=config.app_name, route_prefix="/")
     except (RuntimeError, RayServeException) as error:
-        raise ForetellError(f"the replicas did not start: {why(str(error))}") from None
+        raise ForetellError(f"the replicas did not start: {why(_told(config.app_name) or str(error))}") from None
+
+
+def _told(name: str) -> str:
+    """What Ray Serve says of an application's replicas."""
+    from ray import serve
+
+    app = serve.status().applications.get(name)
+    return "" if app is None or REPLICAS not in app.deployments else str(app.deployments[REPLICAS].message)
 
 
 def _replica_options(config: ClusterConfig, served: Served, room: Room) -> dict[str, Any]:

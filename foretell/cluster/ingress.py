@@ -20,6 +20,7 @@ class RayReplicas:
         self._handle = handle.options(method_name="answer", stream=True)
 
     async def ask(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+        from grpc import RpcError
         from ray.exceptions import RayError, RayTaskError
 
         parts = self._handle.remote(call)
@@ -30,7 +31,7 @@ class RayReplicas:
             ended = True
         except RayTaskError:
             raise  # it lives, and failed
-        except RayError as error:
+        except (RayError, RpcError) as error:
             ended = True
             raise ReplicaLost(str(error)) from error
         finally:

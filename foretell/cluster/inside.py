@@ -25,10 +25,10 @@ async def answer(app: ASGIApp, call: Call, replica: str) -> AsyncGenerator[Head 
             raise RuntimeError("the application ended without an answer")
         more = body.get("more_body", False)
         yield Head(replica, start["status"], tuple(start.get("headers", ())), body.get("body", b""), more)
-        while more and (body := await inside.heard()) is not None:
-            more = body.get("more_body", False)
-            if body.get("body"):
-                yield body["body"]
+        while more:
+            parts, more = await inside.heard_since()
+            if parts:
+                yield parts
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -55,6 +55,17 @@ class _Inside:
     async def heard(self) -> Message | None:
         """The next thing said; None at the end."""
         return await self.said.get()
+
+    async def heard_since(self) -> tuple[bytes, bool]:
+        """All of the body that was said since, as one: each part on its way costs, and under load they pile up.
+        And whether more may come."""
+        body, message = b"", await self.heard()
+        while message is not None and message.get("more_body", False) and not self.said.empty():
+            body += message.get("body", b"")
+            message = self.said.get_nowait()
+        if message is None:
+            return body, False
+        return body + message.get("body", b""), message.get("more_body", False)
 
 
 def _scope(call: Call) -> Scope:

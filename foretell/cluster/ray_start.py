@@ -20,6 +20,7 @@ ELSEWHERE = ("192.0.2.1", 9)  # an address kept for examples: nothing is sent th
 SILENT = {"RAY_USAGE_STATS_ENABLED": "0"}  # nothing is told to anybody
 ONE_MACHINE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's words for: on loopback, whatever the system
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # answers come as they are, not as Ray's objects; see docs/log.md
     "RAY_AUTH_MODE": "token",  # other users of the machine need the token that Ray keeps in this user's home
 }
 MISSING = "replicas run on Ray, which is not installed: pip install 'foretell[cluster]'"
@@ -53,6 +54,7 @@ def connect(address: str | None, dashboard: bool, stay: bool) -> Ray:
     if found is None and stay:
         found = _start(dashboard)
     ray = _own(dashboard) if found is None else _join(found)
+    importlib.import_module("ray.serve")  # which says how much it logs
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its other lines lie in its folder of logs
     there = {name: float(value) for name, value in ray.cluster_resources().items()}
     logs = os.path.join(ray._private.worker._global_node.get_session_dir_path(), "logs")
