@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.cluster.conftest import needs_ray
 from tests.cluster.load import Load, environment, family, replica_pids, wait_for
@@ -114,8 +116,8 @@ def test_an_update_costs_no_request(server: ServerProcess, folder: Path, tmp_pat
     before, port = living(server), server.url.rsplit(":", 1)[1]
     app = tmp_path / "app.yaml"
     app.write_text(
-        f"model: {folder}\naddress: {found[1]}\nport: {port}\nreplicas: 2\nserved_model_name: [tiny, newer]\n"
-        f"threads: 1\nhealth_check_period: 1\n"
+        f"model: {folder}\naddress: {found[1]}\nport: {port}\nreplicas: 2\nserved_model_name: tiny\n"
+        f"threads: 1\nhealth_check_period: 1\nmax_draft: 3\n"
     )
     with Load(server.url) as load:
         wait_for(lambda: sum(load.outcomes.values()) >= 10)
@@ -126,7 +128,7 @@ def test_an_update_costs_no_request(server: ServerProcess, folder: Path, tmp_pat
         wait_for(lambda: sum(load.outcomes.values()) >= told + 10)
     assert not load.wrong and set(load.outcomes) == {"whole", "streamed"}, load.wrong
     assert not set(before) & set(living(server)) and len(living(server)) == 2
-    assert [card["id"] for card in server.http.get("/v1/models").json()["data"]] == ["tiny", "newer"]
+    assert server.http.get("/server_info").json()["max_draft"] == 3
 
 
 def test_more_replicas_than_cores(folder: Path) -> None:
@@ -142,3 +144,16 @@ def test_it_stops_when_told(folder: Path) -> None:
         assert process.http.get("/ready").status_code == 200
         assert process.stop() == 0
         assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+def test_replicas_come_and_go_with_the_load(folder: Path) -> None:
+    scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1, "metrics_interval_s": 0.5}
+    scaling |= {"look_back_period_s": 2.0, "upscale_delay_s": 0.0, "downscale_delay_s": 3.0}
+    with ServerProcess(folder, "--autoscaling", json.dumps(scaling), "--replica-cpus", "1") as server:
+        assert len(living(server)) == 1 and "1 to 2 replicas" in server.greeting
+        with Load(server.url, callers=6) as load:
+            wait_for(lambda: len(living(server)) == 2, 60)
+            time.sleep(2)
+        wait_for(lambda: len(living(server)) == 1, 60)
+        assert not load.wrong and set(load.outcomes) == {"whole", "streamed"}
