@@ -17,6 +17,7 @@ from .certify import CERTIFY
 from .chat import CHAT
 from .check_pair import CHECK_PAIR
 from .demo import DEMO
+from .deploy import DEPLOY
 from .explain import EXPLAIN
 from .export import EXPORT
 from .generate import GENERATE
@@ -32,6 +33,7 @@ COMMANDS = {
     "generate": GENERATE,
     "chat": CHAT,
     "serve": SERVE,
+    "deploy": DEPLOY,
     "bench": BENCH,
     "plan": PLAN,
     "tune": TUNE,

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
+from foretell.cluster.config import ClusterConfig
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", type=Path, default=None, help="YAML with these settings; flags come before it"
     )
     add_options(parser.add_argument_group("server"), ServerConfig)
+    add_options(parser.add_argument_group("replicas"), ClusterConfig)
     add_engine_arguments(parser)
     group = parser.add_argument_group("words of other engines")
     add_options(group, Dialect)
@@ -38,16 +40,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args = with_file(args)
     server, engine, speculation, foreign = settings(args)
+    cluster = ClusterConfig(**given_options(args, ClusterConfig))
+    if cluster.asked:
+        from foretell.cluster.run import serve_replicas
+        from foretell.cluster.served import Served
+
+        return serve_replicas(cluster, Served(server, engine, speculation), foreign)
     from foretell.server.run import serve
 
     return serve(server, engine, speculation, foreign)
 
 
 def settings(args: argparse.Namespace) -> Settings:
-    """Everything the flags and the file say; a flag goes before the file."""
-    if args.config is not None:
-        args = argparse.Namespace(**{**vars(read_file(args.config)), **vars(args)})
+    """Everything the flags and the file say of a server."""
+    args = with_file(args)
     theirs = Dialect(**given_options(args, Dialect))
     engine = merge(given_options(args, EngineConfig), theirs.engine_options())
     guesses = merge(given_options(args, SpeculationConfig), theirs.speculation_options())
@@ -59,6 +67,13 @@ def settings(args: argparse.Namespace) -> Settings:
     if len(server.served_model_name) > 1 and "model" not in engine:  # the last name may be meant for the model
         raise RequestError("served_model_name", "has several names; say by --model which model has them")
     return server, EngineConfig(**engine), speculation, foreign
+
+
+def with_file(args: argparse.Namespace) -> argparse.Namespace:
+    """The flags, and what the file says where they say nothing."""
+    if args.config is None:
+        return args
+    return argparse.Namespace(**{**vars(read_file(args.config)), **vars(args), "config": None})
 
 
 class FileParser(argparse.ArgumentParser):

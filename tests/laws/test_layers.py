@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "pairing": BASE | {"hub", "models", "draft"},
     "program": BASE | {"llm", "engine", "sampling"},
     "server": BASE | {"build", "engine", "version", "hub", "replacing"},
+    "cluster": BASE | {"server"},
     "bench": BASE | {"llm", "build", "engine", "draft"},
     "plan": BASE | {"models", "hub"},  # sizes in configs; without torch
     "tune": BASE | {"bench", "llm", "build", "draft"},
@@ -50,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": BASE
     | {"llm", "build", "engine", "models", "runner", "kv", "kernels", "draft", "certify", "sampling", "hub", "version"},
     "cli": BASE
-    | {"plan", "tune", "train", "models"}
+    | {"plan", "tune", "train", "models", "cluster"}
     | {"control", "llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"},
 }
 

@@ -1,0 +1,1 @@
+"""Many copies of one model behind one address, on Ray Serve."""

@@ -1,0 +1,70 @@
+"""The front as Ray Serve runs it: an application whose replicas are behind a handle."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from foretell.server.guards import BodyGuard
+
+from .call import Call, Head
+from .front import Front, ReplicaLost
+
+
+class RayReplicas:
+    """Replicas behind a handle; the router of `router.py` chooses among them."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle.options(method_name="answer", stream=True)
+
+    async def ask(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+        from grpc import RpcError
+        from ray.exceptions import RayError, RayTaskError
+
+        parts = self._handle.remote(call)
+        ended = False
+        try:
+            async for part in parts:
+                yield part
+            ended = True
+        except RayTaskError:
+            raise  # it lives, and failed
+        except (RayError, RpcError) as error:
+            ended = True
+            raise ReplicaLost(str(error)) from error
+        finally:
+            if not ended:
+                parts.cancel()
+
+
+class Ingress:
+    """Where requests come in."""
+
+    def __init__(self, handle: Any, attempts: int, patience: float, most_bytes: int, body_seconds: float) -> None:
+        self.front = Front(RayReplicas(handle), attempts, patience)
+        self.guarded = BodyGuard(self.front, most_bytes, body_seconds)
+
+    async def leave(self) -> None:
+        """Take nothing new."""
+        self.front.leaving = True
+
+    async def ongoing(self) -> int:
+        """Requests that are not answered to the end."""
+        return self.front.ongoing
+
+
+def application() -> ASGIApp:
+    """What Ray Serve calls for each request, once it has made an Ingress."""
+    from ray import serve
+
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await serve.get_replica_context().servable_object.guarded(scope, receive, send)
+            return
+        for event in ("startup", "shutdown"):  # of its life; there is nothing to do
+            await receive()
+            await send({"type": f"lifespan.{event}.complete"})
+
+    return called

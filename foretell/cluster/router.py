@@ -1,0 +1,60 @@
+"""Ray Serve's request router, obeying `affinity.py`."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from .affinity import Affinity
+from .call import Call
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """Ranks the replicas for each call, and counts what each of them has under way."""
+
+    def initialize_state(self, routing: str = "prefix", slack: int = 4) -> None:
+        self.affinity = Affinity(routing, slack)
+        self._ongoing: Counter[str] = Counter()
+        self._lock = threading.Lock()  # answers end in threads of Ray's
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        named = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        call = _call(pending_request)
+        with self._lock:
+            loads = {name: self._ongoing[name] for name in named}
+            order = self.affinity.order(call.marks, loads, call.avoid)
+        fresh = [name for name in order if name not in call.avoid]
+        return [[named[name]] for name in (fresh if call.patient and fresh else order)]
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        super().on_send_request(replica_id)
+        with self._lock:
+            self._ongoing[replica_id.unique_id] += 1
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        with self._lock:
+            self.affinity.remember(_call(pending_request).marks, replica_id.unique_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        name = replica_id.unique_id
+        with self._lock:
+            if self._ongoing[name] > 0:  # what could not even be sent is told here too
+                self._ongoing[name] -= 1
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        names = [replica.replica_id.unique_id for replica in replicas]
+        with self._lock:
+            self.affinity.keep_only(names)
+            self._ongoing = Counter({name: count for name, count in self._ongoing.items() if name in names})
+
+
+def _call(pending_request: PendingRequest | None) -> Call:
+    """What is to be answered; anything else goes to the least loaded."""
+    args: tuple[Any, ...] = pending_request.args if pending_request is not None else ()
+    return args[0] if args and isinstance(args[0], Call) else Call("GET", "/")

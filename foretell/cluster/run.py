@@ -1,0 +1,117 @@
+"""`foretell serve --replicas` and `foretell deploy`: starting, waiting, stopping."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from foretell.server.logs import set_up_logs
+
+from .config import ClusterConfig
+from .deploy import deploy, open_port, shown_address
+from .ray_start import Ray, check_installed, connect
+from .room import Room, room_for
+from .served import Served
+
+LOG = logging.getLogger("foretell")
+LOOK = 0.2  # seconds between two looks whether all is answered
+
+
+def serve_replicas(config: ClusterConfig, served: Served, foreign: list[str]) -> int:
+    """Serve until a signal says to stop; the exit code says whether every text was finished."""
+    check_installed()
+    set_up_logs(served.server.log_format)
+    if foreign:
+        LOG.info("flags of other engines that mean nothing here: %s", ", ".join(foreign))
+    ray = connect(config.address, config.dashboard, stay=False)
+    waiting = Signals()
+    try:
+        handle, words = _put_up(config, served, ray)
+        print(words, flush=True)
+        waiting.first.wait()
+        return _leave(handle, config, served, waiting)
+    finally:
+        _disconnect()
+
+
+def deploy_app(config: ClusterConfig, served: Served) -> int:
+    """Put an application up, or another version in its place, and leave it to Ray."""
+    check_installed()
+    set_up_logs(served.server.log_format)
+    ray = connect(config.address, config.dashboard, stay=True)
+    try:
+        print(_put_up(config, served, ray)[1], flush=True)
+    finally:
+        _disconnect()
+    return 0
+
+
+def remove_app(config: ClusterConfig) -> int:
+    """Take an application down when its answers are finished."""
+    connect(config.address, config.dashboard, stay=True)
+    try:
+        from ray import serve
+
+        serve.delete(config.app_name)
+        print(f"foretell: {config.app_name} is taken down; `ray stop` ends a Ray that was started for it")
+    finally:
+        _disconnect()
+    return 0
+
+
+def _put_up(config: ClusterConfig, served: Served, ray: Ray) -> tuple[Any, str]:
+    room = room_for(config, served.engine.device, ray.resources)
+    server = served.server
+    port = open_port(server.host, server.port, server.keep_alive)
+    handle = deploy(config, served, room)
+    return handle, greeting(config, served, room, port, ray)
+
+
+def greeting(config: ClusterConfig, served: Served, room: Room, port: int, ray: Ray) -> str:
+    """The line it starts with: where, what, how many, and where the logs lie."""
+    count = f"{config.least} to {config.most}" if config.most > config.least else str(config.most)
+    replicas = f"{count} replica{'s' if config.most > 1 else ''}"
+    return (
+        f"foretell: {shown_address(served.server.host, port)} serves {served.names[0]}; "
+        f"{replicas} of {room}, routing by {config.routing}; Ray at {ray.address}; logs: {ray.logs}"
+    )
+
+
+class Signals:
+    """The first signal to stop lets texts finish; the second does not."""
+
+    def __init__(self) -> None:
+        self.first, self.second = threading.Event(), threading.Event()
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sig, self._heed)
+
+    def _heed(self, sig: int, frame: FrameType | None) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+def _leave(handle: Any, config: ClusterConfig, served: Served, waiting: Signals) -> int:
+    """Let what is under way finish, for as long as it may take."""
+    from ray import serve
+
+    handle.leave.remote().result()
+    LOG.info("%d requests are finished first", handle.ongoing.remote().result())
+    deadline = time.monotonic() + served.server.drain_timeout
+    while (left := handle.ongoing.remote().result()) and time.monotonic() < deadline:
+        if waiting.second.wait(LOOK):
+            break
+    if left:
+        LOG.warning("%d requests were not finished in time", left)
+        serve.delete(config.app_name, _blocking=False)
+        return 1
+    serve.delete(config.app_name)
+    return 0
+
+
+def _disconnect() -> None:
+    import ray
+
+    ray.shutdown()

@@ -1,0 +1,32 @@
+"""What every replica serves, as it was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.server.config import ServerConfig
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server's settings; frozen, so that they can be sent to where a replica starts."""
+
+    server: ServerConfig
+    engine: EngineConfig
+    speculation: SpeculationConfig
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.server.served_model_name or (self.engine.model,)
+
+    @property
+    def most_texts(self) -> int:
+        """That one replica writes or lets wait."""
+        return self.engine.max_num_seqs + self.server.max_queue
+
+    def with_threads(self, threads: int) -> Served:
+        """With the threads of a replica, where none were asked for."""
+        if self.engine.threads is not None:
+            return self
+        return replace(self, engine=replace(self.engine, threads=threads))

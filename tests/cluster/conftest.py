@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.server.process import ServerProcess, write_server_folder
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'foretell[cluster]'"
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that can chat, call and think."""
+    return write_server_folder(tmp_path_factory.mktemp("models") / "server")
+
+
+@pytest.fixture(scope="session")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    """Two replicas."""
+    with ServerProcess(folder, "--replicas", "2", "--health-check-period", "1") as process:
+        yield process
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client

@@ -1,0 +1,69 @@
+"""What may be said of replicas, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from foretell.cluster.config import ClusterConfig
+from foretell.cluster.room import Room, room_for
+from foretell.errors import CapacityError, RequestError
+
+
+def test_replicas_or_autoscaling() -> None:
+    assert not ClusterConfig().asked
+    assert (ClusterConfig(replicas=3).least, ClusterConfig(replicas=3).most) == (3, 3)
+    scaled = ClusterConfig(autoscaling=json.dumps({"min_replicas": 2, "max_replicas": 5, "target_ongoing_requests": 3}))
+    assert (scaled.asked, scaled.least, scaled.most) == (True, 2, 5)
+    assert scaled.scaling is not None
+    told = scaled.scaling.for_ray()
+    assert told["target_ongoing_requests"] == 3 and "upscaling_factor" not in told
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"replicas": 0}, "replicas: must be 1 or more"),
+    ({"replicas": 2, "autoscaling": "{}"}, "give one"),
+    ({"autoscaling": "{"}, "is not JSON"),
+    ({"autoscaling": "3"}, "must be an object"),
+    ({"autoscaling": '{"max_replica": 3}'}, "did you mean 'max_replicas'"),
+    ({"autoscaling": '{"min_replicas": 3, "max_replicas": 2}'}, "min_replicas <= max_replicas"),
+    ({"autoscaling": '{"max_replicas": 2, "initial_replicas": 3}'}, "initial_replicas between"),
+    ({"autoscaling": '{"target_ongoing_requests": 0.0}'}, "target_ongoing_requests above 0"),
+    ({"autoscaling": '{"max_replicas": "two"}'}, "must be a whole number"),
+    ({"replica_cpus": 0.0}, "replica_cpus: must be above 0"),
+    ({"replica_gpus": -1.0}, "replica_gpus: must be 0 or more"),
+    ({"routing": "any"}, "routing: must be prefix"),
+    ({"routing_slack": -1}, "routing_slack"),
+    ({"attempts": 0}, "attempts"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG)
+def test_mistakes_are_told_in_words(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        ClusterConfig(**given)
+
+
+def test_each_replica_gets_its_share_of_the_cores() -> None:
+    assert room_for(ClusterConfig(replicas=2), "auto", {"CPU": 8}) == Room(4, 0)
+    assert room_for(ClusterConfig(replicas=3), "auto", {"CPU": 8}) == Room(2, 0)
+    assert room_for(ClusterConfig(replicas=2, replica_cpus=3.0), "cpu", {"CPU": 8, "GPU": 2}) == Room(3, 0)
+    assert room_for(ClusterConfig(replicas=2), "auto", {"CPU": 8, "GPU": 2}) == Room(1, 1)
+    assert room_for(ClusterConfig(replicas=2, replica_gpus=0.5), "cuda", {"CPU": 8, "GPU": 1}) == Room(1, 0.5)
+    assert room_for(ClusterConfig(replicas=1, replica_cpus=0.5), "auto", {"CPU": 1}).threads == 1
+
+
+def test_more_replicas_than_cores_or_gpus() -> None:
+    with pytest.raises(CapacityError, match="3 replicas of 1 core need 3; there are 2"):
+        room_for(ClusterConfig(replicas=3), "auto", {"CPU": 2})
+    with pytest.raises(CapacityError, match="2 replicas of 2 cores need 4; there are 2"):
+        room_for(ClusterConfig(replicas=2, replica_cpus=2.0), "auto", {"CPU": 2})
+    with pytest.raises(CapacityError, match="4 replicas of 1 GPU need 4; there are 2"):
+        room_for(ClusterConfig(replicas=4), "auto", {"CPU": 64, "GPU": 2})
+    with pytest.raises(CapacityError, match="1 replica of 1 GPU needs 1; there are 0"):
+        room_for(ClusterConfig(replicas=1), "cuda", {"CPU": 64})
+    scaled = ClusterConfig(autoscaling='{"min_replicas": 1, "max_replicas": 2}')
+    with pytest.raises(CapacityError, match="lower replicas"):
+        room_for(scaled, "auto", {"CPU": 1})

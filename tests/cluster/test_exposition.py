@@ -1,0 +1,96 @@
+"""Metrics of several replicas as one server's."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from foretell.cluster import exposition
+from foretell.cluster.exposition import Books
+from foretell.cluster.ledger import Ledger
+from foretell.server.instruments import Instruments
+
+
+def replica(tokens: int, accepted: int, rejected: int, running: int = 0, use: float = 0.0) -> str:
+    show = Instruments("tiny")
+    show.generation_tokens.inc(tokens)
+    show.accepted.inc(accepted)
+    show.rejected.inc(rejected)
+    show.acceptance_rate.set(accepted / (accepted + rejected))
+    show.running.set(running)
+    show.page_use.set(use)
+    show.finished.add("stop")
+    show.latency.observe(0.15)
+    show.latency.observe(tokens)
+    return show.expose("foretell").decode()
+
+
+def samples(text: bytes | str) -> dict[tuple[str, str], float]:
+    """Values by name and by the label that matters."""
+    told = text.decode() if isinstance(text, bytes) else text
+    return {
+        (s.name.removeprefix("foretell:"), s.labels.get("replica") or s.labels.get("le") or ""): s.value
+        for family in text_string_to_metric_families(told)
+        for s in family.samples
+    }
+
+
+def test_counts_add_up_and_gauges_by_their_meaning() -> None:
+    books = Books()
+    books.hear({"a": replica(10, 1, 3, running=2, use=0.5), "b": replica(5, 6, 0, running=1, use=0.1)})
+    found = samples(books.merged(["a", "b"]).text())
+    assert found["generation_tokens_total", ""] == 15
+    assert found["num_requests_running", ""] == 3
+    assert found["kv_cache_usage_perc", ""] == 0.3
+    assert found["speculative_decoding_acceptance_rate", ""] == 0.7, "of all guesses, not the mean of 0.25 and 1"
+    assert found["request_success_total", ""] == 2
+    assert found["e2e_request_latency_seconds_bucket", "0.2"] == 2
+    assert found["e2e_request_latency_seconds_count", ""] == 4
+    assert found["e2e_request_latency_seconds_sum", ""] == 15.3
+
+
+def test_the_merged_page_has_the_names_of_a_single_server() -> None:
+    text = replica(3, 1, 1)
+    books = Books()
+    books.hear({"a": text})
+    assert samples(books.merged(["a"]).text()) == samples(text)
+    assert set(books.merged(["a"]).families.items()) == {
+        (family.name, (family.type, family.documentation)) for family in text_string_to_metric_families(text)
+    }
+
+
+def test_what_a_lost_replica_counted_stays() -> None:
+    books = Books()
+    books.hear({"a": replica(10, 1, 1, running=4), "b": replica(5, 1, 1, running=1)})
+    books.hear({"b": replica(6, 1, 1, running=1)})
+    found = samples(books.merged(["b"]).text())
+    assert found["generation_tokens_total", ""] == 16
+    assert found["num_requests_running", ""] == 1, "who has gone runs nothing"
+    books.hear({"a": replica(11, 1, 1), "b": replica(6, 1, 1)})
+    assert samples(books.merged(["a", "b"]).text())["generation_tokens_total", ""] == 17, "it was only late"
+
+
+def test_many_lost_replicas_are_kept_as_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "MOST_GONE", 4)
+    books = Books()
+    for i in range(12):
+        books.hear({f"replica {i}": replica(1, 1, 1)})
+    assert len(books._last) == 5
+    assert samples(books.merged(["replica 11"]).text())["generation_tokens_total", ""] == 12
+
+
+def test_each_replica_is_told_apart() -> None:
+    books = Books()
+    books.hear({"a": replica(10, 1, 1), "b": replica(5, 1, 1)})
+    found = samples(books.each(["a", "b"]).text())
+    assert (found["generation_tokens_total", "a"], found["generation_tokens_total", "b"]) == (10, 5)
+
+
+def test_the_page_of_the_front() -> None:
+    ledger = Ledger()
+    ledger.moved.inc(2)
+    page = ledger.page({"a": replica(4, 1, 1), "b": replica(5, 1, 1)}, each=False)
+    found = samples(bytes(page.body))
+    assert (found["replicas", ""], found["requests_moved_total", ""], found["generation_tokens_total", ""]) == (2, 2, 9)
+    assert "_created" not in bytes(page.body).decode()
+    assert samples(bytes(ledger.page({}, each=True).body))["replicas", ""] == 0

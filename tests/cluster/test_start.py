@@ -1,0 +1,175 @@
+"""What is ours around Ray, without Ray: what is said where it is missing, how one is found, why one failed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import socket
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell.cli.main import main
+from foretell.cluster import ray_start
+from foretell.cluster.call import Call
+from foretell.cluster.config import ClusterConfig
+from foretell.cluster.deploy import why
+from foretell.cluster.ray_start import Ray, is_closed, running_here
+from foretell.cluster.replica import Replica
+from foretell.cluster.room import Room
+from foretell.cluster.run import greeting
+from foretell.cluster.served import Served
+from foretell.config import EngineConfig, SpeculationConfig
+from foretell.errors import RequestError
+from foretell.server.config import ServerConfig
+
+SERVED = Served(ServerConfig(served_model_name=("tiny",)), EngineConfig(), SpeculationConfig())
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("words", [["serve", "--replicas", "2"], ["deploy", "app.yaml"]])
+def test_without_ray_it_is_said_what_to_install(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("app.yaml").write_text("replicas: 2\n")
+    assert main(words) == 1
+    assert capsys.readouterr().err.strip().endswith("not installed: pip install 'foretell[cluster]'")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("replcas: 2", "did you mean 'replicas'?"),
+        ("autoscaling: {max_replica: 2}", "did you mean 'max_replicas'?"),
+        ("replicas: many", "replicas"),
+        ("replicas: 2\nautoscaling: {max_replicas: 3}", "give one"),
+        ("- replicas", "must have lines such as"),
+        ("routing: nearest", "invalid choice"),
+    ],
+)
+def test_mistakes_in_a_file(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "app.yaml"
+    file.write_text(text)
+    assert main(["deploy", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1
+
+
+def test_a_running_ray_is_found_by_its_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert running_here() is None
+    (tmp_path / "ray").mkdir()
+    with socket.socket() as ray:
+        ray.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{ray.getsockname()[1]}"
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address + "\n")
+        assert running_here() is None, "it has gone and left its note"
+        ray.listen()
+        assert running_here() == address
+        assert is_closed(address) and not is_closed("10.1.2.3:6379")
+        monkeypatch.setattr(ray_start, "_outward", lambda: "127.0.0.1")
+        assert not is_closed(address), "others can reach it"
+
+
+def test_auto_needs_a_ray_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(ray_start, "check_installed", lambda: None)
+    before = dict(os.environ)
+    with pytest.raises(RequestError, match="no Ray runs on this machine"):
+        ray_start.connect("auto", dashboard=False, stay=True)
+    assert dict(os.environ) == before
+
+
+def test_why_replicas_did_not_start() -> None:
+    told = (
+        "Deploying app failed.\nTraceback\n  File x\nforetell.errors.ModelError: there is no model x\nSee the logs.\n"
+    )
+    assert why(told) == "there is no model x"
+    assert why("Traceback\nValueError: 3 is odd\nSee the logs.") == "ValueError: 3 is odd"
+    assert why("it failed") == "it failed"
+
+
+def test_the_greeting() -> None:
+    ray = Ray("127.0.0.1:1234", {}, "/tmp/ray/logs")
+    line = greeting(ClusterConfig(replicas=2), SERVED, Room(1, 0), 8000, ray)
+    assert "http://127.0.0.1:8000 serves tiny; 2 replicas of 1 core, routing by prefix; Ray at 127.0.0.1:1234" in line
+    scaled = ClusterConfig(autoscaling='{"max_replicas": 4}', routing="random")
+    assert "1 to 4 replicas of 2 GPUs and 8 cores, routing by random" in greeting(scaled, SERVED, Room(8, 2), 1, ray)
+
+
+def test_threads_are_the_cores_of_a_replica_unless_asked_for() -> None:
+    assert SERVED.with_threads(3).engine.threads == 3
+    asked = Served(SERVED.server, EngineConfig(threads=2), SERVED.speculation)
+    assert asked.with_threads(3).engine.threads == 2
+
+
+class Sick:
+    problem: str | None = None
+
+
+def test_a_replica_is_as_well_as_its_engine() -> None:
+    class Body:
+        service = Sick()
+
+    asyncio.run(Replica.check_health(Body()))  # type: ignore[arg-type]
+    Body.service.problem = "a step has taken 200 seconds"
+    with pytest.raises(RuntimeError, match="200 seconds"):
+        asyncio.run(Replica.check_health(Body()))  # type: ignore[arg-type]
+
+
+class RayRouter:
+    """As much of Ray's class as ours needs."""
+
+    def update_replicas(self, replicas: list[Any]) -> None: ...
+    def on_send_request(self, replica_id: Any) -> None: ...
+
+
+def test_the_router_counts_what_is_under_way_and_obeys(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = types.ModuleType("ray.serve.request_router")
+    vars(fake).update(RequestRouter=RayRouter, PendingRequest=None, ReplicaID=None, RunningReplica=None)
+    for name, module in {
+        "ray": types.ModuleType("ray"),
+        "ray.serve": types.ModuleType("s"),
+        fake.__name__: fake,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "foretell.cluster.router", raising=False)
+    from foretell.cluster.router import PrefixRouter
+
+    monkeypatch.delitem(sys.modules, "foretell.cluster.router")
+    ids = {name: types.SimpleNamespace(unique_id=name) for name in "ab"}
+    replicas = [types.SimpleNamespace(replica_id=each) for each in ids.values()]
+    router: Any = PrefixRouter()
+    router.initialize_state(routing="prefix", slack=1)
+
+    def order(**call: Any) -> list[str]:
+        asked = types.SimpleNamespace(args=(Call("POST", "/", **call),))
+        return [rank[0].replica_id.unique_id for rank in asyncio.run(router.choose_replicas(replicas, asked))]
+
+    router.on_send_request(ids["a"])
+    assert order() == ["b", "a"]
+    router.on_request_routed(types.SimpleNamespace(args=(Call("POST", "/", marks=(b"m",)),)), ids["a"], None)
+    assert order(marks=(b"m",)) == ["a", "b"], "within the slack"
+    router.on_send_request(ids["a"])
+    assert order(marks=(b"m",)) == ["b", "a"], "beyond it"
+    for _ in range(5):
+        router.on_request_completed(ids["a"], "x")
+    router.on_send_request(ids["b"])
+    assert order() == ["a", "b"], "no less than nothing is under way"
+    assert order(avoid=("a",)) == ["b", "a"]
+    assert order(avoid=("a",), patient=True) == ["b"]
+    assert order(avoid=("a", "b"), patient=True) == ["a", "b"], "all have been asked"
+    router.update_replicas(replicas[:1])
+    assert set(router._ongoing) == {"a"}
+    assert asyncio.run(router.choose_replicas(replicas, None))
