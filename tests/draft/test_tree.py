@@ -10,8 +10,8 @@ import pytest
 from foretell.draft.growing import ROOT
 from foretell.draft.ranks import OTHERS, RankRates
 from foretell.draft.tree import Children, LevelTree, ShapedTree, width
-from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
 from foretell.params import SamplingParams
+from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
 
 Language = dict[tuple[int, ...], Children]
 

@@ -36,7 +36,9 @@ def test_it_never_does_however_it_is_sampled(sampling: str) -> None:
         assert generate(drafter, TREES["page 4"], **SAMPLING[sampling]) == truth_for(sampling)
 
 
-def waiting(config: HeadConfig, world: World, packed: bool = False, **params: object) -> tuple[HeadDrafter, list[Sequence]]:
+def waiting(
+    config: HeadConfig, world: World, packed: bool = False, **params: object
+) -> tuple[HeadDrafter, list[Sequence]]:
     """Texts of several lengths that could be guessed for now."""
     engine = world.engine(drafter := OwnHead(config, packed=packed))
     choice = SpeculationChoice(rule=params.pop("rule", None))  # type: ignore[arg-type]
@@ -145,7 +147,6 @@ def test_every_rule_can_judge_them(rule: str) -> None:
         run(engine)
         assert sum(track.speculation.drafted for track in tracks) > 100 and all(track.seq.finish for track in tracks)
         assert sum(track.speculation.accepted for track in tracks) > 0
-
 
 
 @pytest.mark.parametrize("world", ["page 4", "page 16, short steps", "page 1"])
