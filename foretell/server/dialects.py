@@ -91,6 +91,7 @@ class Dialect:
             "drafter": self._drafter(),
             "num_speculative_tokens": _agreed("num_draft_tokens", self.num_draft_tokens, self._chain()),
             "max_draft": self.draft_max,
+            "tree_nodes": self._tree(),
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -110,10 +111,21 @@ class Dialect:
         named = {"method": method, "model": self.speculative_model}
         return SpeculationConfig.from_vllm({name: value for name, value in named.items() if value}).drafter
 
+    def _tree(self) -> int | None:
+        """Its nodes, where there are to be branches; how many at each token is left to what is likely there."""
+        if self.speculative_eagle_topk in (None, 1):
+            return None
+        if self.speculative_num_steps is None or self.speculative_num_draft_tokens is None:
+            raise RequestError(
+                "speculative_eagle_topk", "needs --speculative-num-steps and --speculative-num-draft-tokens beside it"
+            )
+        return self.speculative_num_draft_tokens - 1
+
     def _chain(self) -> int | None:
-        """SGLang's three numbers as the length of a chain. It counts the token a draft hangs on; we do not."""
-        if self.speculative_eagle_topk not in (None, 1):
-            raise RequestError("speculative_eagle_topk", "must be 1: drafts are chains here, without branches")
+        """SGLang's three numbers as the length of a chain, or of a tree's branches. It counts the token a draft hangs on;
+        we do not."""
+        if self._tree() is not None:
+            return self.speculative_num_steps
         nodes = None if self.speculative_num_draft_tokens is None else self.speculative_num_draft_tokens - 1
         lengths = [length for length in (self.speculative_num_steps, nodes) if length is not None]
         return min(lengths) if lengths else None

@@ -106,6 +106,8 @@ def test_sglangs_flags_count_the_root() -> None:
     assert (asked.drafter, asked.num_speculative_tokens) == ("model:d", 5)
     assert speculation("--speculative-num-draft-tokens", "8").num_speculative_tokens == 7
     assert speculation("--speculative-algorithm", "NGRAM").drafter == "ngram"
+    tree = ["--speculative-num-steps", "5", "--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "17"]
+    assert (speculation(*tree).num_speculative_tokens, speculation(*tree).tree_nodes) == (5, 16)
     assert read("--context-length", "99", "--max-running-requests", "3")[1].max_model_len == 99
 
 
@@ -160,7 +162,7 @@ def test_flags_that_mean_nothing_here_are_taken_and_named() -> None:
         (["--speculative-config", "{"], "is not JSON"),
         (["--speculative-algorithm", "EAGEL"], "did you mean 'EAGLE'?"),
         (["--speculative-algorithm", "STANDALONE"], "needs --speculative-draft-model"),
-        (["--speculative-eagle-topk", "4"], "must be 1"),
+        (["--speculative-eagle-topk", "4"], "needs --speculative-num-steps"),
         (["--drafter", "none", "--num-speculative-tokens", "4"], "has nothing to do"),
         (["--num-draft-tokens", "3", "--num-speculative-tokens", "4"], "is given twice"),
         (["--speculative-model", "a", "--drafter", "ngram"], "is given twice"),
