@@ -122,8 +122,8 @@ class Dialect:
         return self.speculative_num_draft_tokens - 1
 
     def _chain(self) -> int | None:
-        """SGLang's three numbers as the length of a chain, or of a tree's branches. It counts the token a draft hangs on;
-        we do not."""
+        """SGLang's three numbers as the length of a chain, or of a tree's branches. Of its tokens one is no guess: the
+        draft hangs on it."""
         if self._tree() is not None:
             return self.speculative_num_steps
         nodes = None if self.speculative_num_draft_tokens is None else self.speculative_num_draft_tokens - 1
