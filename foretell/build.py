@@ -296,8 +296,10 @@ def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened
         fixed=config.fixed_lengths(),
         throughput=config.goal == "throughput",
         shortest=config.min_draft,
+        tree=config.tree,
     )
-    traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior) for name, arm in drafter.arms.items()}
+    arms = drafter.arms.items()
+    traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior, arm.grows) for name, arm in arms}
     return AdaptiveController(traits, settings, StepCosts(_cost_prior(target)), presence=drafter)
 
 

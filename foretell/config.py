@@ -13,6 +13,7 @@ from .options import nearest, option, strict
 
 MOST_THREADS = 1024
 DEFAULT_DRAFT, MOST_DRAFTED = 16, 64
+DEFAULT_TREE, MOST_NODES = 64, 256
 SHORTEST_MATCH, LONGEST_MATCH, LONGEST_RUN = 2, 4, 64
 QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
 
@@ -86,6 +87,11 @@ class SpeculationConfig:
         "several to choose from, with commas; auto is suffix,recycle, and ngram for requests that name it",
     )
     max_draft: int | None = option(None, f"the most tokens guessed for a text in one step (default: {DEFAULT_DRAFT})")
+    tree_nodes: int | None = option(
+        None,
+        f"the most nodes of a tree of guesses for a text in one step, with branches of at most max_draft; 0 is chains "
+        f"only (default: {DEFAULT_TREE}, and 0 where num_speculative_tokens is given)",
+    )
     num_speculative_tokens: int | None = option(None, "guess just this many each step and do not adapt")
     num_speculative_tokens_per_batch_size: str | None = option(
         None,
@@ -134,6 +140,8 @@ class SpeculationConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MOST_DRAFTED:
                 raise RequestError(name, f"must be between 0 and {MOST_DRAFTED}, not {value}")
+        if self.tree_nodes is not None and not 0 <= self.tree_nodes <= MOST_NODES:
+            raise RequestError("tree_nodes", f"must be between 0 and {MOST_NODES}, not {self.tree_nodes}")
         if not 0 <= self.min_confidence <= 1:
             raise RequestError("min_confidence", f"must be between 0 and 1, not {self.min_confidence}")
         if self.draft_idle_unload is not None and not 0 < self.draft_idle_unload < math.inf:
@@ -170,6 +178,13 @@ class SpeculationConfig:
         if fixed is None:
             return DEFAULT_DRAFT if cap is None else cap
         return fixed if cap is None else min(fixed, cap)
+
+    @property
+    def tree(self) -> int:
+        """The most nodes of a tree for a sequence; 0: drafters that are asked make chains."""
+        if self.tree_nodes is not None:
+            return self.tree_nodes
+        return DEFAULT_TREE if self.fixed_lengths() is None else 0
 
     @property
     def draft_lengths(self) -> tuple[tuple[int, int, int], ...]:

@@ -137,11 +137,17 @@ class Budget:
     drafter: str = ""  # the arm of a mix; empty where there is one drafter
     floor: float = 0.0  # a branch less likely to stand than this does not pay to be drafted further
     trial: bool = False  # whether it is only to learn how good a drafter is that is not used
+    levels: int = 0  # the longest branch; 0: as long as there are nodes
 
     @property
     def depth(self) -> int:
         """The longest branch."""
-        return self.nodes
+        return min(self.levels, self.nodes) if self.levels else self.nodes
+
+    @property
+    def branches(self) -> bool:
+        """Whether there are more nodes than one branch can have: what is left over is for second choices."""
+        return self.depth < self.nodes
 
 
 @dataclass(frozen=True)
@@ -183,6 +189,7 @@ class Draft:
     drawn: tuple[bool, ...] | None = None  # None: no node was drawn at random
     confidence: tuple[float, ...] | None = None  # 0 to 1; a probability only where the drafter says it gives one
     probs: Tensor | None = None  # [nodes, vocab]
+    origins: tuple[str, ...] | None = None  # who guessed each node, where several did
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), "each node has a parent"
@@ -225,7 +232,27 @@ class Draft:
             self.drawn and self.drawn[:nodes],
             self.confidence and self.confidence[:nodes],
             None if self.probs is None else self.probs[:nodes],
+            self.origins and self.origins[:nodes],
         )
+
+    def only(self, kept: list[int]) -> Draft:
+        """Some of its nodes, in this order, each behind all before it on its branch."""
+        if kept == list(range(len(self))):
+            return self
+        places = {-1: -1, **{node: place for place, node in enumerate(kept)}}
+        return Draft(
+            tuple(self.tokens[node] for node in kept),
+            tuple(places[self.parents[node]] for node in kept),
+            self.source,
+            self.drawn and tuple(self.drawn[node] for node in kept),
+            self.confidence and tuple(self.confidence[node] for node in kept),
+            None if self.probs is None else self.probs[kept],
+            self.origins and tuple(self.origins[node] for node in kept),
+        )
+
+    def origin(self, node: int) -> str:
+        """Who guessed a node."""
+        return self.source if self.origins is None else self.origins[node]
 
 
 @dataclass(frozen=True)

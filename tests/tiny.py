@@ -64,6 +64,7 @@ class World:
     max_step_tokens: int = 64
     prefix_cache: bool = True
     budget: int = 6
+    levels: int = 0  # the longest branch of a draft; 0: as long as there are nodes
     config: ModelConfig = field(default=CONFIG)
     device: str = "cpu"
 
@@ -81,7 +82,8 @@ class World:
             first += len(arm.beside)
         prefix = PrefixIndex(runner.pool) if self.prefix_cache else None
         scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
-        controller = Turns(self.budget) if isinstance(drafter, MixDrafter) else FixedController(self.budget)
+        kind = Turns if isinstance(drafter, MixDrafter) else FixedController
+        controller = kind(self.budget, self.levels)
         engine = Engine(runner, drafter or NoDrafter(), controller, scheduler)
         if isinstance(drafter, OwnVariant) and variant is not None:
             drafter.bind(runner, variant)
@@ -91,8 +93,8 @@ class World:
 class Turns(FixedController):
     """Lets the arms of a mix take turns, so that each meets texts that moved on without it."""
 
-    def __init__(self, nodes: int) -> None:
-        super().__init__(nodes)
+    def __init__(self, nodes: int, levels: int = 0) -> None:
+        super().__init__(nodes, levels)
         self.step = 0
 
     def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
@@ -101,7 +103,7 @@ class Turns(FixedController):
     def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
         self.step += 1
         arms = [seq.request.drafters[(self.step + seq.id) % len(seq.request.drafters)] for seq in seqs]
-        return [Budget(self._nodes(seq), arm) for seq, arm in zip(seqs, arms, strict=True)]
+        return [self._budget(seq, arm) for seq, arm in zip(seqs, arms, strict=True)]
 
 
 def model_drafter(seed: int = 0, pages: int = 256, device: str = "cpu", **settings: object) -> ModelDrafter:

@@ -32,9 +32,9 @@ class SetRateOracle(OracleDrafter):
         self._whole = even_draws() if setting.mode == "sequence" else self._free
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        standing = [self._stand(budget.nodes) for budget in budgets]
+        standing = [self._stand(budget.depth) for budget in budgets]
         if self.setting.mode == "batch":
-            fewest = min(count for count, budget in zip(standing, budgets, strict=True) if budget.nodes)
+            fewest = min(count for count, budget in zip(standing, budgets, strict=True) if budget.depth)
             standing = [fewest] * len(seqs)
         return [self._draft(*each) for each in zip(seqs, budgets, standing, strict=True)]
 
@@ -54,7 +54,7 @@ class SetRateOracle(OracleDrafter):
         return count
 
     def _draft(self, seq: Sequence, budget: Budget, standing: int) -> Draft:
-        text = list(self.texts[seq.request.prompt][seq.written : seq.written + budget.nodes])
+        text = list(self.texts[seq.request.prompt][seq.written : seq.written + budget.depth])
         if standing < len(text):
             text[standing] = (text[standing] + 1) % self.vocab
         return Draft.chain(text, self.name)

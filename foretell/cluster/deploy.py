@@ -58,14 +58,7 @@ def deploy(config: ClusterConfig, served: Served, room: Room) -> Any:
 
     replicas = serve.deployment(Replica).options(name=REPLICAS, **_replica_options(config, served, room))
     front = serve.deployment(serve.ingress(application)(Ingress)).options(name=FRONT, **_front_options(served))
-    server = served.server
-    bound = front.bind(
-        replicas.bind(served.with_threads(room.threads)),
-        config.attempts,
-        server.request_timeout,
-        server.max_body_bytes,
-        server.body_timeout,
-    )
+    bound = front.bind(replicas.bind(served.with_threads(room.threads)), config.attempts, served.server)
     try:
         return serve.run(bound, name=config.app_name, route_prefix="/")
     except (RuntimeError, RayServeException) as error:

@@ -7,6 +7,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from foretell.server.config import ServerConfig
+from foretell.server.failures import Failure
 from foretell.server.guards import BodyGuard
 
 from .call import Call, Head
@@ -42,9 +44,10 @@ class RayReplicas:
 class Ingress:
     """Where requests come in."""
 
-    def __init__(self, handle: Any, attempts: int, patience: float, most_bytes: int, body_seconds: float) -> None:
-        self.front = Front(RayReplicas(handle), attempts, patience)
-        self.guarded = BodyGuard(self.front, most_bytes, body_seconds)
+    def __init__(self, handle: Any, attempts: int, config: ServerConfig) -> None:
+        self.front = Front(RayReplicas(handle), attempts, config.request_timeout)
+        bodies = config.max_body_bytes, config.max_held_bytes, config.body_timeout
+        self.guarded = BodyGuard(self.front, *bodies, Failure.response)
 
     async def leave(self) -> None:
         """Take nothing new."""

@@ -7,15 +7,18 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from foretell.types import Draft
+from foretell.types import Budget, Draft
 
 LEVELS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)  # a drafter's own confidence, in steps; the lowest is "says nothing"
 MIDDLES = (0.1, 0.3, 0.5, 0.7, 0.87, 0.97)  # of these steps
 TRUST = 0.7  # how far a drafter's own confidence is believed before it was compared with the text
 DEPTHS = 3  # the first guess, the second, and those behind
 UNSEEN = len(LEVELS)  # the row for guesses whose confidence is not known yet
-CELLS = (len(LEVELS) + 1) * DEPTHS
+WIDTHS = (2, 4, 8, 16)  # nodes a level of a tree, about
+RESCUES = (0.2, 0.3, 0.4, 0.45)  # where a first choice falls, how often another of such a tree is believed to stand
+CELLS = (len(LEVELS) + 1 + len(WIDTHS)) * DEPTHS
 PRIOR = 0.5  # of a drafter nobody has seen
+DOUBTS = 16.0  # trees come in many sizes: to hope much of each would be to try them all
 HONEST, STEADY = 20.0, 0.995  # guesses it takes to doubt the rates, and how fast those are forgotten
 
 # (how fast old counts fade, how many counts of its own it takes to outweigh what is above)
@@ -26,6 +29,17 @@ def cell(confidence: float | None, depth: int) -> int:
     """The cell of a guess `depth` behind the text's end; 1 is the first."""
     row = UNSEEN if confidence is None else max(0, bisect_right(LEVELS, confidence) - 1)
     return row * DEPTHS + (depth if depth < DEPTHS else DEPTHS) - 1
+
+
+def tree_cell(width: int, depth: int) -> int:
+    """The cell of a level, `depth` behind the text's end, of a tree about WIDTHS[width] nodes wide: whether any of its
+    nodes stands."""
+    return (UNSEEN + 1 + width) * DEPTHS + (depth if depth < DEPTHS else DEPTHS) - 1
+
+
+def width_of(budget: Budget) -> int | None:
+    """Which of the WIDTHS a budget's trees have; None where it is for a chain."""
+    return bisect_right(WIDTHS, 1.4 * budget.nodes / budget.depth) - 1 if budget.branches else None
 
 
 class Rates:
@@ -48,14 +62,18 @@ class Rates:
         right = right - stood if right > stood else 0.0
         return (self.weight * prior + (right if right < mine else mine)) / (self.weight + mine)
 
-    def hope(self, at: int) -> float:
-        """The rate it may well have, for all that was tried: little of it at first, or bad luck would be believed."""
+    def hope(self, at: int, doubts: float = 1.0) -> float:
+        """The rate it may well have, for all that was tried: little of it at first, or bad luck would be believed. The
+        more `doubts`, the less of it is hoped for."""
         rate, tried = self.rate(at), self.tried[at] if self.above is None else max(self.tried[at], self.above.tried[at])
-        return min(1.0, rate + math.sqrt(rate * (1 - rate) / (1 + tried)))
+        return min(1.0, rate + math.sqrt(rate * (1 - rate) / (doubts + tried)))
 
     def _alike(self, at: int) -> float:
         """What a cell is believed to be before it was tried: as one guess earlier; mostly as sure as its drafter is."""
         row, depth = divmod(at, DEPTHS)
+        if row > UNSEEN:
+            first = self.rate(UNSEEN * DEPTHS + depth)
+            return first + (1 - first) * RESCUES[row - UNSEEN - 1]
         like = UNSEEN * DEPTHS + depth if row != UNSEEN else at - 1 if depth else -1
         if like < 0:
             return self.prior
@@ -77,16 +95,24 @@ class Rates:
 
 @dataclass(slots=True)
 class Guess:
-    """A draft that is not found out yet: the node the text has followed it to, and where that was."""
+    """A draft that is not found out yet: the node the text has followed it to, and where that was.
+
+    Of a drafter that is asked before it guesses `budget` is what it was given: of that one's chains the first choices
+    are counted, and of its trees whether a level stands at all.
+    """
 
     arm: str
     draft: Draft
     at: int  # of the text's tokens, the one that decides next
     node: int = -1
     depth: int = 1
+    budget: Budget | None = None
+    first: bool = True  # whether it is the first choice of each level that has stood so far
 
     def follow(self, tokens: list[int], rates: Rates) -> bool:
         """Count what the text says by now; True when there is nothing left to learn."""
+        if self.budget is not None:
+            return self._follow_plan(tokens, rates, self.budget)
         draft = self.draft
         guessed, parents, sure = draft.tokens, draft.parents, draft.confidence
         while self.at < len(tokens):
@@ -102,6 +128,24 @@ class Guess:
                 return True
             self.node, self.depth, self.at = hit, self.depth + 1, self.at + 1
         return False
+
+    def _follow_plan(self, tokens: list[int], rates: Rates, budget: Budget) -> bool:
+        width, draft = width_of(budget), self.draft
+        while self.at < len(tokens) and self.depth <= budget.depth:
+            children, token = draft.children(self.node), tokens[self.at]
+            hit = next((child for child in children if draft.tokens[child] == token), -1)
+            if self.first and children:
+                rates.count(cell(None, self.depth), hit == children[0])
+            if draft.confidence is not None:
+                for child in children:
+                    rates.count(cell(draft.confidence[child], self.depth), child == hit)
+            if width is not None:  # where a branch ends before its time, the level has fallen, too
+                rates.count(tree_cell(width, self.depth), hit >= 0)
+            if hit < 0:
+                return True
+            self.first &= hit == children[0]
+            self.node, self.depth, self.at = hit, self.depth + 1, self.at + 1
+        return self.depth > budget.depth
 
 
 @dataclass
@@ -197,9 +241,18 @@ class Acceptance:
             found.append(whole)
         return found
 
-    def note(self, ledger: Ledger, arm: str, draft: Draft, length: int) -> None:
-        """A drafter has guessed how a text of `length` tokens goes on."""
-        ledger.open.append(Guess(arm, draft, length))
+    def bushy(self, ledger: Ledger, arm: str, depth: int, width: int) -> list[float]:
+        """For each level of a tree that is not drafted yet how likely any of its nodes is to stand, in some hope."""
+        rates, whole = self.rates(ledger, arm), 1.0
+        found: list[float] = []
+        for at in range(1, depth + 1):
+            whole *= rates.hope(tree_cell(width, at), DOUBTS)
+            found.append(whole)
+        return found
+
+    def note(self, ledger: Ledger, arm: str, draft: Draft, length: int, budget: Budget | None = None) -> None:
+        """A drafter has guessed how a text of `length` tokens goes on; `budget` where it was not seen before."""
+        ledger.open.append(Guess(arm, draft, length, budget=budget))
 
     def learn(self, ledger: Ledger, tokens: list[int]) -> None:
         """The text has grown: find out the open guesses."""

@@ -31,13 +31,13 @@ from .hurry import Hurry
 from .lessons import Lessons
 from .patience import Patience
 from .probes import Probes
-from .settings import AllHere, ArmTraits, Presence, Settings
+from .prospects import UNTRIED, Prospects
+from .settings import TREE_ROWS, AllHere, ArmTraits, Presence, Settings
 from .spending import Candidate, Market, Plan, best_plan, break_even, let_pass, share_out
 from .yardstick import Yardstick
 
 SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
 STRETCH_EVERY = 24  # of so many drafts one goes a node farther
-UNTRIED = 4  # nodes of a drafter that has hardly been tried
 FADING = 0.95  # nodes that are hardly ever taken are not guessed: a tree of sixteen costs the host as much as a row
 NOTHING = Budget()
 
@@ -61,8 +61,10 @@ class AdaptiveController(Controller):
         self.decisions, self.probes, self.hurry = Decisions(), Probes(), Hurry(clock)
         self.lessons = Lessons(self.acceptance, self.drafting.is_paid, self.probes.succeeded)
         self.yardstick = Yardstick()
+        self.prospects = Prospects(self.arms, settings, self.lessons, self.drafting)
         self._free = self.drafting.free
         self._all_free = self._free.issuperset(arms)
+        self._trees = any(traits.grows and not traits.free for traits in arms.values())
         self._drafts: Counter[str] = Counter()
         self._why: dict[int, str] = {}
         self._due: list[Sequence] = []  # looked at in this step
@@ -144,7 +146,8 @@ class AdaptiveController(Controller):
             writers += pending == 1
             rows += min(pending, SMALL)
             cached += seq.cached
-        curve = self.costs.prices(rows + writers * self.settings.most)
+        widest = max(self.settings.most, self._trees and min(self.settings.tree, TREE_ROWS // max(1, writers)))
+        curve = self.costs.prices(rows + writers * widest)
         # Each further row looks at what is cached of its text.
         return Market(writers, rows, curve, self.costs.looking(cached), self.costs.pair * cached / len(seqs))
 
@@ -154,10 +157,10 @@ class AdaptiveController(Controller):
             alone = replace(market, writers=1)
             markets = [alone if first else market for first in hurried]
         pairs = zip(markets, due, strict=True)
-        candidates = [self._candidates(each, seq, offers.get(seq.id, {})) for each, seq in pairs]
+        candidates = [self.prospects.of(each, seq, offers.get(seq.id, {})) for each, seq in pairs]
         plans = [self._plan(each, seen) for each, seen in zip(markets, candidates, strict=True)]
         found = self._found(market, due, plans, self._shared(market, plans, hurried))
-        self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.nodes + 1 for budget in found.values()))
+        self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.depth + 1 for budget in found.values()))
         gain = max(plan.gain for plan in plans)
         compared = set()
         if found and not self._hurried and self.yardstick.wanted(self.costs.steps, gain):
@@ -190,10 +193,15 @@ class AdaptiveController(Controller):
         for seq, plan, count in zip(due, plans, nodes, strict=True):
             if count and count >= self.settings.shortest:
                 self._worth[seq.id] = (plan.gain - 1) * market.plain / market.writers
-                count += self._stretch(seq, plan, count)
-                found[seq.id] = Budget(count, plan.arm, self.drafting.floor(market, plan.arm))
+                farther = self._stretch(seq, plan, min(count, plan.depth))
+                found[seq.id] = self._budget(market, plan, count + farther, farther)
                 self.lessons.expect(seq, plan.survival)
         return found
+
+    def _budget(self, market: Market, plan: Plan, nodes: int, farther: int) -> Budget:
+        is_tree = nodes - farther > plan.depth
+        floor = self.drafting.floor(market, plan.arm, is_tree)
+        return Budget(nodes, plan.arm, floor, levels=plan.depth + farther if is_tree else 0)
 
     def _plan(self, market: Market, candidates: list[Candidate]) -> Plan:
         """The best there is; a better drafter that is away is called."""
@@ -228,21 +236,6 @@ class AdaptiveController(Controller):
     def switches(self) -> int:
         return self.decisions.switches
 
-    def _candidates(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> list[Candidate]:
-        found, cap, ledger = [], self.settings.cap(seq), self.lessons.ledger(seq)
-        for arm in seq.request.drafters:
-            if arm not in self._free:
-                found.append(self._unseen(market, seq, arm, cap))
-            elif arm in offered:
-                found.append(Candidate(arm, self.acceptance.survival(ledger, arm, offered[arm].cut(cap))))
-        return found
-
-    def _unseen(self, market: Market, seq: Sequence, arm: str, cap: int) -> Candidate:
-        ledger = self.lessons.ledger(seq)
-        untried = self.acceptance.tried(ledger, arm) < UNTRIED
-        survival = self.acceptance.unseen(ledger, arm, min(cap, UNTRIED) if untried else cap)
-        return Candidate(arm, survival, self.drafting.for_one(market, seq, arm, untried))
-
     def _stretch(self, seq: Sequence, plan: Plan, nodes: int) -> int:
         """Now and then farther than it pays: what is never tried is never found out. Free guesses are, all the same."""
         if plan.arm in self._free:
@@ -261,7 +254,8 @@ class AdaptiveController(Controller):
             here = [arm for arm in seq.request.drafters if arm not in away]
             arm = self.lessons.likeliest(seq, here, offered, count) if count else ""
             if arm:
-                found[seq.id] = Budget(count, arm)
+                most = self.settings.tree_cap(seq, len(due)) if self.arms[arm].grows else 0
+                found[seq.id] = Budget(most, arm, levels=count) if most > count else Budget(count, arm)
             guessed = [name for name in seq.request.drafters if name in offered or name not in self._free]
             self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, arm, FIXED)
         return found

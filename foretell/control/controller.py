@@ -64,15 +64,17 @@ class Controller(ABC):
 class FixedController(Controller):
     """As many nodes each step as it was told, less where the request or its end says so."""
 
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
+    def __init__(self, nodes: int, levels: int = 0) -> None:
+        """`levels`: the longest branch; 0: as long as there are nodes."""
+        self.nodes, self.levels = nodes, levels
 
     def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
-        return [Budget(self._nodes(seq), next(iter(seq.request.drafters), "")) for seq in seqs]
+        return [self._budget(seq, next(iter(seq.request.drafters), "")) for seq in seqs]
 
-    def _nodes(self, seq: Sequence) -> int:
+    def _budget(self, seq: Sequence, arm: str) -> Budget:
         choice = seq.request.speculation
         if not seq.request.drafters or not seq.writing:
-            return 0
+            return Budget(0, arm)
         wanted = self.nodes if choice.max_draft is None else min(self.nodes, choice.max_draft)
-        return max(0, min(wanted, seq.room - 1))  # the step adds a token of its own
+        longest = max(0, min(self.levels or wanted, seq.room - 1))  # the step adds a token of its own
+        return Budget(wanted if self.levels and longest else min(wanted, longest), arm, levels=longest)

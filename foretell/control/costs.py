@@ -223,9 +223,10 @@ def _features(rows: int, context: int, pairs: int) -> Vector:
 class DraftCosts:
     """Seconds of a draft by its depth, its nodes in all sequences, and the tokens that had to be read before."""
 
-    def __init__(self, share: float) -> None:
-        """`share` is what one node of one sequence is believed to cost, of a plain step."""
-        self.share = share
+    def __init__(self, share: float, node: float = 0.2) -> None:
+        """`share` is what one node of one sequence is believed to cost, of a plain step, and `node` of that what it
+        would cost beside others of its level."""
+        self.share, self.node = share, node
         self._fit: Fit | None = None
         self._prices: tuple[float, float, float] | None = None
 
@@ -233,7 +234,7 @@ class DraftCosts:
         """Of a level of depth, of a node, of a token read; of `plain`, a plain step, while nothing is known."""
         if self._prices is None:
             whole = max(self.share * plain, 1e-9)
-            return 0.8 * whole, 0.2 * whole, 0.05 * whole
+            return (1 - self.node) * whole, self.node * whole, 0.05 * whole
         return self._prices
 
     def seconds(self, depth: int, nodes: int, read: int, plain: float) -> float:

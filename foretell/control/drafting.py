@@ -12,6 +12,7 @@ from .spending import Market, Plan
 
 READ_AHEAD = 64  # tokens over which it must pay that a drafter has to read the text first
 READ_ON_TRIAL = 16  # the same for a drafter that has hardly been tried
+ALONE, SIDE_BY_SIDE = 0.2, 0.05  # of what a draft of one node costs, the part that grows with nodes: heads run levels
 
 
 class Drafting:
@@ -19,7 +20,7 @@ class Drafting:
 
     def __init__(self, arms: Mapping[str, ArmTraits]) -> None:
         self.arms = dict(arms)
-        self.costs = {name: DraftCosts(traits.share) for name, traits in arms.items()}
+        self.costs = {name: DraftCosts(t.share, SIDE_BY_SIDE if t.grows else ALONE) for name, t in arms.items()}
         self.free = frozenset(name for name, traits in arms.items() if traits.free)
         self._read: dict[int, dict[str, int]] = {}  # by sequence: the tokens each drafter has read of it
 
@@ -30,21 +31,22 @@ class Drafting:
         """Tokens a drafter must read before it can guess."""
         return len(seq.tokens) - self._read.get(seq.id, {}).get(arm, 0) if self.arms[arm].reads else 0
 
-    def for_one(self, market: Market, seq: Sequence, arm: str, on_trial: bool) -> Callable[[int], float]:
-        """Seconds a sequence pays for so many nodes, if its neighbours do alike."""
+    def for_one(self, market: Market, seq: Sequence, arm: str, on_trial: bool) -> Callable[[int, int], float]:
+        """Seconds a sequence pays for so many nodes and levels, if its neighbours do alike."""
         level, node, token = self.costs[arm].prices(market.plain)
         # What must be read first is spread over the tokens it will serve; a draft for all is paid by all.
         ahead = max(1, min(seq.room, READ_ON_TRIAL if on_trial else READ_AHEAD))
         reading = token * self.behind(seq, arm) / ahead
-        each = level / market.writers + node
-        return lambda nodes: reading + each * nodes
+        level /= market.writers
+        return lambda nodes, depth: reading + level * depth + node * nodes
 
     def for_all(self, market: Market, plans: list[Plan]) -> float:
         """Seconds of all drafts that are planned; what must be read was weighed already."""
         total = 0.0
         for arm in {plan.arm for plan in plans if plan.nodes and plan.arm not in self.free}:
-            nodes = [plan.nodes for plan in plans if plan.arm == arm]
-            total += self.costs[arm].seconds(max(nodes), sum(nodes), 0, market.plain)
+            mine = [plan for plan in plans if plan.arm == arm]
+            deepest, nodes = max(plan.depth for plan in mine), sum(plan.nodes for plan in mine)
+            total += self.costs[arm].seconds(deepest, nodes, 0, market.plain)
         return total
 
     def for_trial(self, market: Market, seq: Sequence, arm: str, nodes: int) -> float:
@@ -57,12 +59,16 @@ class Drafting:
             return 0.0
         return self.costs[arm].seconds(1, market.writers, 0, market.plain) / market.writers
 
-    def floor(self, market: Market, arm: str) -> float:
-        """How likely a branch must be for one more node to pay; a drafter that doubts its own guess stops there."""
+    def floor(self, market: Market, arm: str, tree: bool = False) -> float:
+        """How likely a branch must be for one more node to pay; a drafter that doubts its own guess stops there.
+
+        A node of a tree pays for its row and its place in a level; that there is a level others have paid for.
+        """
         if arm in self.free:
             return 0.0
         row = market.extra(market.writers) / market.writers
-        return min(0.9, 0.7 * (self.node(market, arm) + row) * market.writers / market.plain)
+        own = self.costs[arm].prices(market.plain)[1] if tree else self.node(market, arm)
+        return min(0.9, 0.7 * (own + row) * market.writers / market.plain)
 
     def observe(self, outcomes: list[Outcome], seconds: float, plain: float) -> None:
         """What a step's drafts took. Where two drafters shared it, nobody can say whose time it was."""
@@ -73,7 +79,7 @@ class Drafting:
             return
         (arm,) = arms
         behind = sum(self._read_now(outcome, arm) for outcome in mine)
-        depth = max(len(outcome.draft) for outcome in mine)
+        depth = max(max(outcome.draft.depths(), default=0) for outcome in mine)
         self.costs[arm].observe(depth, nodes, behind, seconds, plain)
 
     def _read_now(self, outcome: Outcome, arm: str) -> int:

@@ -70,7 +70,7 @@ class Lessons:
         if not len(outcome.draft):  # paid for, and nothing came of it
             self.acceptance.rates(ledger, arm).count(cell(None, 1), False)
             return
-        self.acceptance.note(ledger, arm, outcome.draft, outcome.share.length)
+        self.acceptance.note(ledger, arm, outcome.draft, outcome.share.length, outcome.share.budget)
         if outcome.accepted:
             self.stood(arm)
 

@@ -8,16 +8,20 @@ from typing import Protocol
 
 from foretell.types import Sequence
 
+TREE_ROWS = 256  # of all texts' trees in one step: more rows than that cost what they are on any machine
+
 
 @dataclass(frozen=True)
 class ArmTraits:
     """What the controller knows of a drafter at first sight: whether it guesses for nothing, whether it must read the
-    text itself, what a node costs, as a share of a plain step, and how often a guess should stand."""
+    text itself, what a node costs, as a share of a plain step, how often a guess should stand, and whether it can make
+    trees."""
 
     free: bool = False
     reads: bool = False
     share: float = 0.3
     prior: float = 0.5
+    grows: bool = False
 
 
 class Presence(Protocol):
@@ -47,9 +51,16 @@ class Settings:
     throughput: bool = False
     shortest: int = 0  # drafts of fewer nodes are not checked
     margin: float = 0.01
+    tree: int = 0  # the most nodes of a tree for one text; 0: drafters that are asked make chains
 
     def cap(self, seq: Sequence) -> int:
         """The most that may be guessed for a text."""
         wanted = seq.request.speculation.max_draft
         most = self.most if wanted is None else min(self.most, wanted)
         return max(0, min(most, seq.room - 1))  # the step adds a token of its own
+
+    def tree_cap(self, seq: Sequence, writers: int) -> int:
+        """The most nodes of a tree for a text, one of so many that are written; its branches are as long as `cap`."""
+        wanted = seq.request.speculation.max_draft
+        most = min(self.tree, TREE_ROWS // writers)
+        return most if wanted is None else min(most, wanted)

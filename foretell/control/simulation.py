@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import accumulate
 
 from foretell.params import SamplingParams
 from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, StepTimes, Verdict
@@ -18,12 +20,17 @@ Chance = Callable[[int, int], float]  # how likely a guess is to stand, by reque
 
 @dataclass(frozen=True)
 class Arm:
-    """A drafter: how often it is right, what it costs a node, and whether it shows its guesses for nothing."""
+    """A drafter: how often it is right, what it costs a node, and whether it shows its guesses for nothing.
+
+    One with `others` makes trees: where its first choice is wrong, so often is each of its others right.
+    """
 
     name: str
     chance: Chance
     seconds: float = 0.0
     free: bool = True
+    others: tuple[float, ...] = ()
+    node: float = 0.2  # of its seconds what a node adds beside others of its level
 
 
 @dataclass(frozen=True)
@@ -136,14 +143,17 @@ class World:
         """Drafts of one drafter run side by side: the deepest sets the time, and each node adds a little."""
         total = 0.0
         for arm in self.arms.values():
-            nodes = [budget.nodes for budget in budgets if budget.drafter == arm.name and budget.nodes]
-            if nodes:
-                total += arm.seconds * (0.8 * max(nodes) + 0.2 * sum(nodes))
+            mine = [budget for budget in budgets if budget.drafter == arm.name and budget.nodes]
+            if mine:
+                deepest, nodes = max(budget.depth for budget in mine), sum(budget.nodes for budget in mine)
+                total += arm.seconds * ((1 - arm.node) * deepest + arm.node * nodes)
         return total
 
     def _drafted(self, share: Share) -> Draft:
         budget = share.budget
-        return self.draft(share.seq, self.arms[budget.drafter], budget.nodes) if budget.nodes else Draft()
+        if budget.branches and self.arms[budget.drafter].others:
+            return self.tree(share.seq, self.arms[budget.drafter], budget)
+        return self.draft(share.seq, self.arms[budget.drafter], budget.depth) if budget.nodes else Draft()
 
     def draft(self, seq: Sequence, arm: Arm, nodes: int) -> Draft:
         """The same for the same text, whoever asks: a guess depends on the tokens alone."""
@@ -155,27 +165,61 @@ class World:
             tokens.append(self.text(seq, place) if right else WRONG)
         return Draft.chain(tokens, arm.name)
 
+    def tree(self, seq: Sequence, arm: Arm, budget: Budget) -> Draft:
+        """The likeliest nodes by how often choices are right; on the text's own way one choice is, or none."""
+        rng = random.Random(f"{self.scenario.seed} {arm.name} {seq.id} {len(seq.tokens)}")
+        first = [arm.chance(seq.id, len(seq.tokens) + depth) for depth in range(budget.depth)]
+        ranks = [[rate, *((1 - rate) * other for other in arm.others)] for rate in first]
+        right = [_drawn(rng.random(), each) for each in ranks]
+        waiting, tokens, parents = [(-ranks[0][0], 0, -1, 0, 0, True)], list[int](), list[int]()
+        while waiting and len(tokens) < budget.nodes:
+            chance, _, parent, depth, rank, on_way = heappop(waiting)
+            here = on_way and right[depth] == rank
+            node, before = len(tokens), chance / ranks[depth][rank]
+            tokens.append(self.text(seq, len(seq.tokens) + depth) if here else WRONG)
+            parents.append(parent)
+            if rank + 1 < len(ranks[depth]):
+                heappush(waiting, (before * ranks[depth][rank + 1], len(tokens), parent, depth, rank + 1, on_way))
+            if depth + 1 < budget.depth:
+                heappush(waiting, (chance * ranks[depth + 1][0], -len(tokens), node, depth + 1, 0, here))
+        return Draft(tuple(tokens), tuple(parents), arm.name)
+
     def text(self, seq: Sequence, place: int) -> int:
         return place + 1000 * seq.id
 
     def _judge(self, share: Share, draft: Draft) -> Outcome:
-        seq = share.seq
-        stood = next((i for i, token in enumerate(draft.tokens) if token == WRONG), len(draft))
-        kept = tuple(self.text(seq, len(seq.tokens) + i) for i in range(min(stood + 1, seq.room)))
+        seq, path = share.seq, list[int]()
+        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            if token != WRONG and parent == (path[-1] if path else -1):
+                path.append(node)
+        kept = tuple(self.text(seq, len(seq.tokens) + i) for i in range(min(len(path) + 1, seq.room)))
         seq.tokens += kept
         seq.cached = len(seq.tokens) - 1
         self.result.tokens += len(kept)
-        return Outcome(share, draft, Verdict(tuple(range(stood)), kept[-1]), kept=kept)
+        return Outcome(share, draft, Verdict(tuple(path), kept[-1]), kept=kept)
+
+
+def _drawn(number: float, rates: list[float]) -> int:
+    """Which of several cases a number in 0..1 is; -1 where none is."""
+    for rank, end in enumerate(accumulate(rates)):
+        if number < end:
+            return rank
+    return -1
 
 
 class Always(Controller):
     """A fixed length by one drafter, to measure others against."""
 
-    def __init__(self, arm: str, nodes: int) -> None:
-        self.arm, self.nodes = arm, nodes
+    def __init__(self, arm: str, nodes: int, levels: int = 0) -> None:
+        self.arm, self.nodes, self.levels = arm, nodes, levels
 
     def budgets(self, seqs: list[Sequence], offers: Mapping[int, Mapping[str, Draft]]) -> list[Budget]:
-        return [Budget(min(self.nodes, seq.room - 1), self.arm) for seq in seqs]
+        return [self._budget(seq.room - 1) for seq in seqs]
+
+    def _budget(self, room: int) -> Budget:
+        if not self.levels:
+            return Budget(min(self.nodes, room), self.arm)
+        return Budget(self.nodes if room else 0, self.arm, levels=min(self.levels, room))
 
 
 def best_fixed(scenario: Scenario, lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 6, 8, 12, 16)) -> tuple[float, float]:
@@ -186,3 +230,10 @@ def best_fixed(scenario: Scenario, lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 6,
         for nodes in lengths
     }
     return min(times.values()), times[scenario.arms[0].name, 0]
+
+
+def best_tree(scenario: Scenario, levels: tuple[int, ...] = (2, 4, 6, 8), wide: tuple[int, ...] = (2, 4, 8)) -> float:
+    """Seconds of the best fixed tree in hindsight."""
+    arms = [arm.name for arm in scenario.arms if arm.others]
+    always = [Always(arm, depth * each, depth) for arm in arms for depth in levels for each in wide]
+    return min(World(scenario, each).run().seconds for each in always)

@@ -14,8 +14,9 @@ from foretell.models.quantize import Bits
 from .base import Drafter, NoDrafter
 from .fitting import Planner, fit
 from .loading import Loader, bits_of, helper_of
+from .merging import Merged
 from .mix import MixDrafter
-from .registry import Helper, Kind, Parts, PlacedHead, find_kind, is_head, make
+from .registry import KINDS, Helper, Kind, Parts, PlacedHead, find_kind, is_head, make
 from .resident import Resident
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "fitted",
     "heads_wanted",
     "models_wanted",
+    "parts_of",
 ]
 
 AUTO = ("ngram", "suffix", "recycle")  # what needs no model, costs no memory to speak of, and is asked for nothing
@@ -43,21 +45,35 @@ def arms(config: SpeculationConfig) -> tuple[str, ...]:
     """The drafters a config names; one that is not known is refused here, before anything is loaded."""
     found: list[str] = []
     for name in (part.strip() for part in config.drafter.split(",")):
-        found += AUTO if name in ("auto", "mix") else [_recognised(name)]
+        found += AUTO if name in ("auto", "mix") else [*parts_of(name), _recognised(name)]
     if "none" in found:
         if len(found) > 1:
             raise RequestError("drafter", "none stands alone; leave it out, or the others")
         return ()
     for name in found:
         kind, _, argument = name.partition(":")
-        find_kind(kind).check(argument)
+        if not parts_of(name):
+            find_kind(kind).check(argument)
     return tuple(dict.fromkeys(found)) if config.budget else ()
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """The drafters whose guesses become one tree under this name, `a+b`; none where it is a single one."""
+    parts = tuple(part.strip() for part in name.split("+"))
+    known = all(part.partition(":")[0] in KINDS for part in parts)
+    return parts if len(parts) > 1 and known else ()
+
+
+def _single(config: SpeculationConfig) -> tuple[str, ...]:
+    """The drafters that guess themselves."""
+    return tuple(name for name in arms(config) if not parts_of(name))
 
 
 def defaults(config: SpeculationConfig) -> tuple[str, ...]:
     """Of these the ones a request gets that names none."""
     named = [part.strip() for part in config.drafter.split(",")]
-    return tuple(arm for arm in arms(config) if arm in named or arm not in ON_REQUEST)
+    inside = {part for name in named for part in parts_of(name)}
+    return tuple(arm for arm in arms(config) if arm in named or arm not in {*ON_REQUEST, *inside})
 
 
 def _recognised(name: str) -> str:
@@ -69,17 +85,17 @@ def _recognised(name: str) -> str:
 
 def models_wanted(config: SpeculationConfig) -> tuple[str, ...]:
     """The draft models that have to be loaded."""
-    return tuple(helper for name in arms(config) if (helper := helper_of(name)) is not None)
+    return tuple(helper for name in _single(config) if (helper := helper_of(name)) is not None)
 
 
 def heads_wanted(config: SpeculationConfig) -> tuple[str, ...]:
     """The drafters whose heads have to be loaded."""
-    return tuple(name for name in arms(config) if is_head(name))
+    return tuple(name for name in _single(config) if is_head(name))
 
 
 def copies_wanted(config: SpeculationConfig) -> tuple[Bits, ...]:
     """In how many bits the target's own weights are wanted again."""
-    return tuple(bits_of(name) for name in arms(config) if name.startswith("self:"))
+    return tuple(bits_of(name) for name in _single(config) if name.startswith("self:"))
 
 
 def fitted(config: SpeculationConfig, plan: Planner) -> SpeculationConfig:
@@ -93,11 +109,13 @@ def build(parts: Parts, again: Callable[[str], Parts] | None = None) -> Drafter:
     named = arms(parts.config)
     if not named:
         return NoDrafter()
-    made = [make(parts, name) for name in dict.fromkeys((*named, WITH_REQUEST))]
+    made = [make(parts, name) for name in dict.fromkeys((*_single(parts.config), WITH_REQUEST))]
     idle = parts.config.draft_idle_unload
     if idle is not None and again is not None:
         made = [_resident(drafter, again, idle) if _rests(drafter.name) else drafter for drafter in made]
-    return MixDrafter(made, defaults(parts.config))
+    by_name = {drafter.name: drafter for drafter in made}
+    several = [Merged(name, [by_name[part] for part in parts_of(name)]) for name in named if parts_of(name)]
+    return MixDrafter([*made, *several], defaults(parts.config))
 
 
 def _resident(drafter: Drafter, again: Callable[[str], Parts], idle: float) -> Resident:
@@ -106,7 +124,8 @@ def _resident(drafter: Drafter, again: Callable[[str], Parts], idle: float) -> R
 
 
 def _is_heavy(name: str) -> bool:
-    return find_kind(name.partition(":")[0]).heavy
+    parts = parts_of(name)
+    return any(map(_is_heavy, parts)) if parts else find_kind(name.partition(":")[0]).heavy
 
 
 def _rests(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from foretell.runner.native_reading import Reading
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence
 
+from .choosing import Plot
 from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages, Look
+from .tree import LevelTree, ShapedTree
 
 
 class BlockDrafter(HeadDrafter):
@@ -39,18 +42,12 @@ class BlockDrafter(HeadDrafter):
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
         chains = self.chains(budgets)
-        depth = min(self.head.config.drafts, max(budget.nodes for budget in budgets))
-        native = self._native if self._native is not None and len(seqs) <= self._native.most else None
-        if native is not None and self.is_greedy(seqs):
-            hang(chains, native.guess(self.asked(seqs, chains)))
+        depth = min(self.deepest, max(budget.depth for budget in budgets))
+        if self._native is not None and len(seqs) <= self._native.most and self.is_greedy(seqs):
+            hang(chains, self._native.guess(self.asked(seqs, chains)))
             return chains
+        states, scores = self._states(seqs, chains, depth)
         tokens = torch.tensor([seq.tokens[-1] for seq in seqs], device=self.device)
-        if native is not None:
-            states, scores = native.states(self.asked(seqs, chains))
-            states = self.head.guessing(states)[:, :depth]
-        else:
-            states = self.head.guessing(self._pass(seqs, tokens))[:, :depth]
-            scores = self.head.scores(states)
         for offset in range(depth):
             logits = scores[:, offset]
             if self.head.config.markov_rank:
@@ -61,6 +58,44 @@ class BlockDrafter(HeadDrafter):
                 break
             tokens = guesses.tokens
         return chains
+
+    @property
+    def deepest(self) -> int:
+        return self.head.config.drafts
+
+    def plant(self, seq: Sequence, budget: Budget) -> LevelTree | ShapedTree:
+        """Without a Markov head all branches of a level go on alike, and to follow them costs nothing."""
+        tree = super().plant(seq, budget)
+        if isinstance(tree, LevelTree) and not self.head.config.markov_rank:
+            tree.wide = budget.nodes
+        return tree
+
+    def grow(self, plots: list[Plot]) -> None:
+        seqs = [plot.seq for plot in plots]
+        chains = self.chains([Budget(self.deepest)] * len(seqs))
+        _, scores = self._states(seqs, chains, self.deepest)
+        while live := [(row, plot) for row, plot in enumerate(plots) if plot.tree.goes_on]:
+            logits, rows = self._level(live, scores[:, live[0][1].tree.depth])
+            self.chooser.grow([plot for _, plot in live], logits, rows)
+
+    def _level(self, live: list[tuple[int, Plot]], scores: Tensor) -> tuple[Tensor, list[list[int]]]:
+        """Logits of a level, and which of them each node has; what a Markov head adds hangs on the token before."""
+        if not self.head.config.markov_rank:
+            return scores, [[row] * len(plot.tree.level) for row, plot in live]
+        owners = [(row, plot.before(node)) for row, plot in live for node in plot.tree.level]
+        table = torch.tensor(owners, device=self.device).T
+        ends = list(accumulate(len(plot.tree.level) for _, plot in live))
+        rows = [list(range(stop - len(plot.tree.level), stop)) for (_, plot), stop in zip(live, ends, strict=True)]
+        return scores[table[0]] + self.head.nudge(table[1]), rows
+
+    def _states(self, seqs: list[Sequence], chains: list[Chain], depth: int) -> tuple[Tensor, Tensor]:
+        """States that guess [texts, depth, width], and their logits without what a Markov head adds."""
+        if self._native is not None and len(seqs) <= self._native.most:
+            states, scores = self._native.states(self.asked(seqs, chains))
+            return self.head.guessing(states)[:, :depth], scores
+        tokens = torch.tensor([seq.tokens[-1] for seq in seqs], device=self.device)
+        states = self.head.guessing(self._pass(seqs, tokens))[:, :depth]
+        return states, self.head.scores(states)
 
     def _pass(self, seqs: list[Sequence], anchors: Tensor) -> Tensor:
         """Normed states of each text's block, [texts, block, width]."""

@@ -11,16 +11,16 @@ class ChainedDrafter(ModelDrafter):
     """Guesses what `ModelDrafter` guesses; a token never visits the host before the next one is made."""
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.nodes]
+        wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.depth]
         if any(seq.request.params.temperature > 0 for seq, _ in wishes):
             return super().propose(seqs, budgets)
         asked = {seq.id for seq, _ in wishes}
-        live = [(seq, budget) for seq, budget in wishes if self._ready(seq, budget.nodes, asked)]
+        live = [(seq, budget) for seq, budget in wishes if self._ready(seq, budget.depth, asked)]
         if not live:
             return [Draft()] * len(seqs)
         shadows = [self._shadows[seq.id].seq for seq, _ in live]
         shares = [Share.of(shadow, shadow.pending) for shadow in shadows]
-        found = self.runner.chain(shares, max(budget.nodes for _, budget in live), self.vocab)
+        found = self.runner.chain(shares, max(budget.depth for _, budget in live), self.vocab)
         if found is None:
             return super().propose(seqs, budgets)
         chains = {seq.id: _Chain() for seq in seqs}

@@ -38,10 +38,7 @@ def draw_nodes(
     `ids` are the tokens the logits are of, where they are not of all. Under `match` draft and target share their noise,
     keyed by position; the other rules need noise of the step's own.
     """
-    params = [seq.request.params for seq in seqs]
-    if temperature == "entropy":
-        params = [_sharpened(row, each) for row, each in zip(logits, params, strict=True)]
-    probs = probabilities(logits, params)
+    probs = draft_probabilities(logits, [seq.request.params for seq in seqs], temperature)
     lanes = torch.arange(probs.shape[-1], device=probs.device) if ids is None else ids
     best = (probs / _noise(seqs, offset, probs, lanes)).argmax(-1)
     tokens: list[int] = lanes[best].tolist()
@@ -49,6 +46,13 @@ def draw_nodes(
     greedy = torch.tensor([[seq.request.params.temperature == 0] for seq in seqs], device=probs.device)
     sure = torch.where(greedy, logits.softmax(-1), probs) if greedy.any() else probs
     return Drawn(tokens, probs, sure[torch.arange(len(seqs), device=best.device), best].tolist())
+
+
+def draft_probabilities(logits: Tensor, params: list[SamplingParams], temperature: DraftTemperature) -> Tensor:
+    """What is drawn from, row by row of logits [rows, tokens]."""
+    if temperature == "entropy":
+        params = [_sharpened(row, each) for row, each in zip(logits, params, strict=True)]
+    return probabilities(logits, params)
 
 
 def _noise(seqs: list[Sequence], offset: int, like: Tensor, lanes: Tensor) -> Tensor:

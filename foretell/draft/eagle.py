@@ -15,10 +15,10 @@ from foretell.runner.native_reading import Reading
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence
 
+from .choosing import Plot
+from .eagle_trees import ALONE, DefinedSteps, NativeSteps, grow_trees
 from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages, Look
-
-ALONE = torch.ones(1, 1, dtype=torch.bool)
 
 
 class EagleDrafter(HeadDrafter):
@@ -58,9 +58,7 @@ class EagleDrafter(HeadDrafter):
         return torch.tensor(slots, device=self.device)
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
-        chains = self.chains(budgets)
-        slots = [self.pages.slots(seq, len(seq.tokens) - 2, len(seq.tokens) - 1)[0] for seq in seqs]
-        feature = self.pages.features(torch.tensor(slots, device=self.device))
+        chains, feature = self.chains(budgets), self._features(seqs)
         if self._native is None:
             self._step_by_step(seqs, chains, feature)
         elif self.is_greedy(seqs):
@@ -69,9 +67,19 @@ class EagleDrafter(HeadDrafter):
             self._draw_natively(self._native, seqs, chains, feature)
         return chains
 
+    def _features(self, seqs: list[Sequence]) -> Tensor:
+        """Of the places before the last, [texts, width]."""
+        slots = [self.pages.slots(seq, len(seq.tokens) - 2, len(seq.tokens) - 1)[0] for seq in seqs]
+        return self.pages.features(torch.tensor(slots, device=self.device))
+
+    def grow(self, plots: list[Plot]) -> None:
+        native = None if self._native is None else NativeSteps(self._native, self.pages)
+        steps = native or DefinedSteps(self.head, self.pages, plots)
+        grow_trees(plots, steps, self.chooser, self._features([plot.seq for plot in plots]))
+
     def _step_by_step(self, seqs: list[Sequence], chains: list[Chain], feature: Tensor) -> None:
         """The definition."""
-        depth, lengths = max(chain.budget.nodes for chain in chains), [len(seq.tokens) for seq in seqs]
+        depth, lengths = max(chain.budget.depth for chain in chains), [len(seq.tokens) for seq in seqs]
         memory = self.pages.memory(seqs, max(lengths) + depth - 1)
         table = torch.tensor([[seq.tokens[-1] for seq in seqs], lengths], device=self.device)
         tokens = table[0]
@@ -85,7 +93,7 @@ class EagleDrafter(HeadDrafter):
 
     def _draw_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[Chain], feature: Tensor) -> None:
         """Of each step the logits; a chain that ended is left out, for it has no pages farther on."""
-        for offset in range(max(chain.budget.nodes for chain in chains)):
+        for offset in range(max(chain.budget.depth for chain in chains)):
             live = [i for i, chain in enumerate(chains) if chain.goes_on]
             if not live:
                 break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Draft, Outcome, Sequence
 
 from .base import Drafter
+from .choosing import Chooser, Plot, must_draw
 from .drawing import DraftTemperature, draw_nodes
 from .heads_pages import HeadPages
+from .ranks import RankRates
+from .tree import LevelTree, ShapedTree
 
 
 @dataclass
@@ -38,6 +41,7 @@ class HeadDrafter(Drafter):
 
     draws = True
     gives_probability = True
+    grows = True
     cost_share = 0.1
     prior = 0.6
 
@@ -57,6 +61,7 @@ class HeadDrafter(Drafter):
         self._columns = _columns(runner.taps, self.taps, head.config.target_width, runner.device)
         self._reader: NativeReader | None = None  # where the native library can read for it
         self._trails: dict[int, Trail] = {}
+        self.chooser, self.ranks = Chooser(head.draft_ids, draft_temperature), RankRates(head.config.accuracy)
 
     @torch.inference_mode()
     def follow(self, outcomes: list[Outcome]) -> None:
@@ -113,22 +118,57 @@ class HeadDrafter(Drafter):
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = [Draft()] * len(seqs)
         asked = [i for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)) if self._can(seq, budget)]
-        if asked:
-            live = [seqs[i] for i in asked]
-            self._read([reading for seq in live if (reading := self._take(seq)) is not None])
-            for i, chain in zip(asked, self.guess(live, [budgets[i] for i in asked]), strict=True):
+        self._read([reading for i in asked if (reading := self._take(seqs[i])) is not None])
+        straight = [i for i in asked if not budgets[i].branches]
+        if straight:
+            chains = self.guess([seqs[i] for i in straight], [budgets[i] for i in straight])
+            for i, chain in zip(straight, chains, strict=True):
                 drafts[i] = self._draft(seqs[i], chain)
+        trees = {i: Plot(seqs[i], self.plant(seqs[i], budgets[i])) for i in asked if budgets[i].branches}
+        if trees:
+            self.grow(list(trees.values()))
+        for i, plot in trees.items():
+            drafts[i] = self._tree(plot)
         return drafts
 
     def _can(self, seq: Sequence, budget: Budget) -> bool:
         """Whether all that is needed is there: every place but the last was run, and none of them is missing."""
         trail = self._trails.get(seq.id)
         known = seq.pending == 1 and len(seq.tokens) > 1 and not (trail is not None and trail.gap)
-        return known and 0 < budget.nodes <= self.context - len(seq.tokens)
+        return known and 0 < budget.depth <= self.context - len(seq.tokens)
 
     @abstractmethod
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
         """A chain for each text, of at least one guess."""
+
+    def plant(self, seq: Sequence, budget: Budget) -> LevelTree | ShapedTree:
+        """A tree without nodes yet: where tokens are drawn, its shape is settled before."""
+        floor = max(budget.floor, self.min_confidence)
+        if must_draw(seq):
+            return ShapedTree(self.ranks.shape(budget, self.deepest, floor))
+        return LevelTree(replace(budget, levels=min(budget.depth, self.deepest)), floor)
+
+    @property
+    def deepest(self) -> int:
+        """The longest chain it can guess."""
+        return self.context
+
+    @abstractmethod
+    def grow(self, plots: list[Plot]) -> None:
+        """Grow a tree behind each text."""
+
+    def _tree(self, plot: Plot) -> Draft:
+        draft = plot.tree.draft(self.name)
+        rows = plot.tree.rows() if isinstance(plot.tree, ShapedTree) else None
+        if rows is None:
+            return draft
+        probs = torch.zeros(len(draft), self.vocab, device=self.device)
+        return replace(draft, probs=probs.index_copy_(1, self.head.draft_ids, rows))
+
+    def observe(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.draft.source == self.name and outcome.draft.origins is None:
+                self.ranks.learn(outcome)
 
     def read_natively(self, native: NativeHead, tapped: tuple[int, ...]) -> None:
         """Let the library that guesses read, too; the target taps these layers."""
@@ -146,7 +186,7 @@ class HeadDrafter(Drafter):
             [seq.tokens[-1] for seq in seqs],
             [len(seq.tokens) - 1 for seq in seqs],
             [seq.pages for seq in seqs],
-            [chain.budget.nodes for chain in chains],
+            [chain.budget.depth for chain in chains],
             [chain.floor for chain in chains],
         )
 
@@ -204,7 +244,7 @@ class Chain:
     @property
     def goes_on(self) -> bool:
         """Decided by what was drawn before, never by the token to come."""
-        return len(self.tokens) < self.budget.nodes and self.sureness >= self.floor
+        return len(self.tokens) < self.budget.depth and self.sureness >= self.floor
 
     def append(self, token: int, confidence: float, probs: Tensor | None) -> None:
         self.tokens.append(token)

@@ -85,8 +85,9 @@ class Memory:
 class Look:
     """Attention of some new rows, as many for each text, over what is remembered; it remembers the rows, too.
 
-    Each row sees the text's columns `hidden` .. `text`, and of the guesses behind them, `seen` [rows, guesses], those
-    that say so; the rows themselves are the last of these. `reach` tells how far behind the text each row stands.
+    Each row sees the text's columns `hidden` .. `text`, and of the guesses behind them those that `seen` says, [rows,
+    guesses] or [texts, rows, guesses]; the rows themselves are the last of these. `reach` tells how far behind the text
+    each row stands; guesses stand in any order, and a window over them is the affair of `seen`.
     """
 
     memory: Memory
@@ -98,7 +99,7 @@ class Look:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.memory.keys[layer], self.memory.values[layer]
-        rows, texts = self.seen.shape[0], len(self.text)
+        rows, texts = self.seen.shape[-2], len(self.text)
         k, v = (x.to(keys.dtype).view(texts, rows, *x.shape[1:]) for x in (k, v))
         if texts == 1:
             return self._alone(q, k[0], v[0], keys, values)
@@ -109,8 +110,8 @@ class Look:
 
     def _alone(self, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """One text needs no padding, and mostly no mask."""
-        stop = self.text[0] + self.seen.shape[1]
-        at, first = stop - self.seen.shape[0], self._first(0)
+        stop = self.text[0] + self.seen.shape[-1]
+        at, first = stop - self.seen.shape[-2], self._first(0)
         keys[0, at:stop], values[0, at:stop] = k, v
         plain = self.config.window is None or len(self.reach) == 1
         mask = None if plain and bool(self.seen.all()) else self._mask(first, stop, keys.device)
@@ -118,12 +119,12 @@ class Look:
 
     def _first(self, index: int) -> int:
         """The first column that any row of a text sees."""
-        window = self.config.window
-        return self.hidden if window is None else max(self.hidden, self.text[index] + min(self.reach) + 1 - window)
+        window, text = self.config.window, self.text[index]
+        return self.hidden if window is None else max(self.hidden, min(text, text + min(self.reach) + 1 - window))
 
     def _columns(self, device: torch.device) -> Tensor:
         """Where the rows are remembered, [texts, rows]."""
-        rows, guesses = self.seen.shape
+        rows, guesses = self.seen.shape[-2:]
         behind = torch.arange(guesses - rows, guesses, device=device)
         return torch.tensor(self.text, device=device)[:, None] + behind
 
@@ -131,19 +132,19 @@ class Look:
         """True where a row may look, [texts, 1, rows, columns]."""
         text = torch.tensor(self.text, device=device)[:, None, None]
         column = torch.arange(first, stop, device=device)
-        rows, guesses = self.seen.shape
+        rows, guesses = self.seen.shape[-2:]
         mask = ((column >= self.hidden) & (column < text)).expand(-1, rows, -1).clone()
-        behind = (column - text).clamp(0, guesses - 1).expand(-1, rows, -1)
-        own = self.seen.to(device).expand(len(self.text), -1, -1).gather(2, behind)
-        mask |= own & (column >= text) & (column < text + guesses)
         if self.config.window is not None:
             reach = torch.tensor(self.reach, device=device)[:, None]
             mask &= column > text + reach - self.config.window
+        behind = (column - text).clamp(0, guesses - 1).expand(-1, rows, -1)
+        own = self.seen.to(device).expand(len(self.text), -1, -1).gather(2, behind)
+        mask |= own & (column >= text) & (column < text + guesses)
         return mask[:, None]
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Query heads that share a key head stand as further rows under it."""
-        (texts, _, kv_heads, dim), rows = keys.shape, self.seen.shape[0]
+        (texts, _, kv_heads, dim), rows = keys.shape, self.seen.shape[-2]
         share = q.shape[-2] // kv_heads
         folded = q.view(texts, rows, kv_heads, share, dim).transpose(1, 2).reshape(texts, kv_heads, -1, dim)
         if mask is not None:

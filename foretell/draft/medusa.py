@@ -14,8 +14,10 @@ from foretell.runner.native_reading import Reading
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence
 
+from .choosing import Plot
 from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages
+from .tree import ShapedTree
 
 
 class MedusaDrafter(HeadDrafter):
@@ -33,18 +35,38 @@ class MedusaDrafter(HeadDrafter):
         self.pages.put_features(slots, states)
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
-        chains = self.chains(budgets)
-        depth = min(self.head.config.heads, max(budget.nodes for budget in budgets))
-        slots = [self.pages.slots(seq, len(seq.tokens) - 2, len(seq.tokens) - 1)[0] for seq in seqs]
-        features = self.pages.features(torch.tensor(slots, device=self.device))
+        chains, features = self.chains(budgets), self._features(seqs)
+        depth = min(self.deepest, max(budget.depth for budget in budgets))
         if self._native is not None and self.is_greedy(seqs):
             hang(chains, self._native.guess(features, depth))
             return chains
-        if self._native is not None:
-            scores = self._native.logits(features, depth)
-        else:
-            scores = self.head.logits(self.head(features, depth)).transpose(0, 1)
+        scores = self._scores(features, depth)
         for offset in range(depth):
             if not extend(chains, self.draw(seqs, offset, scores[offset])):
                 break
         return chains
+
+    @property
+    def deepest(self) -> int:
+        return self.head.config.heads
+
+    def plant(self, seq: Sequence, budget: Budget) -> ShapedTree:
+        """Heads know nothing of each other's choices, so how often each stood tells more than how sure they are."""
+        return ShapedTree(self.ranks.shape(budget, self.deepest, max(budget.floor, self.min_confidence)))
+
+    def grow(self, plots: list[Plot]) -> None:
+        scores = self._scores(self._features([plot.seq for plot in plots]), self.deepest)
+        while live := [(row, plot) for row, plot in enumerate(plots) if plot.tree.goes_on]:
+            rows = [[row] * len(plot.tree.level) for row, plot in live]
+            self.chooser.grow([plot for _, plot in live], scores[live[0][1].tree.depth], rows)
+
+    def _features(self, seqs: list[Sequence]) -> Tensor:
+        """The target's last states, [texts, width]."""
+        slots = [self.pages.slots(seq, len(seq.tokens) - 2, len(seq.tokens) - 1)[0] for seq in seqs]
+        return self.pages.features(torch.tensor(slots, device=self.device))
+
+    def _scores(self, features: Tensor, depth: int) -> Tensor:
+        """[depth, texts, outputs]."""
+        if self._native is not None:
+            return self._native.logits(features, depth)
+        return self.head.logits(self.head(features, depth)).transpose(0, 1)

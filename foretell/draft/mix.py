@@ -10,6 +10,7 @@ from typing import TypeVar
 from foretell.types import Budget, Draft, Outcome, Sequence
 
 from .base import Drafter, may_be_shown
+from .merging import Merged
 
 LOG = logging.getLogger("foretell")
 
@@ -21,7 +22,7 @@ Answer = TypeVar("Answer")
 class MixDrafter(Drafter):
     """Keeps its arms in step, runs the one that is named, and shows what the free ones would guess.
 
-    An arm that fails costs its own guesses and nobody else's.
+    An arm that fails costs its own guesses and nobody else's. An arm `a+b` is two others, whose guesses are one tree.
     """
 
     name = "mix"
@@ -80,11 +81,19 @@ class MixDrafter(Drafter):
         return None if draft is None else draft.cut(budget.nodes)
 
     def _guesses(self, name: str, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        nothing = [Draft()] * len(seqs)
+        nothing, arm = [Draft()] * len(seqs), self._arms.get(name)
         if not seqs:
             return nothing
+        if isinstance(arm, Merged):
+            return self._merged(arm, seqs, budgets)
         found = self._guarded(name, lambda arm: arm.propose(seqs, budgets), nothing)
         return found if len(found) == len(seqs) else nothing
+
+    def _merged(self, arm: Merged, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        """What its parts guess; one that fails leaves it to the others."""
+        pairs = list(zip(seqs, budgets, strict=True))
+        found = [self._guesses(part, seqs, [arm.budget(part, *pair) for pair in pairs]) for part in arm.parts]
+        return [arm.merge(*pair, drafts) for pair, drafts in zip(pairs, zip(*found, strict=True), strict=True)]
 
     def follow(self, outcomes: list[Outcome]) -> None:
         for name, arm in self._arms.items():

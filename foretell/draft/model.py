@@ -58,10 +58,10 @@ class ModelDrafter(Drafter):
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         chains = {seq.id: _Chain() for seq in seqs}
-        wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.nodes]
+        wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.depth]
         asked = {seq.id for seq, _ in wishes}
-        live = [(seq, budget) for seq, budget in wishes if self._ready(seq, budget.nodes, asked)]
-        for offset in range(max((budget.nodes for _, budget in live), default=0)):
+        live = [(seq, budget) for seq, budget in wishes if self._ready(seq, budget.depth, asked)]
+        for offset in range(max((budget.depth for _, budget in live), default=0)):
             live = [(seq, budget) for seq, budget in live if self._goes_on(chains[seq.id], offset, budget)]
             if not live:
                 break
@@ -109,7 +109,7 @@ class ModelDrafter(Drafter):
 
     def _goes_on(self, chain: _Chain, offset: int, budget: Budget) -> bool:
         """Decided by what was drawn before, never by the token to come."""
-        return offset < budget.nodes and chain.sureness >= max(self.min_confidence, budget.floor)
+        return offset < budget.depth and chain.sureness >= max(self.min_confidence, budget.floor)
 
     def _draw(self, seqs: list[Sequence], offset: int) -> Drawn:
         shadows = [self._shadows[seq.id].seq for seq in seqs]

@@ -22,7 +22,7 @@ class NGramDrafter(Drafter):
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [
-            self._guess(seq, budget.nodes) if budget.nodes else NOTHING
+            self._guess(seq, budget.depth) if budget.nodes else NOTHING
             for seq, budget in zip(seqs, budgets, strict=True)
         ]
 

@@ -80,7 +80,7 @@ class PredictionDrafter(Drafter):
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [
-            self._guess(seq, budget.nodes) if budget.nodes and seq.request.prediction else Draft()
+            self._guess(seq, budget.depth) if budget.nodes and seq.request.prediction else Draft()
             for seq, budget in zip(seqs, budgets, strict=True)
         ]
 

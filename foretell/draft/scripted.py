@@ -37,7 +37,7 @@ class OracleDrafter(Drafter):
         self.texts, self.vocab, self.error_rate = texts, vocab, error_rate
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        return [self._guess(seq, budget.nodes) for seq, budget in zip(seqs, budgets, strict=True)]
+        return [self._guess(seq, budget.depth) for seq, budget in zip(seqs, budgets, strict=True)]
 
     def _guess(self, seq: Sequence, nodes: int) -> Draft:
         text = self.texts.get(seq.request.prompt, ())[seq.written : seq.written + nodes]

@@ -76,7 +76,7 @@ class SuffixDrafter(Drafter):
         self._kept: dict[int, Occurrences] = {}  # of the texts themselves
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        return [self._guess(seq, budget.nodes) for seq, budget in zip(seqs, budgets, strict=True)]
+        return [self._guess(seq, budget.depth) for seq, budget in zip(seqs, budgets, strict=True)]
 
     def observe(self, outcomes: list[Outcome]) -> None:
         """A tenant who writes is in use; to ask for a guess must not count, or guesses would depend on who asked."""

@@ -46,14 +46,14 @@ class _Chain:
     def goes_on(self, least: float) -> bool:
         """Decided by what was said before, never by the token to come."""
         sure = self.sureness >= max(least, self.budget.floor)
-        return sure and not self.over and self.said < self.reach and len(self.tokens) < self.budget.nodes
+        return sure and not self.over and self.said < self.reach and len(self.tokens) < self.budget.depth
 
     def say(self, chance: float) -> None:
         self.said += 1
         self.sureness *= chance
 
     def draft(self, name: str) -> Draft:
-        count = min(len(self.tokens), self.budget.nodes)
+        count = min(len(self.tokens), self.budget.depth)
         drawn, probs = ((True,) * count, torch.stack(self.probs)) if self.probs else (None, None)
         sure = tuple(self.confidence[:count])
         return Draft(tuple(self.tokens[:count]), tuple(range(-1, count - 1)), name, drawn, sure, probs)
@@ -68,7 +68,7 @@ class ByTokens:
         self.theirs = torch.tensor(list(vocabularies.to_draft.values()), device=device)
 
     def begin(self, budget: Budget) -> _Chain:
-        return _Chain(budget, budget.nodes)
+        return _Chain(budget, budget.depth)
 
     def hear(self, seqs: list[Sequence], chains: list[_Chain], scores: Tensor) -> list[int]:
         """A token more for each chain by scores [chains, draft's vocabulary]; gives what the draft said.
@@ -95,8 +95,8 @@ class ByStrings:
 
     def begin(self, budget: Budget) -> _Chain:
         """It may say as many tokens as it needs for what is asked and for one that is left out, and one to spare."""
-        reach = math.ceil((budget.nodes + 1) * max(self.vocabularies.spread, 1.0)) + 1
-        return _Chain(budget, reach if budget.nodes else 0)
+        reach = math.ceil((budget.depth + 1) * max(self.vocabularies.spread, 1.0)) + 1
+        return _Chain(budget, reach if budget.depth else 0)
 
     def hear(self, seqs: list[Sequence], chains: list[_Chain], scores: Tensor) -> list[int]:
         """What the draft finds likeliest for each chain by scores [chains, draft's vocabulary]."""

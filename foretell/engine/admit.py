@@ -10,6 +10,8 @@ from foretell.types import Budget, Draft
 def admitted(draft: Draft, budget: Budget, vocab: int) -> Draft:
     """The draft within its budget, under its arm's name, by which records are kept; a faulty one is an error."""
     draft = draft.cut(budget.nodes)
+    if budget.branches:
+        draft = draft.only([node for node, depth in enumerate(draft.depths()) if depth <= budget.depth])
     if not len(draft):
         return Draft()
     if budget.drafter and draft.source != budget.drafter:

@@ -75,7 +75,7 @@ class Scheduler:
         for seq in writing:
             wish = wishes[seq.id]
             fit = (len(seq.pages) + self.runner.pool.available) * self.runner.pool.page_size - seq.cached - 1
-            nodes = min(wish.nodes, left, fit)
+            nodes = min(wish.nodes, left, fit, max(0, self.runner.context - seq.cached - 1))
             reserved = self.runner.reserve(seq, seq.cached + 1 + nodes)
             assert reserved, "a draft asks for no more pages than there are"
             left -= nodes

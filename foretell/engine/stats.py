@@ -46,8 +46,14 @@ class Speculation:
         self.steps += 1
         self.tokens += len(outcome.kept)
         self.origins += origins(outcome)
-        if len(outcome.draft):
-            self._count(outcome.draft.source, len(outcome.draft), outcome.accepted)
+        draft = outcome.draft
+        if draft.origins is not None:
+            stood = outcome.verdict.path[: outcome.accepted]
+            for name in dict.fromkeys(draft.origins):
+                mine = [draft.origins[node] for node in stood].count(name)
+                self._count(name, draft.origins.count(name), mine)
+        elif len(draft):
+            self._count(draft.source, len(draft), outcome.accepted)
 
     def _count(self, source: str, drafted: int, accepted: int) -> None:
         self.drafted += drafted
@@ -73,7 +79,8 @@ class Speculation:
 def origins(outcome: Outcome) -> tuple[str, ...]:
     """Who proposed each token that entered the text."""
     accepted = outcome.accepted
-    return (outcome.draft.source,) * accepted + (TARGET,) * (len(outcome.kept) - accepted)
+    path = () if outcome.verdict is None else outcome.verdict.path[:accepted]
+    return tuple(outcome.draft.origin(node) for node in path) + (TARGET,) * (len(outcome.kept) - accepted)
 
 
 @dataclass

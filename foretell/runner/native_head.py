@@ -118,19 +118,30 @@ class NativeChain(NativeHead):
         made = self._run(asked, features, (guesses.ctypes.data, sure.ctypes.data), depth)[0]
         return Told(guesses[:made].tolist(), sure[:made].tolist())
 
-    def step(self, asked: Asked, features: Tensor) -> Tensor:
-        """Logits [texts, outputs] of one guess; `features` become those behind it."""
-        return self._run(asked, features, (None, None), 1)[1]
+    def step(self, asked: Asked, features: Tensor, branches: list[list[int]] | None = None) -> Tensor:
+        """Logits [rows, outputs] of one guess; `features` become those behind it.
+
+        `branches`: of rows that are nodes of trees the slots of the last places each sees, as many for all, its own the
+        last of them.
+        """
+        return self._run(asked, features, (None, None), 1, branches)[1]
 
     def _run(
-        self, asked: Asked, features: Tensor, out: tuple[int | None, int | None], depth: int
+        self,
+        asked: Asked,
+        features: Tensor,
+        out: tuple[int | None, int | None],
+        depth: int,
+        branches: list[list[int]] | None = None,
     ) -> tuple[int, Tensor]:
         assert features.is_contiguous() and features.dtype == torch.float32, "what the library reads"
         tables = asked.tables()
         logits = torch.empty(len(asked.tokens), self._outputs)
         addresses = (table.ctypes.data for table in tables)
         places = (features.data_ptr(), logits.data_ptr())
-        record = ChainRecord(*addresses, *places, *out, len(asked.tokens), depth)
+        own = None if branches is None else np.array(branches, np.int64)
+        tree = (None, 0) if own is None else (own.ctypes.data, own.shape[1])
+        record = ChainRecord(*addresses, *places, *out, len(asked.tokens), depth, *tree)
         return self.library.chain(self.record, record), logits
 
 

@@ -84,11 +84,12 @@ class Dialect:
 
     def speculation_options(self) -> dict[str, Any]:
         """What it says of guessing ahead."""
-        chain, tree = self._sizes()
+        chain, most, tree = self._sizes()
         given = {
             "drafter": self._drafter(),
             "num_speculative_tokens": _agreed("num_draft_tokens", self.num_draft_tokens, chain),
-            "max_draft": _agreed("draft_max", self.draft_max, tree),
+            "max_draft": _agreed("draft_max", self.draft_max, most),
+            "tree_nodes": tree,
             "prompt_lookup_min": self.spec_ngram_size_n,
             "prompt_lookup_max": self.spec_ngram_size_n,
         }
@@ -113,16 +114,18 @@ class Dialect:
                 raise RequestError("speculative_algorithm", words)
         return ",".join(dict.fromkeys(_named(method, self.speculative_model) for method in methods))
 
-    def _sizes(self) -> tuple[int | None, int | None]:
-        """SGLang's three numbers: the length of a chain, or the most nodes of a tree. It counts the token a draft hangs
-        on; we do not."""
+    def _sizes(self) -> tuple[int | None, int | None, int | None]:
+        """SGLang's three numbers: the length of a chain or of a tree's branches, the most nodes where only one number
+        speaks of a tree, and a tree's nodes. It counts the token a draft hangs on; we do not."""
         nodes = None if self.speculative_num_draft_tokens is None else self.speculative_num_draft_tokens - 1
         sizes = [size for size in (self.speculative_num_steps, nodes) if size is not None]
         if (self.speculative_eagle_topk or 1) < 1:
             raise RequestError("speculative_eagle_topk", f"must be 1 or more, not {self.speculative_eagle_topk}")
-        if not sizes:
-            return None, None
-        return (min(sizes), None) if self.speculative_eagle_topk in (None, 1) else (None, max(sizes))
+        if self.speculative_eagle_topk in (None, 1):
+            return min(sizes, default=None), None, None
+        if len(sizes) == 2:
+            return self.speculative_num_steps, None, nodes
+        return None, max(sizes, default=None), None
 
 
 def _method(word: str) -> str:

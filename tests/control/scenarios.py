@@ -22,6 +22,34 @@ def model(chance: Chance, seconds: float, machine: Machine = Machine(), **settin
     return Scenario((Arm("model", chance, seconds, free=False),), machine, **settings)  # type: ignore[arg-type]
 
 
+def head(chance: Chance, seconds: float, machine: Machine, rescued: float = 0.6, **settings: object) -> Scenario:
+    """One that makes trees: of the tokens that its first choice misses its others find so many."""
+    others = tuple(rescued * share for share in (0.45, 0.22, 0.13, 0.08, 0.07, 0.05))
+    arm = Arm("head", chance, seconds, False, others, 0.05)
+    return Scenario((arm,), machine, **settings)  # type: ignore[arg-type]
+
+
+GPU = Machine(base=0.01, row=0.01 * 0.08 / 63, token=1e-8)  # 64 rows cost 1.08 times one
+WORN = Machine(base=0.01, row=0.0001, token=1e-8)  # and here 1.6 times
+CPU = Machine(base=0.008, row=0.0015)
+# Where trees should win, and where they must not hurt.
+TREES = {
+    **{f"gpu {rate}": head(steady(rate), 0.0006, GPU) for rate in (0.4, 0.6, 0.75)},
+    "gpu, dear levels": head(steady(0.6), 0.0025, GPU),
+    "gpu, from text to text": head(lambda request, place: 0.7 if (request // 10) % 2 else 0.4, 0.0006, GPU),
+}
+CHAINS = {
+    **{f"cpu {rate}": head(steady(rate), 0.0006, CPU) for rate in (0.05, 0.3, 0.6, 0.9)},
+    "cpu, dear levels": head(steady(0.6), 0.003, CPU),
+    "cpu, many others": head(steady(0.5), 0.0006, CPU, rescued=0.9),
+    "gpu, batch 64": head(steady(0.6), 0.0006, Machine(0.01, 0.0002, 1e-8), load=lambda begun: 64, requests=192),
+    "gpu, useless": head(steady(0.02), 0.0006, WORN, rescued=0.02),
+    "gpu, no others": head(steady(0.7), 0.0006, WORN, rescued=0.02),
+    "gpu, load of 1 and 64": head(
+        steady(0.6), 0.0006, WORN, requests=140, load=lambda begun: 64 if (begun // 64) % 2 else 1
+    ),
+}  # fmt: skip
+
 STATIONARY = {
     **{f"free {rate}": free(steady(rate)) for rate in (0.05, 0.3, 0.6, 0.95)},
     **{f"free, dear rows {rate}": free(steady(rate), Machine(row=0.012)) for rate in (0.3, 0.8, 0.95)},
@@ -54,7 +82,9 @@ DRIFTING = {
 
 def adaptive(scenario: Scenario, settings: Settings = Settings()) -> AdaptiveController:
     """One whose looks take a tenth of a millisecond each, whatever this machine does."""
-    traits = {arm.name: ArmTraits(arm.free, not arm.free) for arm in scenario.arms}
+    traits = {
+        arm.name: ArmTraits(arm.free, not arm.free and not arm.others, grows=bool(arm.others)) for arm in scenario.arms
+    }
     return AdaptiveController(traits, settings, clock=partial(next, count(0.0, 1e-4)))
 
 

@@ -106,6 +106,8 @@ def test_sglangs_flags_count_the_root() -> None:
     assert (asked.drafter, asked.num_speculative_tokens) == ("model:d", 5)
     assert speculation("--speculative-num-draft-tokens", "8").num_speculative_tokens == 7
     assert speculation("--speculative-algorithm", "NGRAM").drafter == "ngram"
+    tree = ["--speculative-num-steps", "5", "--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "17"]
+    assert (speculation(*tree).num_speculative_tokens, speculation(*tree).tree_nodes) == (5, 16)
     assert read("--context-length", "99", "--max-running-requests", "3")[1].max_model_len == 99
 
 
@@ -139,8 +141,10 @@ def test_llama_cpps_lists_of_drafters() -> None:
 def test_how_wide_a_tree_is_is_not_set() -> None:
     words = "--speculative-algorithm NGRAM --speculative-num-steps 5 --speculative-eagle-topk 8"
     asked, foreign = read(*words.split(), "--speculative-num-draft-tokens", "64")[2:]
-    assert (asked.num_speculative_tokens, asked.max_draft) == (None, 63)
+    assert (asked.num_speculative_tokens, asked.tree_nodes) == (5, 63)
     assert len(foreign) == 1 and "--speculative-eagle-topk 8" in foreign[0] and "controller" in foreign[0]
+    half = read(*words.split())[2]
+    assert (half.num_speculative_tokens, half.tree_nodes, half.max_draft) == (None, None, 5)
     with pytest.raises(RequestError, match="1 or more"):
         read("--speculative-eagle-topk", "-1")
 

@@ -53,10 +53,11 @@ class ChainRun {
         seen.clear();
         for (int64_t i = 0; i < count; ++i) {
             const int64_t* const pages = c.pages + c.first_pages[rows[i]];
-            slots[i] = slot_of(h, pages, places[i]);
+            const int64_t* const branch = c.branches == nullptr ? nullptr : c.branches + i * c.branch;
+            slots[i] = branch == nullptr ? slot_of(h, pages, places[i]) : branch[c.branch - 1];
             // The first place of a text has no feature before it: nobody sees it.
-            const int64_t all = places[i], window = h.layers[0].window;
-            seen.push_back(Seen{i, 1, pages, &places[i], window > 0 && window < all ? window : all, nullptr, 0});
+            const int64_t all = places[i], window = h.layers[0].window, seeing = window > 0 && window < all ? window : all;
+            seen.push_back(Seen{i, 1, pages, &places[i], seeing, branch, branch == nullptr ? 0 : all + 1 - c.branch});
         }
         layers.read(tokens.data(), c.features, count);
         layers.run(seen, places.data(), slots.data(), count);

@@ -36,6 +36,8 @@ struct Chain {
     int64_t* guesses;                    // [depth, rows], -1 behind a row's end; null: the logits of one step are wanted
     float* sure;                         // [depth, rows]
     int64_t rows, depth;
+    const int64_t* branches;             // [rows, branch]: slots of the last places each row sees, its own the last of
+    int64_t branch;                      // them: rows of one step that are nodes of trees; null: all lie in the pages
 };
 
 // What a block head is made of beside its layers.

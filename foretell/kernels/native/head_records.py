@@ -55,6 +55,8 @@ class ChainRecord(ctypes.Structure):
         ("sure", POINTER),
         ("rows", NUMBER),
         ("depth", NUMBER),
+        ("branches", POINTER),
+        ("branch", NUMBER),
     )
 
 

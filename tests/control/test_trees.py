@@ -1,0 +1,168 @@
+"""Trees in a world of numbers: they win where rows are cheap, and hurt nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from foretell.control.acceptance import WIDTHS, Acceptance, cell, tree_cell, width_of
+from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
+from foretell.control.simulation import Always, Scenario, World, best_fixed, best_tree
+from foretell.control.spending import Candidate, Market, best_plan, share_out
+from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes, Verdict
+from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adapted, adaptive, head, steady
+from tests.control.test_adaptive import Clock
+
+WITH_TREES = Settings(tree=64)
+QUICK = ("gpu 0.6", "gpu, dear levels", "cpu 0.6", "cpu 0.05", "gpu, no others")
+
+
+def brief(name: str) -> Scenario:
+    return replace({**TREES, **CHAINS}[name], requests=24)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_trees_win_where_rows_are_cheap_and_hurt_nowhere(name: str) -> None:
+    scenario = brief(name)
+    chain, plain = best_fixed(scenario, (0, 1, 2, 4, 8))
+    taken = adapted(scenario, WITH_TREES).seconds
+    assert chain / taken >= (1.05 if name in TREES else 0.95)
+    assert plain / taken >= 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", [*TREES, *CHAINS])
+def test_that_is_no_matter_of_luck(name: str, seed: int) -> None:
+    scenario = replace({**TREES, **CHAINS}[name], seed=seed)
+    chain, plain = best_fixed(scenario)
+    taken = adapted(scenario, WITH_TREES).seconds
+    assert chain / taken >= (1.05 if name in TREES else 0.95)
+    assert min(chain, best_tree(scenario, (1, 2, 4, 6, 8))) / taken >= 0.93
+    assert plain / taken >= 0.97
+
+
+def test_without_trees_it_decides_as_it_did() -> None:
+    scenario = brief("gpu 0.6")
+    assert adapted(scenario, Settings(tree=0)).seconds > 1.1 * adapted(scenario, WITH_TREES).seconds
+
+
+def test_alone_it_makes_trees_and_in_a_crowd_chains() -> None:
+    scenario = replace(CHAINS["gpu, load of 1 and 64"], tokens=40)
+    world = World(scenario, adaptive(scenario, WITH_TREES))
+    alone, crowd = [], []
+    for texts in world.steps():
+        if world.result.lengths and len(texts) in (1, 64):
+            (alone if len(texts) == 1 else crowd).append(world.result.lengths[-1])
+    late = alone[len(alone) // 2 :]
+    assert sum(late) / len(late) > 8
+    assert crowd and max(crowd[len(crowd) // 2 :]) < 6
+
+
+def test_the_world_grows_trees_fairly() -> None:
+    """A fixed tree of one level stands as often as its choices are right."""
+    scenario = replace(head(steady(0.5), 0.0, GPU, tokens=400), requests=50)
+    found = World(scenario, Always("head", 4, 1)).run()
+    rescued = sum(scenario.arms[0].others[:3])
+    assert found.tokens / found.steps == pytest.approx(1 + 0.5 + 0.5 * rescued, rel=0.02)
+
+
+def market(writers: int = 1, row: float = 0.001) -> Market:
+    return Market(writers, writers, [1 + row * (rows - writers) for rows in range(600)])
+
+
+def test_a_plan_weighs_levels_against_nodes() -> None:
+    """Levels take time, rows cost little: the tree is wide and not deep. Where rows cost, it is a chain."""
+    levels = {2: [0.8, 0.6, 0.5], 8: [0.95, 0.9, 0.85]}
+    head = Candidate("head", [0.6, 0.36, 0.2], lambda nodes, depth: 0.1 * depth, levels)
+    plan = best_plan(market(), [head], 0.01)
+    assert (plan.nodes, plan.depth) == (24, 3) and plan.gain == pytest.approx(3.7 / 1.324)
+    assert sum(plan.survival) == pytest.approx(2.7) and len(plan.survival) == 24
+    assert plan.survival[:3] == (0.6, 0.36, 0.2)
+    dear = best_plan(market(row=0.25), [head], 0.01)
+    assert dear.depth == dear.nodes == 1 and not dear.levels
+    assert best_plan(market(row=2.0), [head], 0.01).nodes == 0
+
+
+def test_of_trees_for_several_the_best_nodes_are_bought() -> None:
+    levels = {8: [0.95, 0.9, 0.85]}
+    head = Candidate("head", [0.6, 0.36, 0.2], lambda nodes, depth: 0.1 * depth, levels)
+    cheap, dear = market(4), market(4, row=0.04)
+    plans = [best_plan(cheap, [head], 0.01)] * 4
+    assert share_out(cheap, plans, 0.3, False, 0.01) == [24] * 4
+    given = share_out(dear, plans, 0.3, False, 0.01)
+    assert max(given) <= 3, "what is left of a tree under load is its chain"
+
+
+def test_what_a_tree_yields_is_learnt_level_by_level() -> None:
+    acceptance = Acceptance()
+    ledger = acceptance.ledger(0, "greedy")
+    budget = Budget(8, "head", levels=2)
+    draft = Draft((5, 6, 7), (-1, -1, 1), "head")  # a second choice that goes on, a first that does not
+    width = width_of(budget)
+    assert width is not None and WIDTHS[width] == 4
+    before = acceptance.bushy(ledger, "head", 2, width)
+    for _ in range(60):
+        acceptance.note(ledger, "head", draft, 1, budget)
+        acceptance.learn(ledger, [1, 6, 9])
+    rates = acceptance.rates(ledger, "head")
+    assert rates.rate(tree_cell(width, 1)) > 0.9 > 0.2 > rates.rate(tree_cell(width, 2))
+    assert rates.rate(cell(None, 1)) < 0.2, "the chain would have fallen"
+    assert rates.tried[cell(None, 2)] == 0, "what hangs on a second choice says nothing of chains"
+    assert acceptance.bushy(ledger, "head", 2, width)[1] < before[1]
+
+
+def test_a_branch_that_ends_before_its_time_has_fallen() -> None:
+    acceptance = Acceptance()
+    ledger, budget = acceptance.ledger(0, "greedy"), Budget(8, "head", levels=4)
+    for _ in range(40):
+        acceptance.note(ledger, "head", Draft((5,), (-1,), "head"), 1, budget)
+        acceptance.learn(ledger, [1, 5, 9, 9])
+    rates, width = acceptance.rates(ledger, "head"), width_of(budget)
+    assert width is not None and rates.rate(tree_cell(width, 2)) < 0.2
+    assert rates.tried[cell(None, 2)] == 0
+
+
+def test_requests_and_crowds_limit_trees() -> None:
+    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=64))
+    settings = clock.controller.settings
+    assert settings.tree_cap(clock.sequence(), 1) == 64
+    assert settings.tree_cap(clock.sequence(), 64) == TREE_ROWS // 64
+    assert settings.tree_cap(clock.sequence(max_draft=3), 1) == 3
+
+
+def test_a_fixed_length_may_be_that_of_a_tree() -> None:
+    arms = {"head": ArmTraits(grows=True), "model": ArmTraits()}
+    clock = Clock(arms, Settings(fixed=lambda batch: 4, tree=20))
+    seq = clock.sequence(drafter="head")
+    object.__setattr__(seq.request, "drafters", ("head",))
+    clock.controller.asks([seq])
+    assert clock.controller.budgets([seq], {}) == [Budget(20, "head", levels=4)]
+    object.__setattr__(seq.request, "drafters", ("model",))
+    clock.controller.asks([seq])
+    assert clock.controller.budgets([seq], {}) == [Budget(4, "model")], "who makes no trees is not asked for one"
+
+
+def test_levels_and_nodes_have_prices_of_their_own() -> None:
+    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=64))
+    drafting = clock.controller.drafting
+    seq: Sequence = clock.sequence(10_000)
+
+    def seen(draft: Draft, budget: Budget, seconds: float) -> None:
+        outcome = Outcome(Share.of(seq, 1, budget), draft, Verdict((), 1), kept=(1,))
+        drafting.observe([outcome], seconds, 0.01)
+
+    bush = Draft(tuple(range(12)), (-1,) * 4 + (0,) * 8, "head")
+    for _ in range(60):
+        seen(Draft.chain([1, 2, 3, 4], "head"), Budget(4, "head"), 4e-3)
+        seen(bush, Budget(12, "head", levels=2), 2e-3)
+    level, node, _ = drafting.costs["head"].prices(0.01)
+    assert level == pytest.approx(1e-3, rel=0.15) and node < 1e-4
+    clock.controller.observe([], StepTimes(0.0, 0.0))
+
+
+def test_cpu_prices_keep_to_chains() -> None:
+    result = adapted(replace(head(steady(0.6), 0.0006, CPU), requests=24), WITH_TREES)
+    late = result.lengths[len(result.lengths) // 2 :]
+    assert sum(late) / len(late) < 4

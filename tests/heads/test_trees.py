@@ -1,0 +1,172 @@
+"""Heads that guess in trees: the same text, whatever branch stands, and each node as its own branch would have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from foretell.draft.heads import HeadDrafter
+from foretell.draft.tree import MOST_WIDE
+from foretell.engine.engine import Engine
+from foretell.kernels.native.library import library
+from foretell.models.heads import HeadConfig
+from foretell.types import Budget, Draft, Sequence, SpeculationChoice
+from tests.heads.test_laws import Compared
+from tests.laws.test_same_text import SAMPLING, WORLDS, preempt_youngest, truth_for
+from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
+
+TREES = {name: replace(world, budget=14, levels=3) for name, world in WORLDS.items()}
+STEPPING = [name for name in HEADS if name not in ("block", "causal block", "medusa")]
+heads = pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+
+
+@pytest.mark.parametrize("world", TREES.values(), ids=TREES)
+@heads
+def test_a_tree_never_changes_the_text(config: HeadConfig, world: World) -> None:
+    assert generate(OwnHead(config), world, preempt_youngest, temperature=1.0) == truth_for("sampled")
+    assert generate(OwnHead(config, packed=True), world) == truth_for("greedy")
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_it_never_does_however_it_is_sampled(sampling: str) -> None:
+    for packed in (False, True):
+        drafter = OwnHead(HEADS["eagle"], packed=packed)
+        assert generate(drafter, TREES["page 4"], **SAMPLING[sampling]) == truth_for(sampling)
+
+
+def waiting(
+    config: HeadConfig, world: World, packed: bool = False, **params: object
+) -> tuple[HeadDrafter, list[Sequence]]:
+    """Texts of several lengths that could be guessed for now."""
+    engine = world.engine(drafter := OwnHead(config, packed=packed))
+    choice = SpeculationChoice(rule=params.pop("rule", None))  # type: ignore[arg-type]
+    tracks = [add(engine, str(i), prompt, choice, **params)[0] for i, prompt in enumerate(PROMPTS)]
+    for _ in range(4):
+        engine.step()
+    seqs = [track.seq for track in tracks if track.seq.finish is None]
+    for seq in seqs:
+        assert seq.pending == 1 and engine.runner.reserve(seq, len(seq.tokens) + 40)
+    assert isinstance(drafter.inner, HeadDrafter) and len(seqs) > 2
+    return drafter.inner, seqs
+
+
+def follow(draft: Draft, tokens: tuple[int, ...]) -> int:
+    """The node at the end of a branch."""
+    node = -1
+    for token in tokens:
+        (node,) = [child for child in draft.children(node) if draft.tokens[child] == token]
+    return node
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@heads
+def test_the_first_branch_is_the_chain(config: HeadConfig, page_size: int, packed: bool) -> None:
+    """And a text's tree is the same alone and in company."""
+    drafter, seqs = waiting(config, World(page_size=page_size, pages=600), packed)
+    chains = drafter.propose(seqs, [Budget(3)] * len(seqs))
+    trees = drafter.propose(seqs, [Budget(30, levels=3)] * len(seqs))
+    for seq, chain, tree in zip(seqs, chains, trees, strict=True):
+        assert len(tree) > 3 and max(tree.depths()) <= 3
+        assert len({*zip(tree.parents, tree.tokens, strict=True)}) == len(tree), "one row per token under one parent"
+        assert follow(tree, chain.tokens[:2]) >= 0
+        (alone,) = drafter.propose([seq], [Budget(30, levels=3)])
+        assert (alone.tokens, alone.parents) == (tree.tokens, tree.parents)
+        assert alone.confidence == pytest.approx(tree.confidence, rel=1e-4)
+        if config.kind != "medusa":  # whose shape is not made of how sure it is
+            shallow, wide = drafter.propose([seq, seq], [Budget(10, levels=1), Budget(30, levels=2)])
+            assert shallow.parents == (-1,) * min(10, MOST_WIDE) and max(wide.depths()) == 2
+
+
+@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_node_is_guessed_as_its_branch_alone_would_be(name: str, packed: bool) -> None:
+    """What follows a node is what a chain along its branch is followed by: siblings do not see each other."""
+    if packed and library() is None:
+        pytest.skip("no native library here")
+    drafter, seqs = waiting(HEADS[name], World(), packed)
+    for seq in seqs[:3]:
+        (tree,) = drafter.propose([seq], [Budget(36, levels=4)])
+        assert tree.confidence is not None
+        parents = [node for node in range(len(tree)) if tree.children(node)]
+        assert any(tree.children(tree.parents[node]).index(node) > 0 for node in parents), "a second choice goes on"
+        for node in parents:
+            known = along(drafter, seq, branch(tree, node))
+            for child in tree.children(node):
+                assert tree.confidence[child] == pytest.approx(known[tree.tokens[child]], rel=5e-2 if packed else 1e-4)
+
+
+def branch(tree: Draft, node: int) -> list[int]:
+    found: list[int] = []
+    while node >= 0:
+        found.append(tree.tokens[node])
+        node = tree.parents[node]
+    return found[::-1]
+
+
+def along(drafter: HeadDrafter, seq: Sequence, tokens: list[int]) -> dict[int, float]:
+    """How likely the head finds each token behind a branch, step by step as the head's own definition has it."""
+    from foretell.draft.eagle import EagleDrafter
+    from foretell.draft.eagle_trees import ALONE
+    from foretell.draft.heads_pages import Look
+
+    assert isinstance(drafter, EagleDrafter)
+    head, text = drafter.head, len(seq.tokens)
+    with torch.inference_mode():
+        memory, feature = drafter.pages.memory([seq], text + len(tokens)), drafter._features([seq])
+        for at, token in enumerate([seq.tokens[-1], *tokens]):
+            look = Look(memory, head.config.layer, [text - 1 + at], ALONE, hidden=1)
+            states = head.step(torch.tensor([token]), feature, head.turn(torch.tensor([text - 1 + at])), look)
+            feature = head.carry(states)
+        shares = head.logits(states)[0].softmax(-1)
+    return dict(zip(head.draft_ids.tolist(), shares.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@heads
+def test_where_guesses_are_judged_by_chance_siblings_are_drawn(config: HeadConfig, rule: str) -> None:
+    drafter, seqs = waiting(config, World(), rule=rule, temperature=1.0)
+    for tree in drafter.propose(seqs, [Budget(16, levels=3)] * len(seqs)):
+        assert tree.drawn == (True,) * len(tree) and tree.probs is not None and len(tree) > 3
+        assert len({*zip(tree.parents, tree.tokens, strict=True)}) == len(tree)
+        assert torch.allclose(tree.probs.sum(-1), torch.ones(len(tree)))
+        for node in range(len(tree)):
+            elder = [child for child in tree.children(tree.parents[node]) if child < node]
+            assert tree.probs[node, tree.tokens[node]] > 0
+            assert not tree.probs[node, [tree.tokens[child] for child in elder]].any(), "without replacement"
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block", "typical"])
+def test_every_rule_can_judge_them(rule: str) -> None:
+    for name in ("eagle", "block", "medusa"):
+        engine = TREES["page 4"].engine(OwnHead(HEADS[name], packed=True))
+        choice = SpeculationChoice(rule=rule)
+        tracks = [add(engine, str(i), prompt, choice, temperature=0.6)[0] for i, prompt in enumerate(PROMPTS)]
+        run(engine)
+        assert sum(track.speculation.drafted for track in tracks) > 100 and all(track.seq.finish for track in tracks)
+        assert sum(track.speculation.accepted for track in tracks) > 0
+
+
+@pytest.mark.parametrize("world", ["page 4", "page 16, short steps", "page 1"])
+@pytest.mark.parametrize("name", ["eagle", "eagle of two layers", "eagle with a window", "block", "distilled"])
+def test_trees_leave_nothing_in_the_pages(name: str, world: str) -> None:
+    truth = truth_for("sampled")
+    compared = Compared(HEADS[name], WORLDS[world].page_size, tree_around(truth))
+    assert generate(compared, TREES[world], preempt_youngest, temperature=1.0) == truth
+    assert compared.compared > 12
+
+
+def test_aborts_leave_nothing_behind() -> None:
+    truth = truth_for("sampled")
+    for moment in range(4):
+        drafter = OwnHead(HEADS["eagle"])
+        engine: Engine = TREES["page 4"].engine(drafter)
+        tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=1.0)]
+        for _ in range(moment):
+            engine.step()
+        engine.abort("1")
+        run(engine)
+        assert engine.runner.pool.held == 0 and not drafter.inner._trails  # type: ignore[attr-defined]
+        assert [tracks[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
