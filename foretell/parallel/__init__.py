@@ -1,6 +1,6 @@
 """A model split over several processes: the first plans, the others run the same steps on their part."""
 
-from .lead import lead
+from .leading import lead
 from .order import Order, Part, held_bytes
 from .starting import check_ranks, ranks_words, start_team
 from .team import Team
