@@ -6,7 +6,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-MOST_MARKS = 100_000  # about 30 MB; the ones unused for longest are forgotten
+MOST_MARKS = 100_000  # about 25 MB; the ones unused for longest are forgotten
 HOLDERS = 3  # replicas kept for one beginning, such as an instruction that all conversations share
 
 
