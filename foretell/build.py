@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import draft
 from .config import EngineConfig, SpeculationConfig
-from .control.adaptive import AdaptiveController
-from .control.costs import CostPrior, StepCosts
-from .control.settings import ArmTraits, Settings
+from .controlling import build_controller, costs_file, default_choice
 from .draft.base import Drafter
 from .engine.engine import Engine
 from .engine.profile import Profiler
-from .engine.requests import AUTO, Limits, RequestMaker, check_rule
+from .engine.requests import Limits, RequestMaker, check_rule
 from .engine.scheduler import Scheduler
 from .errors import RequestError
 from .heads import Heads, distilled, settled
-from .hub import Checkpoint, open_checkpoint, resolve
-from .kernels.rounded import Rounding
-from .kv.cache import LayerShape
 from .kv.prefix import PrefixIndex
 from .kv.swap import Swap
 from .models.config import ModelConfig
-from .models.decoder import Decoder
-from .models.load import choose_dtype, is_rounded, load_model
-from .models.quantize import Bits, native_for
-from .models.read_config import end_ids, read_config, sampling_defaults
-from .models.shard import Shard
-from .models.variants import prepared_bytes, quantize_weights, quantized, quantized_bytes, round_weights
+from .models.read_config import end_ids, sampling_defaults
+from .models.variants import quantized
+from .opened import Opened, Room, choose_device, open_model, say_nothing
 from .pairing import Pairing, judge_pair
-from .parallel import Part, Team, check_ranks, held_bytes, lead, ranks_words, start_team
-from .runner.memory import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory, step_bytes
+from .parallel import Team, check_ranks, held_bytes, lead, ranks_words, start_team
+from .runner.memory import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
-from .system import home, processor, usable_cores
+from .system import usable_cores
 from .tokenizer import Tokenizer
-from .types import SpeculationChoice
-from .verify.threshold import ThresholdSettings
 
 
 @dataclass(frozen=True)
@@ -65,113 +52,6 @@ class Assembly:
         """End what runs beside this process."""
         if self.team is not None:
             self.team.close()
-
-
-def say_nothing(_: str) -> None:
-    """For callers who want no progress shown."""
-
-
-def say_on_stderr(line: str) -> None:
-    """Standard output belongs to results."""
-    print(line, file=sys.stderr, flush=True)
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A model that was looked at and not yet loaded."""
-
-    checkpoint: Checkpoint
-    config: ModelConfig
-    tokenizer: Tokenizer
-    dtype: torch.dtype
-    device: torch.device
-    bits: Bits | None = None  # of a weight, where they are to be integers
-    rounding: Rounding | None = None  # of weights and rows, on a CUDA device
-    shard: Shard | None = None  # of a model that is split, the part that is loaded here
-
-    @property
-    def local(self) -> ModelConfig:
-        """What lies here."""
-        return self.config if self.shard is None else self.shard.part_of(self.config)
-
-    @property
-    def weights(self) -> int:
-        return prepared_bytes(self.local, self.dtype, self.device, self.bits, self.rounding)
-
-    @property
-    def loading(self) -> int:
-        """What its weights take in floats, before they are rounded."""
-        rounded = self.bits is not None or self.rounding is not None
-        return prepared_bytes(self.local, self.dtype, "meta") if rounded else 0
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of cache one token takes."""
-        layer = LayerShape(self.local.kv_heads, self.config.head_dim)
-        return self.config.layers * layer.bytes_per_token(self.dtype)
-
-    def step_bytes(self, tokens: int) -> int:
-        """What its steps work with on a GPU."""
-        c = self.local
-        width = 3 * c.width + 3 * c.ffn + (2 * c.heads + 2 * c.kv_heads) * c.head_dim
-        return step_bytes(width, tokens, self.config.vocab, self.dtype.itemsize)
-
-    def load(self, team: Team | None = None) -> Decoder:
-        """Its weights, or the first rank's part of them, and what joins it to the others."""
-        model = load_model(self.checkpoint, self.dtype, self.device, self.shard)
-        if team is not None and self.shard is not None:
-            model.meet(team.group)
-        return model
-
-    def part(self, room: Room) -> Part:
-        """What other ranks are to load of a model that is split, and the room they give it."""
-        context = min(room.context, self.config.context)
-        ways = (self.dtype, self.bits, self.rounding)
-        return Part(self.checkpoint.path, *ways, room.pages, room.page_size, context)
-
-    def ready(self, model: Decoder) -> Decoder:
-        """The loaded model with its weights as they will run; a copy in integers is made before this."""
-        if self.rounding is not None:
-            return round_weights(model, self.rounding)
-        return model if self.bits is None else quantize_weights(model, self.bits)
-
-    def runner(
-        self, model: Decoder, room: Room, taps: tuple[int, ...] = (), beside: tuple[LayerShape, ...] = ()
-    ) -> ModelRunner:
-        """What runs it, once it is loaded; `beside` are further layers of its cache."""
-        context = min(room.context, self.config.context)
-        return ModelRunner(self.ready(model), room.pages, room.page_size, context, taps, beside)
-
-    def copy_bytes(self, bits: Bits) -> int:
-        """What its weights take again in so many bits."""
-        return quantized_bytes(self.local, bits, self.dtype, self.device)
-
-
-@dataclass(frozen=True)
-class Room:
-    """Pages of the cache, and the longest text in them."""
-
-    pages: int
-    page_size: int
-    context: int
-
-
-def open_model(name: str, config: EngineConfig, say: Callable[[str], None], ranks: int = 1) -> Opened:
-    """Find a model and read what it is made of; with several ranks, for the first of them."""
-    checkpoint = open_checkpoint(resolve(name, say))
-    model_config = read_config(checkpoint)
-    device = choose_device(config.device)
-    dtype = choose_dtype(checkpoint, config.dtype, device)
-    rounding = choose_rounding(config, device)
-    bits = choose_bits(config, checkpoint, device)
-    if rounding is not None:
-        say(f"{name}: weights in {rounding}, each output by its own largest, and rows likewise")
-    if bits is not None:
-        own = " as its file's own are; quantization none is float32" if config.quantization == "auto" else ""
-        said = own if native_for(device) else ", run as floats: no native kernels"
-        say(f"{name}: weights rounded to int{bits}{said}")
-    shard = None if ranks == 1 else Shard(0, ranks)
-    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits, rounding, shard)
 
 
 def build_engine(
@@ -206,12 +86,7 @@ def _build(
     check_ranks(target.config, target.device, speculation, ranks)
     if drafter is None and target.bits in draft.copies_wanted(speculation):
         say(f"self:int{target.bits} is the target itself here and will not pay; quantization none makes it a copy")
-    beside = config
-    if speculation.draft_device is not None:
-        beside = replace(config, device=str(choose_device(speculation.draft_device, "draft_device")))
-    split = speculation.draft_tensor_parallel_size
-    like = target if split > 1 else replace(target, shard=None)
-    helpers = {name: distilled(name, like, config.model) or open_model(name, beside, say, split) for name in wanted}
+    helpers = _open_helpers(wanted, config, speculation, target, say)
     heads = Heads.opened(() if drafter is not None else draft.heads_wanted(speculation), target, config.model)
     pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
     context = _context(config, target.config)
@@ -255,6 +130,38 @@ def _build(
             speculation, target, runner, helpers, vocabularies, run_helper, room.pages * room.page_size, placed
         )
         drafter = draft.build(loader.parts(draft.models_wanted(speculation), twins), loader.again)
+    return _assembled(config, speculation, target, runner, drafter, memory, team, context)
+
+
+def _open_helpers(
+    wanted: tuple[str, ...],
+    config: EngineConfig,
+    speculation: SpeculationConfig,
+    target: Opened,
+    say: Callable[[str], None],
+) -> dict[str, Opened]:
+    """Draft models by name, where and in as many parts as they are to run."""
+    if speculation.draft_device is not None:
+        device = choose_device(speculation.draft_device, "draft_device")
+        beside = replace(config, device=str(device))
+    else:
+        beside = config
+    split = speculation.draft_tensor_parallel_size
+    like = target if split > 1 else replace(target, shard=None)
+    return {name: distilled(name, like, config.model) or open_model(name, beside, say, split) for name in wanted}
+
+
+def _assembled(
+    config: EngineConfig,
+    speculation: SpeculationConfig,
+    target: Opened,
+    runner: ModelRunner,
+    drafter: Drafter,
+    memory: MemoryPlan,
+    team: Team | None,
+    context: int,
+) -> Assembly:
+    """The loop around a runner and a drafter, and what callers talk to."""
     prefix = PrefixIndex(runner.pool) if config.prefix_cache else None
     swaps = target.device.type == "cuda" and team is None  # a copy of one rank's pages is of no use
     host_room = int(config.swap_space * GIB) if swaps else 0
@@ -278,46 +185,6 @@ def set_threads(wanted: int | None, ranks: int = 1) -> None:
     each = max(1, (wanted or torch.get_num_threads()) // ranks)
     if each != torch.get_num_threads():
         torch.set_num_threads(each)
-
-
-def costs_file(model: str, target: Opened) -> Path:
-    """Where what steps cost is kept: for this model on this device with so many threads."""
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
-    kernels = (target.bits or target.rounding, native_for(target.device) is not None)
-    parts: tuple[object, ...] = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
-    parts += () if target.shard is None else (target.shard,)
-    return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
-
-
-def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened) -> AdaptiveController:
-    """Who decides how far to guess for these drafters."""
-    settings = Settings(
-        most=config.budget,
-        fixed=config.fixed_lengths(),
-        throughput=config.goal == "throughput",
-        shortest=config.min_draft,
-        tree=config.tree,
-    )
-    arms = drafter.arms.items()
-    traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior, arm.grows) for name, arm in arms}
-    return AdaptiveController(traits, settings, StepCosts(_cost_prior(target)), presence=drafter)
-
-
-def _cost_prior(target: Opened) -> CostPrior:
-    """Before anything ran: a GPU takes many rows for the price of one, and a cached token costs its share of bytes."""
-    row = 0.03 if target.device.type == "cpu" else 0.002
-    return CostPrior(row=row, token=target.token_bytes / target.weights)
-
-
-def default_choice(config: SpeculationConfig) -> SpeculationChoice:
-    """What a request gets that says nothing of speculation."""
-    given = (config.acceptance_threshold, config.acceptance_threshold_lower)
-    known = ThresholdSettings()
-    if config.workload is not None and config.workload != AUTO:
-        known = ThresholdSettings.for_workload(config.workload)
-    upper, lower = given[0] if given[0] is not None else known.upper, given[1] if given[1] is not None else known.lower
-    thresholds = None if given == (None, None) else (upper, lower)
-    return SpeculationChoice(rule=config.rule, acceptance_threshold=thresholds, workload=config.workload)
 
 
 def _pair(target: Opened, helper: Opened, name: str, say: Callable[[str], None]) -> Pairing:
@@ -352,50 +219,6 @@ def _plan_memory(
     for helper in away:
         check_room(helper.weights + plan.pages * config.page_size * helper.token_bytes, helper.device)
     return plan
-
-
-def choose_bits(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> Bits | None:
-    """Of a weight; None for floats. Who names a float type gets it."""
-    if config.quantization == "auto":
-        fast = device.type == "cpu" and config.dtype == "auto" and native_for(device) is not None
-        return 8 if fast and is_rounded(checkpoint) else None
-    if config.quantization == "none" or device.type != "cpu":
-        return None
-    return 8 if config.quantization == "int8" else 4
-
-
-def choose_rounding(config: EngineConfig, device: torch.device) -> Rounding | None:
-    """In what a CUDA device has weights and rows; None for floats, and on a CPU, which has ways of its own."""
-    on_cpu, wanted = device.type == "cpu", config.quantization
-    if wanted == "fp8" and on_cpu:
-        raise RequestError("quantization", "fp8 runs on a CUDA device only; on a CPU take int8 or int4")
-    if wanted == "int4" and not on_cpu:
-        raise RequestError("quantization", "int4 runs on a CPU only; take int8 or fp8, or set device to cpu")
-    if on_cpu or wanted not in ("int8", "fp8"):
-        return None
-    return "int8" if wanted == "int8" else "fp8"
-
-
-def choose_device(name: str, field: str = "device") -> torch.device:
-    """The device of that name, if it is here; `field` is the setting it was named in."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise RequestError(field, f"{name!r} is not known; use auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RequestError(field, "no CUDA device is here; use cpu")
-    return device
-
-
-def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer that came with the model."""
-    if checkpoint.kind == "gguf":
-        return Tokenizer.from_gguf(checkpoint.config)
-    return Tokenizer.from_files(checkpoint.tokenizer_files)
 
 
 def _context(config: EngineConfig, model: ModelConfig) -> int:

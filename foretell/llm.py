@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from .build import Assembly, build_engine, say_nothing, say_on_stderr
+from .build import Assembly, build_engine
 from .config import EngineConfig, SpeculationConfig
 from .draft.base import Drafter
 from .engine.engine import Track
 from .engine.stats import Speculation
 from .errors import RequestError
+from .opened import say_nothing, say_on_stderr
 from .options import known_as, nearest
 from .outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
 from .params import SamplingParams

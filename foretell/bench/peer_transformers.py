@@ -12,7 +12,7 @@ from .item import Item
 from .peers import Asked, Reply
 
 if TYPE_CHECKING:
-    from foretell.build import Opened
+    from foretell.opened import Opened
 
 PLAIN, LOOKUP = TRANSFORMERS = ("transformers", "transformers:lookup")
 ABLE = ("temperature", "seed", "prediction")  # fields of a request that it is asked with, or whose loss changes no text

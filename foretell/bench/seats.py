@@ -11,12 +11,13 @@ from time import perf_counter
 from typing import Any
 
 from foretell import draft
-from foretell.build import Opened, build_controller, default_choice
 from foretell.config import SpeculationConfig
+from foretell.controlling import build_controller, default_choice
 from foretell.draft.base import Drafter, Wrapper
 from foretell.draft.mix import MixDrafter
 from foretell.draft.registry import make
 from foretell.llm import LLM
+from foretell.opened import Opened
 from foretell.types import Budget, Draft, Outcome, Sequence
 
 from .measure import Arm

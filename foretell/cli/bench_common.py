@@ -17,14 +17,14 @@ from foretell.options import given_options
 from .common import add_output_arguments, check_out, give, write_whole
 
 if TYPE_CHECKING:
-    from foretell.build import Opened
+    from foretell.opened import Opened
 
 AUTO = "auto"
 
 
 def look_at(args: argparse.Namespace) -> Opened:
     """The target, before it is loaded."""
-    from foretell.build import open_model, say_on_stderr
+    from foretell.opened import open_model, say_on_stderr
 
     config = EngineConfig(**given_options(args, EngineConfig))
     return open_model(config.model, config, say_on_stderr)

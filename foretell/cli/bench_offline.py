@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from foretell.bench.item import Item
     from foretell.bench.measure import Arm
     from foretell.bench.run import Finished
-    from foretell.build import Opened
     from foretell.llm import LLM
+    from foretell.opened import Opened
 
 OTHER_TEXT = 1  # the exit code where a text differs that must not
 FIXED_NODES = (4,)

@@ -18,8 +18,8 @@ from .command import Command
 
 if TYPE_CHECKING:
     from foretell.bench.synthetic import SyntheticFindings
-    from foretell.build import Opened
     from foretell.llm import LLM
+    from foretell.opened import Opened
 
 TASKS = ("chat", "math", "story")  # with short prompts: texts of a batch begin together
 OFF = 1  # the exit code where the law does not hold, or a text differs

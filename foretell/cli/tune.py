@@ -23,8 +23,8 @@ from .common import check_out, write_whole
 if TYPE_CHECKING:
     from foretell.bench.item import Item
     from foretell.bench.measure import Arm
-    from foretell.build import Opened
     from foretell.llm import LLM
+    from foretell.opened import Opened
     from foretell.tune.halving import Search
     from foretell.tune.verdict import Verdict
 

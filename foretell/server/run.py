@@ -47,7 +47,8 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
 
 def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationConfig) -> Service:
     """The model, ready to be asked."""
-    from foretell.build import build_engine, say_on_stderr
+    from foretell.build import build_engine
+    from foretell.opened import say_on_stderr
 
     assembly = build_engine(engine, speculation, say=say_on_stderr)
     assembly.grammars.prepare()

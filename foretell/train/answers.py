@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from foretell.build import Opened
 from foretell.llm import LLM
 from foretell.models.decoder import Decoder
 from foretell.models.read_config import end_ids
+from foretell.opened import Opened
 from foretell.params import SamplingParams
 from foretell.runner.memory import device_memory
 from foretell.sampling.noise import mix

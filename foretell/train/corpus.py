@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from foretell.build import Opened
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.models.decoder import Decoder
+from foretell.opened import Opened
 
 from .answers import SHORTEST, Writing, documents_of
 from .data import Ask, read_data

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from foretell.build import Opened, open_model
 from foretell.config import EngineConfig
 from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
+from foretell.opened import Opened, open_model
 from foretell.version import VERSION
 
 from .batches import Batches

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from foretell.build import Opened
 from foretell.models.decoder import Decoder
 from foretell.models.heads import Lender, MedusaHead, write_head
+from foretell.opened import Opened
 
 from .batches import Batches
 from .capture import Capture, States

@@ -21,7 +21,6 @@ from foretell.bench.scenes import Extent, Scene, adaptive_arm, all_scenes, arms_
 from foretell.bench.seats import Seats, open_with
 from foretell.bench.stand_ins import ORACLE_ERRS, UselessDrafter
 from foretell.bench.together import Batch, Together
-from foretell.build import open_model, say_nothing
 from foretell.cli import main as program
 from foretell.cli.bench import BENCH
 from foretell.cli.bench_never_slower import exit_code
@@ -29,6 +28,7 @@ from foretell.config import EngineConfig
 from foretell.draft.scripted import OracleDrafter
 from foretell.errors import RequestError
 from foretell.llm import LLM
+from foretell.opened import open_model, say_nothing
 from foretell.params import SamplingParams
 from foretell.types import Budget, Request
 from foretell.types import Sequence as Text

@@ -25,9 +25,9 @@ from foretell.bench.seats import Seats, open_with
 from foretell.bench.stage import EngineStage
 from foretell.bench.stored import read, result_of
 from foretell.bench.texts import records
-from foretell.build import open_model, say_nothing
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
+from foretell.opened import open_model, say_nothing
 from foretell.params import SamplingParams
 
 from .fakes import TEXT, FakeStage, arms, items, watch_nothing

@@ -43,7 +43,7 @@ def drafters() -> list[str]:
 def accepted_per_step(names: list[str]) -> dict[str, float]:
     """Over one prompt of each task, greedy, in the model's own integers: the same on every machine with our kernels."""
     from foretell.bench.seats import Seats, open_with
-    from foretell.build import open_model, say_nothing
+    from foretell.opened import open_model, say_nothing
 
     arms = arms_of(names, [LENGTH], SpeculationConfig())
     llm = open_with(arms, quiet=True)

@@ -13,11 +13,11 @@ from foretell.bench.measure import PLAIN
 from foretell.bench.plan import Plan
 from foretell.bench.seats import Seats, has_weights, open_with
 from foretell.bench.stage import EngineStage
-from foretell.build import Opened, open_model, say_nothing
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.llm import LLM
+from foretell.opened import Opened, open_model, say_nothing
 from foretell.types import Budget, Draft, Request, Sequence, SpeculationChoice
 
 

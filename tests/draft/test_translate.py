@@ -13,7 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foretell.build import say_nothing
 from foretell.control.controller import FixedController
 from foretell.draft.alignment import LONGEST, Retelling, Speller
 from foretell.draft.base import Drafter, NoDrafter
@@ -24,6 +23,7 @@ from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.load import load_model
+from foretell.opened import say_nothing
 from foretell.pairing import look_up
 from foretell.params import SamplingParams
 from foretell.runner.runner import ModelRunner

@@ -36,23 +36,51 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASE | {"kv", "sampling", "runner", "draft", "verify", "control"},
     "heads": BASE | {"hub", "kv", "models", "runner", "draft"},
     "replacing": BASE | {"hub", "models", "draft", "engine"},
+    "opened": BASE | {"hub", "kernels", "kv", "models", "runner", "parallel"},
+    "controlling": BASE | {"opened", "models", "control", "draft", "engine", "verify"},
     "build": BASE
-    | {"heads", "pairing", "hub", "kernels", "kv", "sampling", "verify", "models", "runner", "draft", "control"}
-    | {"engine", "parallel"},
-    "llm": BASE | {"build", "engine", "draft"},
+    | {"opened", "controlling", "heads", "pairing", "kv", "sampling", "models", "runner", "draft", "engine"}
+    | {"parallel"},
+    "llm": BASE | {"build", "opened", "engine", "draft"},
     "pairing": BASE | {"hub", "models", "draft"},
     "program": BASE | {"llm", "engine", "sampling"},
-    "server": BASE | {"build", "engine", "version", "hub", "replacing"},
+    "server": BASE | {"build", "opened", "engine", "version", "hub", "replacing"},
     "cluster": BASE | {"server"},
-    "bench": BASE | {"llm", "build", "engine", "draft"},
+    "bench": BASE | {"llm", "build", "opened", "controlling", "engine", "draft"},
     "plan": BASE | {"models", "hub"},  # sizes in configs; without torch
-    "tune": BASE | {"bench", "llm", "build", "draft"},
+    "tune": BASE | {"bench", "llm", "build", "opened", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
     "train": BASE
-    | {"llm", "build", "engine", "models", "runner", "kv", "kernels", "draft", "certify", "sampling", "hub", "version"},
+    | {
+        "llm",
+        "opened",
+        "engine",
+        "models",
+        "runner",
+        "kv",
+        "kernels",
+        "draft",
+        "certify",
+        "sampling",
+        "hub",
+        "version",
+    },
     "cli": BASE
     | {"plan", "tune", "train", "models", "cluster"}
-    | {"control", "llm", "hub", "bench", "certify", "server", "pairing", "build", "__init__", "engine", "draft"},
+    | {
+        "control",
+        "llm",
+        "hub",
+        "bench",
+        "certify",
+        "server",
+        "pairing",
+        "build",
+        "opened",
+        "__init__",
+        "engine",
+        "draft",
+    },
 }
 
 

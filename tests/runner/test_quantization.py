@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from foretell import LLM, SamplingParams
-from foretell.build import choose_bits, choose_rounding
 from foretell.config import EngineConfig
 from foretell.errors import CapacityError, RequestError
 from foretell.hub.checkpoint import Checkpoint
@@ -21,6 +20,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.layers import Linear
 from foretell.models.quantize import Bits, QuantizedLinear, round_linear, rounded_bytes
 from foretell.models.variants import prepared_bytes, quantize_weights, quantized
+from foretell.opened import choose_bits, choose_rounding
 from foretell.runner import native
 from foretell.runner.memory import GIB, Needs, plan_memory
 from foretell.runner.native import NativeExecutor

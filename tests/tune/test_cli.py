@@ -104,7 +104,7 @@ def test_drafters_without_room_are_told(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, quick: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from foretell.build import Opened
+    from foretell.opened import Opened
 
     monkeypatch.setattr(Opened, "copy_bytes", lambda self, bits: 1 << 60)
     out = tmp_path / "tuned.yaml"
