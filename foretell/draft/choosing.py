@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from foretell.sampling import noise
+from foretell.sampling.top import top
 from foretell.types import Sequence
 
 from .drawing import DraftTemperature, draft_probabilities
@@ -48,7 +50,8 @@ class Chooser:
         are its own; where all nodes of a level have the same ones, they are made up once."""
         owners = {row: plot for plot, mine in zip(plots, rows, strict=True) for row in mine}
         likely = [row for row, plot in owners.items() if not must_draw(plot.seq)]
-        known = dict(zip(likely, self._likeliest(logits[likely], [owners[row] for row in likely]), strict=True))
+        some = logits if likely == list(range(len(logits))) else logits[likely]
+        known = dict(zip(likely, self._likeliest(some, [owners[row] for row in likely]), strict=True))
         drawn = [row for row in owners if row not in known]
         shares = dict(zip(drawn, self._shares(logits[drawn], [owners[row] for row in drawn]), strict=True))
         for plot, mine in zip(plots, rows, strict=True):
@@ -63,8 +66,9 @@ class Chooser:
             return []
         most = min(MOST_WIDE, logits.shape[-1])
         if any(plot.races for plot in plots):
-            scores = self._odds(logits, plots)
-            shares, at = scores.topk(most)
+            shares, at = self._odds(logits, plots).topk(most)
+        elif logits.device.type == "cpu":
+            shares, at = _top_shares(logits, most)
         else:
             best, at = logits.topk(most)
             shares = (best - logits.logsumexp(-1, keepdim=True)).exp()
@@ -99,3 +103,12 @@ class Chooser:
         rows /= rows.sum(-1, keepdim=True)
         shares: list[float] = rows[torch.arange(count, device=rows.device), order].tolist()
         return Children(self.ids[order].tolist(), shares, rows)
+
+
+def _top_shares(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The likeliest of each row and where they stand; of a few rows on a CPU, where torch's threads cost more than
+    their work."""
+    at, scores = torch.tensor(top(logits, count)), logits.numpy()
+    highest = scores.max(-1, keepdims=True)
+    sums = np.exp(scores - highest).sum(-1, keepdims=True)
+    return torch.from_numpy(np.exp(np.take_along_axis(scores, at.numpy(), -1) - highest) / sums), at

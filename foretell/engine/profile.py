@@ -25,6 +25,7 @@ ROUNDS = 3
 TEXTS_AND_ROWS = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (4, 1), (4, 4), (8, 1), (8, 4), (16, 1), (16, 4), (32, 1))
 LONG, ROWS_OF_LONG = 1024, (1, 8)  # tokens of a long text, where the model takes as many
 TEXTS_AND_DEPTHS = ((1, 1), (1, 4), (4, 2))
+TREES = ((16, 2), (32, 4))  # nodes and levels
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Piece:
     cached: int
     arm: str = ""
     warms_up: bool = False
+    levels: int = 0  # of a tree
 
 
 class Profiler:
@@ -56,6 +58,8 @@ class Profiler:
             yield from (Piece(texts, rows, short, warms_up=not turn) for texts, rows in steps)
             yield from (Piece(1, rows, long, warms_up=not turn) for rows in ROWS_OF_LONG if steps)
             yield from (Piece(texts, depth, short, arm, not turn) for arm in arms for texts, depth in TEXTS_AND_DEPTHS)
+            grow = [arm for arm in arms if self.controller.arms[arm].grows and self.controller.settings.tree]
+            yield from (Piece(1, nodes, short, arm, not turn, levels) for arm in grow for nodes, levels in TREES)
         self.save()
 
     def load(self) -> bool:
@@ -119,14 +123,15 @@ class Profiler:
 
     def _measure(self, piece: Piece, seqs: list[Sequence]) -> None:
         if piece.arm:
-            budgets = [Budget(piece.rows, piece.arm)] * len(seqs)
+            budgets = [Budget(piece.rows, piece.arm, levels=piece.levels)] * len(seqs)
             self.engine.drafter.propose(seqs, budgets)  # reads the texts, and is not what is to be measured
             began = perf_counter()
             drafts = self.engine.drafter.propose(seqs, budgets)
             seconds, nodes = perf_counter() - began, sum(map(len, drafts))
             if nodes and not piece.warms_up:
                 costs = self.controller.draft_costs[piece.arm]
-                costs.observe(max(map(len, drafts)), nodes, 0, seconds, self.controller.costs.seconds(1))
+                depth = max(max(draft.depths(), default=0) for draft in drafts)
+                costs.observe(depth, nodes, 0, seconds, self.controller.costs.seconds(1))
             return
         drafts = [Draft.chain([0] * (piece.rows - 1), "profile")] * len(seqs)
         began = perf_counter()

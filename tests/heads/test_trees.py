@@ -170,3 +170,19 @@ def test_aborts_leave_nothing_behind() -> None:
         run(engine)
         assert engine.runner.pool.held == 0 and not drafter.inner._trails  # type: ignore[attr-defined]
         assert [tracks[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("name", ["eagle", "medusa"])
+def test_penalties_and_logprobs_follow_the_branch_that_stands(name: str) -> None:
+    """What looks back sees the guesses on the way to a row, and no siblings of theirs."""
+    params = {"temperature": 0.7, "frequency_penalty": 1.5, "repetition_penalty": 1.3, "logprobs": 3}
+    found = []
+    for drafter, world in ((None, World()), (OwnHead(HEADS[name], packed=True), TREES["page 4"])):
+        engine = world.engine(drafter)
+        tracks = [add(engine, str(i), prompt, **params)[0] for i, prompt in enumerate(PROMPTS)]
+        run(engine)
+        assert all(len(track.logprobs) == track.seq.written for track in tracks)
+        found.append(([track.seq.tokens for track in tracks], [each for track in tracks for each in track.logprobs]))
+    (plain, sure), (text, told) = found
+    assert text == plain and [each.rank for each in told] == [each.rank for each in sure]
+    assert [each.logprob for each in told] == pytest.approx([each.logprob for each in sure], abs=1e-4)
