@@ -214,7 +214,7 @@ class Always(Controller):
         self.arm, self.nodes, self.levels = arm, nodes, levels
 
     def budgets(self, seqs: list[Sequence], offers: Mapping[int, Mapping[str, Draft]]) -> list[Budget]:
-        return [self._budget(seq.room - 1) for seq in seqs]
+        return [self._budget(seq.room - 1) if seq.writing else Budget() for seq in seqs]  # as every controller does
 
     def _budget(self, room: int) -> Budget:
         if not self.levels:
