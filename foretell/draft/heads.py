@@ -182,6 +182,9 @@ class HeadDrafter(Drafter):
 
     def asked(self, seqs: list[Sequence], chains: list[Chain]) -> Asked:
         """The same in plain numbers."""
+        for seq, chain in zip(seqs, chains, strict=True):  # the library writes there and does not look
+            room = len(seq.pages) * self.pages.page_size
+            assert len(seq.tokens) - 1 + chain.budget.depth <= room, "pages were reserved for the guesses"
         return Asked(
             [seq.tokens[-1] for seq in seqs],
             [len(seq.tokens) - 1 for seq in seqs],

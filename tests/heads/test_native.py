@@ -70,6 +70,8 @@ def test_what_is_read_is_that_of_the_definition(config: HeadConfig) -> None:
         for _ in range(9):
             engine.step()
         seqs = [track.seq for track in tracks if track.seq.cached]
+        for seq in seqs:
+            engine.runner.reserve(seq, len(seq.tokens) + 1)
         drafter.inner.propose(seqs, [Budget(1)] * len(seqs))
         kept.append([each for seq in seqs for each in remembered(drafter.inner, seq)])
     assert len(kept[0]) == len(kept[1]) > 8
