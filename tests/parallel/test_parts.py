@@ -106,6 +106,7 @@ class Still:
 
 
 def test_the_cuda_executor_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="no Triton is here")
     if not torch.cuda.is_available():
         for name in ("Event", "Stream", "current_stream", "graph_pool_handle"):
             monkeypatch.setattr(torch.cuda, name, Still)
