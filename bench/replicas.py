@@ -25,8 +25,10 @@ from typing import Any
 
 import httpx
 
-from tests.cluster.load import Load, environment, replica_pids, wait_for
-from tests.server.process import ServerProcess, write_server_folder
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' servers and callers
+
+from tests.cluster.load import Load, environment, replica_pids, wait_for  # noqa: E402
+from tests.server.process import ServerProcess, write_server_folder  # noqa: E402
 
 REPLICAS = 2
 CONVERSATIONS, TURNS, AT_ONCE = 16, 6, 4

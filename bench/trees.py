@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -19,29 +18,26 @@ from statistics import median
 from time import perf_counter
 
 import torch
+from inflate import inflate
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from inflate import inflate  # noqa: E402
-
-from foretell.bench.item import Item  # noqa: E402
-from foretell.bench.workloads import load  # noqa: E402
-from foretell.build import read_tokenizer  # noqa: E402
-from foretell.control.controller import FixedController  # noqa: E402
-from foretell.draft.heads import HeadDrafter  # noqa: E402
-from foretell.draft.heads_kinds import beside, head_drafter  # noqa: E402
-from foretell.engine.engine import Engine  # noqa: E402
-from foretell.engine.requests import Limits, RequestMaker  # noqa: E402
-from foretell.engine.scheduler import Scheduler  # noqa: E402
-from foretell.hub import open_checkpoint, resolve  # noqa: E402
-from foretell.models.heads import Lender  # noqa: E402
-from foretell.models.heads.open import open_head, pack_head  # noqa: E402
-from foretell.models.load import load_model  # noqa: E402
-from foretell.models.variants import quantize_weights  # noqa: E402
-from foretell.params import SamplingParams  # noqa: E402
-from foretell.runner.runner import ModelRunner  # noqa: E402
-from foretell.tokenizer import Tokenizer  # noqa: E402
-from foretell.types import Draft, Sequence, Share, SpeculationChoice  # noqa: E402
+from foretell.bench.item import Item
+from foretell.bench.workloads import load
+from foretell.control.controller import FixedController
+from foretell.draft.heads import HeadDrafter
+from foretell.draft.heads_kinds import beside, head_drafter
+from foretell.engine.engine import Engine
+from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.scheduler import Scheduler
+from foretell.hub import open_checkpoint, resolve
+from foretell.models.heads import Lender
+from foretell.models.heads.open import open_head, pack_head
+from foretell.models.load import load_model
+from foretell.models.variants import quantize_weights
+from foretell.opened import read_tokenizer
+from foretell.params import SamplingParams
+from foretell.runner.runner import ModelRunner
+from foretell.tokenizer import Tokenizer
+from foretell.types import Draft, Sequence, Share, SpeculationChoice
 
 CONTEXT, PAGE, PAGES = 2048, 16, 512
 
