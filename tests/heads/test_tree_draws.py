@@ -66,6 +66,14 @@ def path(tree: ShapedTree, node: int) -> Context:
 
 
 @rules
+@pytest.mark.parametrize("shape", [SHAPES["siblings"], SHAPES["two levels"]])
+def test_they_do_where_every_token_may_come(
+    rule: Rule, shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bias(world("random", 3, 6, seed=2), drawn(shape, monkeypatch), rule, 2) < NEARLY
+
+
+@rules
 @shapes
 def test_drawn_trees_keep_the_law(rule: Rule, shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     assert bias(world("zeros", 3, 6, seed=2), drawn(shape, monkeypatch), rule, 2) < NEARLY
