@@ -50,6 +50,7 @@ class KVCache:
         """Copy whole slots, in every layer: what accepting a branch of a tree needs. Both rise, each target first."""
         if source == target:
             return
+        assert len(source) == len(target), "every slot has its place"
         if self.keys[0].is_cuda and find_spec("triton") is not None:
             self._mover(source, target)
             return
