@@ -298,7 +298,8 @@ class AdaptiveController(Controller):
             pairs = sum(each.share.start * (each.share.take + len(each.draft) - 1) for each in outcomes)
             self.costs.observe(rows, context, times.running, pairs)
         if drafted and self.costs.known:
-            self.drafting.observe(outcomes, times.drafting, self.costs.single)
+            seconds = times.drafting if times.proposing is None else times.proposing
+            self.drafting.observe(outcomes, seconds, self.costs.single)
         if self._due:
             looked = {seq.id for seq in self._due}
             for outcome in outcomes:

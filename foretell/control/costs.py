@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ FIRST = 3  # steps whose median sets the pace: any single one may have been an o
 LOADED = 32  # lessons that what an earlier run learnt counts for
 KNOWN_WELL = 64  # steps after which one of about as many rows as a late one teaches little:
 THINNED = 32  # one of so many is learnt
+
+BEGINNING = 0.2  # of what a draft of one node costs, the part that any draft costs
 
 Vector = NDArray[np.float64]
 
@@ -220,38 +222,46 @@ def _features(rows: int, context: int, pairs: int) -> Vector:
     return found
 
 
+class DraftPrices(NamedTuple):
+    """Seconds: to begin a draft, of a level of depth, of a node, of a token read."""
+
+    start: float
+    level: float
+    node: float
+    token: float
+
+
 class DraftCosts:
-    """Seconds of a draft by its depth, its nodes in all sequences, and the tokens that had to be read before."""
+    """Seconds of a draft: to begin at all, by its depth, its nodes in all sequences, and the tokens read before."""
 
     def __init__(self, share: float, node: float = 0.2) -> None:
         """`share` is what one node of one sequence is believed to cost, of a plain step, and `node` of that what it
         would cost beside others of its level."""
         self.share, self.node = share, node
         self._fit: Fit | None = None
-        self._prices: tuple[float, float, float] | None = None
+        self._prices: DraftPrices | None = None
 
-    def prices(self, plain: float) -> tuple[float, float, float]:
-        """Of a level of depth, of a node, of a token read; of `plain`, a plain step, while nothing is known."""
+    def prices(self, plain: float) -> DraftPrices:
+        """Of `plain`, a plain step, while nothing is known."""
         if self._prices is None:
             whole = max(self.share * plain, 1e-9)
-            return (1 - self.node) * whole, self.node * whole, 0.05 * whole
+            return DraftPrices(BEGINNING * whole, (1 - BEGINNING - self.node) * whole, self.node * whole, 0.05 * whole)
         return self._prices
 
     def seconds(self, depth: int, nodes: int, read: int, plain: float) -> float:
-        level, node, token = self.prices(plain)
-        return level * depth + node * nodes + token * read
+        start, level, node, token = self.prices(plain)
+        return (start if nodes else 0.0) + level * depth + node * nodes + token * read
 
     def observe(self, depth: int, nodes: int, read: int, seconds: float, plain: float) -> None:
         if self._fit is None:
             mean = np.array(self.prices(plain))
             self._fit = Fit(mean, np.outer(mean, mean) * PACE**2 + np.diag(mean**2))
-        self._fit.observe(np.array([depth, nodes, read], float), seconds)
+        self._fit.observe(np.array([1, depth, nodes, read], float), seconds)
         self._take_over()
 
     def _take_over(self) -> None:
         assert self._fit is not None, "something was observed"
-        level, node, token = self._fit.mean.tolist()
-        self._prices = (level, node, token)
+        self._prices = DraftPrices(*self._fit.mean.tolist())
 
     def dump(self) -> dict[str, Any]:
         """What was learnt, as plain values."""
@@ -259,7 +269,7 @@ class DraftCosts:
 
     def load(self, kept: dict[str, Any]) -> None:
         """Go on from what an earlier run learnt."""
-        found = Fit.load(kept, 3)
+        found = Fit.load(kept, len(DraftPrices._fields))
         if found is not None:
             self._fit = found
             self._take_over()

@@ -33,11 +33,11 @@ class Drafting:
 
     def for_one(self, market: Market, seq: Sequence, arm: str, on_trial: bool) -> Callable[[int, int], float]:
         """Seconds a sequence pays for so many nodes and levels, if its neighbours do alike."""
-        level, node, token = self.costs[arm].prices(market.plain)
+        start, level, node, token = self.costs[arm].prices(market.plain)
         # What must be read first is spread over the tokens it will serve; a draft for all is paid by all.
         ahead = max(1, min(seq.room, READ_ON_TRIAL if on_trial else READ_AHEAD))
         reading = token * self.behind(seq, arm) / ahead
-        level /= market.writers
+        reading, level = reading + start / market.writers, level / market.writers
         return lambda nodes, depth: reading + level * depth + node * nodes
 
     def for_all(self, market: Market, plans: list[Plan]) -> float:
@@ -67,7 +67,8 @@ class Drafting:
         if arm in self.free:
             return 0.0
         row = market.extra(market.writers) / market.writers
-        own = self.costs[arm].prices(market.plain)[1] if tree else self.node(market, arm)
+        prices = self.costs[arm].prices(market.plain)
+        own = prices.node if tree else prices.node + prices.level / market.writers
         return min(0.9, 0.7 * (own + row) * market.writers / market.plain)
 
     def observe(self, outcomes: list[Outcome], seconds: float, plain: float) -> None:

@@ -129,7 +129,10 @@ class Engine:
         if not plan:
             return []
         self._note_starts(plan)
-        trimmed = self.controller.trim(plan, self._propose(plan))
+        planned = perf_counter()
+        proposed = self._propose(plan)
+        proposing = perf_counter() - planned
+        trimmed = self.controller.trim(plan, proposed)
         drafts = [self._constrain(share, draft) for share, draft in zip(plan, trimmed, strict=True)]
         drafted = perf_counter()
         try:
@@ -137,7 +140,7 @@ class Engine:
         except torch.OutOfMemoryError as error:
             return self._shed(plan, error)
         judged = [self.commit(outcome) for outcome in self._judge(plan, drafts, output)]
-        times = StepTimes(drafted - began, perf_counter() - drafted)
+        times = StepTimes(drafted - began, perf_counter() - drafted, proposing)
         self.relief.went_well()
         self.scheduler.learn(plan, times.running)
         try:

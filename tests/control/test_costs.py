@@ -123,6 +123,14 @@ def test_drafts_are_priced_by_depth_nodes_and_reading() -> None:
     assert costs.seconds(0, 0, 300, 0.03) == pytest.approx(0.003, rel=0.3)
 
 
+def test_what_a_draft_costs_to_begin_is_not_taken_for_depth() -> None:
+    costs, rng = DraftCosts(0.1, 0.05), random.Random(2)
+    for depth in [1, 4] * 8 + [1] * 200:  # once the first few are known, short ones are all that is tried
+        costs.observe(depth, depth, 0, (1e-3 + 0.25e-3 * depth) * rng.lognormvariate(0, 0.05), 0.006)
+    assert costs.seconds(1, 1, 0, 0.006) == pytest.approx(1.25e-3, rel=0.05)
+    assert costs.seconds(4, 4, 0, 0.006) == pytest.approx(2e-3, rel=0.35)  # as all depth it would be 5e-3
+
+
 def test_rows_that_look_at_long_texts_are_found_dearer() -> None:
     costs, rng = StepCosts(), random.Random(3)
     for i in range(240):

@@ -157,7 +157,7 @@ def test_levels_and_nodes_have_prices_of_their_own() -> None:
     for _ in range(60):
         seen(Draft.chain([1, 2, 3, 4], "head"), Budget(4, "head"), 4e-3)
         seen(bush, Budget(12, "head", levels=2), 2e-3)
-    level, node, _ = drafting.costs["head"].prices(0.01)
+    _, level, node, _ = drafting.costs["head"].prices(0.01)
     assert level == pytest.approx(1e-3, rel=0.15) and node < 1e-4
     clock.controller.observe([], StepTimes(0.0, 0.0))
 
