@@ -131,6 +131,15 @@ def test_an_update_costs_no_request(server: ServerProcess, folder: Path, tmp_pat
     assert server.http.get("/server_info").json()["max_draft"] == 3
 
 
+def test_what_is_not_there_cannot_be_taken_down(server: ServerProcess, tmp_path: Path) -> None:
+    found = RAY.search(server.greeting)
+    assert found is not None
+    (tmp_path / "app.yaml").write_text(f"address: {found[1]}\napp_name: other\n")
+    words = [sys.executable, "-m", "foretell", "deploy", str(tmp_path / "app.yaml"), "--remove"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=60)
+    assert done.returncode == 2 and "app_name: other is not on this Ray; what is: foretell" in done.stderr
+
+
 def test_more_replicas_than_cores(folder: Path) -> None:
     words = [sys.executable, "-m", "foretell", "serve", str(folder), "--replicas", "4096"]
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=120)
