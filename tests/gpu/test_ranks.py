@@ -36,7 +36,7 @@ DRAFTERS: dict[str, Callable[[list[list[int]]], Drafter]] = {
     "eagle": lambda truth: OwnHead(HEADS["eagle"]),
     "tree around the text": tree_around,
 }
-SOON, PATIENCE = 40.0, 10.0  # seconds
+SOON = 20.0  # seconds
 
 
 class Elsewhere(Group):
@@ -88,33 +88,29 @@ def test_sums_are_in_the_graphs(ranks: Split) -> None:
     assert any(recording is not None for recording in recordings.values())
 
 
-@pytest.mark.parametrize(("sign", "words"), [("SIGKILL", "was ended by SIGKILL"), ("SIGSTOP", "answer")])
-def test_a_lost_rank_is_told_and_nothing_of_its_step_is_written(sign: str, words: str) -> None:
-    began = time.monotonic()
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.gpu.test_ranks", sign], stdout=subprocess.PIPE, text=True
-    ) as first:
+def test_a_killed_rank_is_told_and_nothing_of_its_step_is_written() -> None:
+    with subprocess.Popen([sys.executable, "-m", "tests.gpu.test_ranks"], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         try:
             told = json.loads(first.stdout.readline())
             assert first.wait(SOON) == 0, "it ends by itself"
         finally:
             first.kill()
-    assert words in told["error"] and told["seconds"] < SOON, time.monotonic() - began
+    assert "was ended by SIGKILL" in told["error"] and told["seconds"] < SOON
     assert 6 <= len(told["written"]) < len(told["truth"])
     assert told["written"] == told["truth"][: len(told["written"])]
 
 
-def lose(sign: str, folder: Path) -> dict[str, Any]:
-    """What became of a text whose second rank is lost in the midst of it."""
+def lose(folder: Path) -> dict[str, Any]:
+    """What became of a text whose second rank is killed in the midst of it."""
     truth, began = generate(prompts=[[1, 2, 3]])[0], 0.0
-    with split(folder, 2, patience=PATIENCE, device="cuda:0") as lost:
+    with split(folder, 2, device="cuda:0") as lost:
         engine = lost.engine()
         (track,) = add(engine, "0", [1, 2, 3])
         try:
             for step in range(100):
                 if step == 6:
-                    os.kill(lost.team.processes[0], signal.Signals[sign])
+                    os.kill(lost.team.processes[0], signal.SIGKILL)
                     began = time.monotonic()
                 engine.step()
         except RankError as error:
@@ -125,4 +121,4 @@ def lose(sign: str, folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place, on_two_machines():
-        print(json.dumps(lose(sys.argv[1], Path(place))), flush=True)
+        print(json.dumps(lose(Path(place))), flush=True)

@@ -21,6 +21,7 @@ DRAFTERS: dict[str, Callable[[Texts], Drafter]] = {
     "model": lambda truth: model_drafter(seed=5),
     "eagle": lambda truth: OwnHead(HEADS["eagle"]),
     "eagle as it is served": lambda truth: OwnHead(HEADS["eagle 1"], packed=True),
+    **{kind: lambda truth, kind=kind: OwnHead(HEADS[kind]) for kind in ("mtp", "block", "medusa")},  # type: ignore[misc]
     "random tree": lambda truth: ScriptedDrafter(random_tree),
     "tree around the text": tree_around,
 }
