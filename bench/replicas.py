@@ -91,7 +91,7 @@ def _kill_once(server: ServerProcess) -> dict[str, Any]:
         wait_for(lambda: sum(load.outcomes.values()) >= 60)
         died = time.monotonic()
         os.kill(replica_pids(server.process.pid)[0], signal.SIGKILL)
-        wait_for(lambda: len(living(server)) == REPLICAS and living(server) != before, 90)
+        wait_for(lambda: len(now := living(server)) == REPLICAS and now != before, 90)
         back = time.monotonic() - died
         time.sleep(2)
     return {**outcomes(load, died), "seconds_until_back": round(back, 1)}

@@ -6,10 +6,11 @@ import argparse
 from pathlib import Path
 
 from foretell.cluster.config import ClusterConfig
+from foretell.errors import RequestError
 from foretell.options import given_options
 
 from .command import Command
-from .serve import settings, with_file
+from .serve import read_file, settings, with_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not vars(read_file(args.config)):
+        raise RequestError("config", f"{args.config} is empty; say at least what to serve: 'model: smollm2-135m'")
     args = with_file(args)
     server, engine, speculation, _ = settings(args)
     given = given_options(args, ClusterConfig)

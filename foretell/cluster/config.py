@@ -71,8 +71,10 @@ class ClusterConfig:
     autoscaling: str | None = option(
         None, 'instead: as many as requests need, such as {"min_replicas": 1, "max_replicas": 4}; as in Ray Serve'
     )
-    replica_cpus: float | None = option(None, "cores of a replica (default: its share of the cores; 1 beside a GPU)")
-    replica_gpus: float | None = option(None, "GPUs of a replica (default: 1 where there are any)")
+    replica_cpus: float | None = option(
+        None, "cores of a replica (default: its share of the cores; beside GPUs one for each rank)"
+    )
+    replica_gpus: float | None = option(None, "GPUs of a replica (default: one for each rank, where there are any)")
     routing: str = option(
         "prefix",
         "which replica a request goes to: the one that has read its beginning, or the least loaded, or any",

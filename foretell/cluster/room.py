@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from foretell.errors import CapacityError
+from foretell.errors import CapacityError, RequestError
 
 from .config import ClusterConfig
+from .served import Served
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,17 @@ class Room:
         return " ".join([*parts, _some(self.cpus, "core")])
 
 
-def room_for(config: ClusterConfig, device: str, there: Mapping[str, float]) -> Room:
+def room_for(config: ClusterConfig, served: Served, there: Mapping[str, float]) -> Room:
     """What each replica gets of what is `there`, in Ray's words (CPU, GPU); refused where it is too little for all."""
     cores, cards = there.get("CPU", 0), there.get("GPU", 0)
-    gpus = config.replica_gpus
+    ranks, gpus = served.engine.tensor_parallel_size, config.replica_gpus
     if gpus is None:
-        gpus = 1 if device.startswith("cuda") or (device == "auto" and cards) else 0
+        gpus = served.gpus(any_there=cards > 0)
+    elif ranks > 1 and 0 < gpus < ranks and served.engine.device != "cpu":
+        raise RequestError("replica_gpus", f"{gpus:g} is too little: each of the {ranks} ranks needs one; leave it out")
     cpus = config.replica_cpus
     if cpus is None:
-        cpus = 1 if gpus else max(1, cores // config.most)
+        cpus = ranks if gpus else max(1, cores // config.most)  # beside a GPU, a core for each process
     _check(config.most, gpus, cards, "GPU", "replica_gpus")
     _check(config.most, cpus, cores, "core", "replica_cpus")
     return Room(cpus, gpus)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
 from types import FrameType
 from typing import Any
 
+from foretell.errors import ForetellError, RequestError
 from foretell.server.logs import set_up_logs
 
 from .config import ClusterConfig
 from .deploy import deploy, open_port, shown_address
-from .ray_start import Ray, check_installed, connect
+from .ray_start import Ray, check_installed, connect, running_here
 from .room import Room, room_for
 from .served import Served
 
@@ -32,7 +34,7 @@ def serve_replicas(config: ClusterConfig, served: Served, foreign: list[str]) ->
     try:
         handle, words = _put_up(config, served, ray)
         print(words, flush=True)
-        waiting.first.wait()
+        waiting.start()
         return _leave(handle, config, served, waiting)
     finally:
         _disconnect()
@@ -51,11 +53,19 @@ def deploy_app(config: ClusterConfig, served: Served) -> int:
 
 
 def remove_app(config: ClusterConfig) -> int:
-    """Take an application down when its answers are finished."""
+    """Take an application down when its answers are finished; no Ray is started for that."""
+    check_installed()
+    if not (config.address or os.environ.get("RAY_ADDRESS") or running_here()):
+        raise ForetellError("no Ray runs on this machine, so there is nothing to take down; say where by address")
     connect(config.address, config.dashboard, stay=True)
     try:
         from ray import serve
 
+        there = sorted(serve.status().applications)
+        if config.app_name not in there:
+            raise RequestError(
+                "app_name", f"{config.app_name} is not on this Ray; what is: {', '.join(there) or 'none'}"
+            )
         serve.delete(config.app_name)
         print(f"foretell: {config.app_name} is taken down; `ray stop` ends a Ray that was started for it")
     finally:
@@ -64,7 +74,7 @@ def remove_app(config: ClusterConfig) -> int:
 
 
 def _put_up(config: ClusterConfig, served: Served, ray: Ray) -> tuple[Any, str]:
-    room = room_for(config, served.engine.device, ray.resources)
+    room = room_for(config, served, ray.resources)
     server = served.server
     port = open_port(server.host, server.port, server.keep_alive)
     handle = deploy(config, served, room)
@@ -82,14 +92,23 @@ def greeting(config: ClusterConfig, served: Served, room: Room, port: int, ray: 
 
 
 class Signals:
-    """The first signal to stop lets texts finish; the second does not."""
+    """Of those that say to stop, the first lets texts finish, the second does not. Before there are any texts, while
+    replicas load, one ends all."""
 
     def __init__(self) -> None:
         self.first, self.second = threading.Event(), threading.Event()
+        self._started = False
         for sig in (signal.SIGINT, signal.SIGTERM):
             signal.signal(sig, self._heed)
 
+    def start(self) -> None:
+        """Now there may be texts; wait until a signal comes."""
+        self._started = True
+        self.first.wait()
+
     def _heed(self, sig: int, frame: FrameType | None) -> None:
+        if not self._started:
+            raise KeyboardInterrupt
         (self.second if self.first.is_set() else self.first).set()
 
 

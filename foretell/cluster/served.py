@@ -25,6 +25,13 @@ class Served:
         """That one replica writes or lets wait."""
         return self.engine.max_num_seqs + self.server.max_queue
 
+    def gpus(self, any_there: bool) -> int:
+        """Of one copy: one for each rank, and up to the one that the draft model has for itself."""
+        device, beside = self.engine.device, (self.speculation.draft_device or "").partition(":")
+        on_gpus = device.startswith("cuda") or (device == "auto" and any_there)
+        last = int(beside[2]) + 1 if beside[2].isdigit() else 1
+        return max(self.engine.tensor_parallel_size if on_gpus else 0, last if beside[0] == "cuda" else 0)
+
     def with_threads(self, threads: int) -> Served:
         """With the threads of a replica, where none were asked for."""
         if self.engine.threads is not None:

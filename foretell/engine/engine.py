@@ -139,7 +139,10 @@ class Engine:
             output = self.runner.forward(plan, drafts)
         except torch.OutOfMemoryError as error:
             return self._shed(plan, error)
-        judged = [self.commit(outcome) for outcome in self._judge(plan, drafts, output)]
+        outcomes = self._judge(plan, drafts, output)
+        if self.runner.followers is not None:
+            self.runner.followers.check()
+        judged = [self.commit(outcome) for outcome in outcomes]
         times = StepTimes(drafted - began, perf_counter() - drafted, proposing)
         self.relief.went_well()
         self.scheduler.learn(plan, times.running)

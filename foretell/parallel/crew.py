@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -19,7 +18,6 @@ from typing import Literal
 
 from foretell.errors import RankError
 
-LOG = logging.getLogger("foretell")
 PACKAGES = str(Path(__file__).parents[2])
 GRACE = 5.0  # seconds a process has to end by itself
 SETTLING = 0.5  # seconds after one rank's failure in which the others' show, of which one may be the cause
@@ -160,7 +158,6 @@ class Crew:
             self.failure = RankError(f"{words}; the model needs all of its ranks: start it again")
             listeners = list(self._listeners)
             self._changed.notify_all()
-        LOG.error("%s", self.failure)
         for process in self._processes.values():
             process.kill()
         for told in listeners:
@@ -178,6 +175,7 @@ def _start(threads: int) -> tuple[Connection, subprocess.Popen[bytes]]:
             stdin=subprocess.DEVNULL,
             env=os.environ | given,
             pass_fds=(theirs.fileno(),),
+            process_group=0,  # Ctrl-C of a terminal is the first rank's alone, while the others start, too
         )
     return ours, process
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -53,9 +54,9 @@ class Group:
         return torch.cat([part[:, :width] for part, width in zip(every, widths, strict=True)], 1) if every else x
 
     def abort(self) -> None:
-        """Let nobody wait for a rank that has gone: a CUDA device would do so for ever."""
+        """Let nobody wait for a rank that has gone: a CUDA device would do so for ever. Aside, for it may take long."""
         if self.device.type == "cuda":
-            self._backend.abort()
+            threading.Thread(target=self._backend.abort, name="foretell-abort", daemon=True).start()
 
     def _wait(self, start: Any) -> None:
         try:

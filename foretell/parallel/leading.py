@@ -52,6 +52,10 @@ class Followers:
         if source != target:
             self._team.tell(move_message(self._model, source, target))
 
+    def check(self) -> None:
+        """Raise if a rank was lost meanwhile: a CUDA device then ends a step as if all were well."""
+        self._team.check()
+
     def listen(self, told: Callable[[RankError], None]) -> None:
         self._team.listen(told)
 

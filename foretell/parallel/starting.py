@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -24,11 +25,19 @@ def check_ranks(target: ModelConfig, device: torch.device, speculation: Speculat
     if ranks == 1:
         return
     check_split(target, ranks)
-    for name in speculation.drafter.split(","):
+    for name in re.split("[,+]", speculation.drafter):  # several to choose from, or several in one tree
         if name.strip().partition(":")[0] in ("self", "exit"):
             words = f"{name.strip()} runs the target's own layers, which lie on {ranks} ranks; take another drafter"
             raise RequestError("drafter", words)
-    if device.type == "cuda" and torch.cuda.device_count() < ranks:
+    if device.type == "cuda":
+        check_devices(device, ranks)
+
+
+def check_devices(device: torch.device, ranks: int) -> None:
+    """Ranks take the devices in order, each its own."""
+    if device.index:
+        raise RequestError("device", f"{ranks} ranks run on cuda:0 to cuda:{ranks - 1}; say cuda instead of {device}")
+    if torch.cuda.device_count() < ranks:
         words = f"{ranks} ranks need a CUDA device each, and there are {torch.cuda.device_count()}"
         raise RequestError("tensor_parallel_size", words)
 

@@ -23,7 +23,7 @@ from .order import Order, Part, held_bytes
 
 
 def main(line: Connection) -> None:
-    """Do as told. Ctrl-C reaches all processes of a terminal; here the first rank alone decides what it means."""
+    """Do as told. Of an interrupt the first rank alone decides what it means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     order, port, patience = line.recv()
     inbox: SimpleQueue[bytes] = SimpleQueue()

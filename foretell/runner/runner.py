@@ -26,6 +26,7 @@ class Followers(Protocol):
     """Other processes that have a part of the model, and of its cache."""
 
     def move(self, source: list[int], target: list[int]) -> None: ...
+    def check(self) -> None: ...
     def listen(self, told: Callable[[RankError], None]) -> None: ...
 
 
@@ -86,7 +87,7 @@ class ModelRunner:
     @property
     def rows_are_exact(self) -> bool:
         """Whether a row has the same bits whatever runs beside it, so that nothing is left to rounding."""
-        return isinstance(self.executor, NativeExecutor)
+        return isinstance(getattr(self.executor, "own", self.executor), NativeExecutor)  # of ranks, this one's own
 
     def _make_executor(self) -> Executor:
         if self.device.type == "cuda":

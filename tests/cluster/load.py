@@ -7,6 +7,8 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +17,7 @@ from typing import Any
 import httpx
 
 REPLICA = b"ray::ServeReplica:%s:replica"  # how Ray names the process
+RANK = b"foretell.parallel.worker"
 
 
 @dataclass
@@ -90,15 +93,19 @@ class Load:
 
 def replica_pids(under: int, name: str = "foretell") -> list[int]:
     """The processes of an application's replicas that the process `under` has started."""
-    found = []
-    for pid in family(under):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if words.startswith(REPLICA % name.encode()):
-            found.append(pid)
-    return sorted(found)
+    return [pid for pid, words in command_lines(under) if words.startswith(REPLICA % name.encode())]
+
+
+def rank_pids(under: int) -> list[int]:
+    """Those of its ranks other than the first."""
+    return [pid for pid, words in command_lines(under) if RANK in words]
+
+
+def command_lines(under: int) -> Iterator[tuple[int, bytes]]:
+    """Of all that a process has started."""
+    for pid in sorted(family(under)):
+        with suppress(OSError):
+            yield pid, Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def family(pid: int) -> set[int]:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.cluster.conftest import needs_ray
-from tests.cluster.load import Load, environment, family, replica_pids, wait_for
+from tests.cluster.load import Load, environment, family, rank_pids, replica_pids, wait_for
 from tests.server.process import ServerProcess
 
 pytestmark = needs_ray
@@ -102,7 +102,7 @@ def test_a_killed_replica_costs_no_request_that_had_not_begun(server: ServerProc
     with Load(server.url) as load:
         wait_for(lambda: sum(load.outcomes.values()) >= 20)
         os.kill(pids[0], signal.SIGKILL)
-        wait_for(lambda: len(living(server)) == 2 and living(server) != before, 90)
+        wait_for(lambda: len(now := living(server)) == 2 and now != before, 90)
         done = sum(load.outcomes.values())
         wait_for(lambda: sum(load.outcomes.values()) >= done + 10)
     assert not load.wrong
@@ -131,6 +131,15 @@ def test_an_update_costs_no_request(server: ServerProcess, folder: Path, tmp_pat
     assert server.http.get("/server_info").json()["max_draft"] == 3
 
 
+def test_what_is_not_there_cannot_be_taken_down(server: ServerProcess, tmp_path: Path) -> None:
+    found = RAY.search(server.greeting)
+    assert found is not None
+    (tmp_path / "app.yaml").write_text(f"address: {found[1]}\napp_name: other\n")
+    words = [sys.executable, "-m", "foretell", "deploy", str(tmp_path / "app.yaml"), "--remove"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=60)
+    assert done.returncode == 2 and "app_name: other is not on this Ray; what is: foretell" in done.stderr
+
+
 def test_more_replicas_than_cores(folder: Path) -> None:
     words = [sys.executable, "-m", "foretell", "serve", str(folder), "--replicas", "4096"]
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=120)
@@ -144,6 +153,22 @@ def test_it_stops_when_told(folder: Path) -> None:
         assert process.http.get("/ready").status_code == 200
         assert process.stop() == 0
         assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+def test_a_replica_that_loses_a_rank_is_replaced(folder: Path) -> None:
+    with ServerProcess(
+        folder, "--replicas", "2", "--tensor-parallel-size", "2", "--health-check-period", "1"
+    ) as server:
+        before, ranks = living(server), rank_pids(server.process.pid)
+        assert len(before) == len(ranks) == 2
+        with Load(server.url) as load:
+            wait_for(lambda: sum(load.outcomes.values()) >= 10)
+            os.kill(ranks[0], signal.SIGKILL)
+            wait_for(lambda: len(now := living(server)) == 2 and now != before, 90)
+        assert not load.wrong, "what it could not answer the other did"
+        assert len(rank_pids(server.process.pid)) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
 @pytest.mark.slow

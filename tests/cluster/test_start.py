@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import signal
 import socket
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from foretell.cluster.deploy import why
 from foretell.cluster.ray_start import Ray, is_closed, running_here
 from foretell.cluster.replica import Replica
 from foretell.cluster.room import Room
-from foretell.cluster.run import greeting
+from foretell.cluster.run import Signals, greeting
 from foretell.cluster.served import Served
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
@@ -56,6 +58,8 @@ def test_without_ray_it_is_said_what_to_install(
         ("replicas: 2\nautoscaling: {max_replicas: 3}", "give one"),
         ("- replicas", "must have lines such as"),
         ("routing: nearest", "invalid choice"),
+        ("", "is empty; say at least what to serve"),
+        ("# model: smollm2-135m\nmodel:\n", "is empty"),
     ],
 )
 def test_mistakes_in_a_file(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +93,32 @@ def test_auto_needs_a_ray_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(RequestError, match="no Ray runs on this machine"):
         ray_start.connect("auto", dashboard=False, stay=True)
     assert dict(os.environ) == before
+
+
+def test_nothing_is_started_to_take_nothing_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("foretell.cluster.run.check_installed", lambda: None)
+    monkeypatch.setattr("foretell.cluster.run.connect", lambda *given, **more: pytest.fail("it was connected to"))
+    (tmp_path / "app.yaml").write_text("replicas: 2\n")
+    assert main(["deploy", str(tmp_path / "app.yaml"), "--remove"]) == 1
+    assert "nothing to take down" in capsys.readouterr().err
+
+
+def test_a_signal_ends_a_start_and_later_lets_texts_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    waiting = Signals()
+    with pytest.raises(KeyboardInterrupt):
+        handlers[signal.SIGINT](signal.SIGINT, None)
+    assert not waiting.first.is_set()
+    threading.Timer(0.05, lambda: handlers[signal.SIGTERM](signal.SIGTERM, None)).start()
+    waiting.start()
+    assert waiting.first.is_set() and not waiting.second.is_set()
+    handlers[signal.SIGINT](signal.SIGINT, None)
+    assert waiting.second.is_set()
 
 
 def test_why_replicas_did_not_start() -> None:

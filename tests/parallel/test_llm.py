@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.errors import ForetellError, RankError, RequestError
+from foretell.parallel.starting import check_devices
 from tests.folder import write_tiny_folder
 from tests.parallel.test_lost import gone
 from tests.server.process import ServerProcess
@@ -49,6 +51,8 @@ def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.Ca
         ({"tensor_parallel_size": 0}, "must be 1 or more"),
         ({"tensor_parallel_size": 2, "drafter": "exit:1"}, "lie on 2 ranks; take another drafter"),
         ({"tensor_parallel_size": 2, "drafter": "ngram,self:int8"}, "self:int8 runs the target's own layers"),
+        ({"tensor_parallel_size": 2, "drafter": "ngram+self:int8"}, "self:int8 runs the target's own layers"),
+        ({"tensor_parallel_size": 2, "drafter": "exit:1 + ngram"}, "exit:1 runs the target's own layers"),
         ({"draft_tensor_parallel_size": 2}, "the target is not split"),
         ({"tensor_parallel_size": 4, "draft_tensor_parallel_size": 2}, "or 4, as the target's"),
         ({"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2, "draft_device": "cpu"}, "that is whole"),
@@ -60,6 +64,16 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(RequestError, match=words):
         LLM(tiny_folder, quiet=True, **options)
+
+
+def test_ranks_take_the_devices_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_devices(torch.device("cuda"), 2)
+    check_devices(torch.device("cuda:0"), 2)
+    with pytest.raises(RequestError, match="device: 2 ranks run on cuda:0 to cuda:1; say cuda instead of cuda:1"):
+        check_devices(torch.device("cuda:1"), 2)
+    with pytest.raises(RequestError, match="3 ranks need a CUDA device each, and there are 2"):
+        check_devices(torch.device("cuda"), 3)
 
 
 def test_a_draft_model_on_a_device_of_its_own(tiny_folder: Path) -> None:

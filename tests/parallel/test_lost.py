@@ -10,11 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from foretell.errors import RankError
+from foretell.parallel.leading import LeadExecutor
+from foretell.runner.executor import StepOutput
+from foretell.runner.pack import Packed
 from tests.parallel.splitting import write_folder
 from tests.parallel.world import split
-from tests.tiny import add, tiny_decoder
+from tests.tiny import VOCAB, add, tiny_decoder
 
 SOON = 20.0  # seconds; it takes less than one where the machine is free
 PROGRAM = """
@@ -60,6 +64,29 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
                 break
             time.sleep(0.05)
         assert [str(error) for error in told] == [str(ranks.team._crew.failure)]
+
+
+def test_what_a_step_gives_whose_rank_is_lost_is_not_written(tmp_path: Path) -> None:
+    """On a CUDA device a step without one of its ranks is ended from outside, and ends as if all were well."""
+    with split(tmp_path, 2) as ranks:
+        engine = ranks.engine()
+        (track,) = add(engine, "0", [1, 2, 3])
+        engine.step()
+        written, lead = list(track.seq.tokens), engine.runner.executor
+
+        def go_on_alone(packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+            os.kill(ranks.team.processes[0], signal.SIGKILL)
+            for _ in range(int(SOON * 20)):
+                if ranks.team._crew.failure is not None:
+                    break
+                time.sleep(0.05)
+            return StepOutput(torch.zeros(len(packed.wanted), VOCAB), None)
+
+        assert isinstance(lead, LeadExecutor)
+        lead.own = go_on_alone
+        with pytest.raises(RankError, match="was ended by SIGKILL"):
+            engine.step()
+        assert track.seq.tokens == written
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
 from tests.parallel.world import Split, split
-from tests.tiny import HEADS, PROMPTS, OwnHead, add, generate, model_drafter, random_tree, run, tree_around
+from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, model_drafter, random_tree, run, tree_around
 
 Texts = list[list[int]]
 SAMPLING: dict[str, dict[str, object]] = {"greedy": {}, "sampled": {"temperature": 1.0}}
@@ -20,6 +21,7 @@ DRAFTERS: dict[str, Callable[[Texts], Drafter]] = {
     "model": lambda truth: model_drafter(seed=5),
     "eagle": lambda truth: OwnHead(HEADS["eagle"]),
     "eagle as it is served": lambda truth: OwnHead(HEADS["eagle 1"], packed=True),
+    **{kind: lambda truth, kind=kind: OwnHead(HEADS[kind]) for kind in ("mtp", "block", "medusa")},  # type: ignore[misc]
     "random tree": lambda truth: ScriptedDrafter(random_tree),
     "tree around the text": tree_around,
 }
@@ -71,3 +73,11 @@ def test_an_abort_in_between_changes_nothing(ranks: Split, plain: dict[str, Text
         written = track.seq.tokens[len(track.seq.request.prompt) :]
         assert written == plain["greedy"][i][: len(written)]
         assert (track.seq.finish == "abort") == (i == 1)
+
+
+def test_rows_are_as_exact_as_those_of_one_process(ranks: Split) -> None:
+    assert ranks.engine().runner.rows_are_exact == World().engine().runner.rows_are_exact
+
+
+def test_an_interrupt_of_a_terminal_is_the_first_ranks_alone(ranks: Split) -> None:
+    assert os.getpgid(0) not in {os.getpgid(process) for process in ranks.team.processes}

@@ -41,7 +41,7 @@ class Split:
         runner = ModelRunner(self.model, pages, PAGE_SIZE, CONTEXT, () if head is None else head.taps, beside)
         lead(runner, self.team)
         if head is not None:
-            head.bind(runner, Lender.of(tiny_decoder()), self.model.config.layers)
+            head.bind(runner, Lender.of(tiny_decoder().to(self.model.embed.device)), self.model.config.layers)
         scheduler = Scheduler(runner, PrefixIndex(runner.pool), 16, 64)
         return Engine(runner, drafter or NoDrafter(), FixedController(nodes), scheduler)
 
@@ -61,14 +61,14 @@ class Split:
 
 
 @contextmanager
-def split(folder: Path, size: int, patience: float = 60.0) -> Iterator[Split]:
-    """The tiny decoder on so many processes, this one included."""
+def split(folder: Path, size: int, patience: float = 60.0, device: str = "cpu") -> Iterator[Split]:
+    """The tiny decoder on so many processes, this one included, all on one device."""
     write_folder(tiny_decoder(), folder)
     part = Part(folder, torch.float32, None, None, PAGES, PAGE_SIZE, CONTEXT)
-    orders = [Order(Shard(rank, size), "cpu", 1, (part,)) for rank in range(1, size)]
-    team = Team(orders, torch.device("cpu"), patience)
+    orders = [Order(Shard(rank, size), device, 1, (part,)) for rank in range(1, size)]
+    team = Team(orders, torch.device(device), patience)
     try:
-        model = load_model(open_checkpoint(folder), torch.float32, "cpu", Shard(0, size))
+        model = load_model(open_checkpoint(folder), torch.float32, device, Shard(0, size))
         model.meet(team.group)
         team.wait()
         yield Split(model, team)

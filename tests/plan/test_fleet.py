@@ -170,10 +170,24 @@ def test_the_smallest_fleet_that_does(real: Pace) -> None:
     assert found.fleet.replicas > 1 and not trial.goals.met_by(trial.of(found.fleet.replicas - 1).run)
     told = found.as_json()
     assert told["dollars_per_hour"] == 3.0 * found.fleet.replicas
-    tokens = sum(call.output for call in trial.calls)
     assert told["dollars_per_million_tokens"] == pytest.approx(
-        told["dollars_per_hour"] / 3600 * found.run.end / tokens * 1e6
+        told["dollars_per_hour"] / 3600 / told["tokens_per_second"] * 1e6
     )
+
+
+def test_a_straggler_does_not_change_what_is_written_in_a_second() -> None:
+    """One text that takes as long again as all others together, at the pace of one."""
+    pace, seconds = steady(4, 1.0), 1000.0
+    usual = calls(Demand(rate=2.0, prompt=1.0, output=LONG, lengths="exponential"), seconds, 2)
+    runs = [
+        simulate(Fleet(1, pace), some, route_of("random", 2), seconds)
+        for some in (usual, [*usual, replace(usual[-1], at=seconds, number=len(usual), output=1e3 * LONG)])
+    ]
+    assert runs[1].end > 1.9 * runs[0].end
+    for name in ("tokens_per_second", "utilisation", "texts_served", "texts_at_once"):
+        assert getattr(runs[1], name) == pytest.approx(getattr(runs[0], name), rel=1e-3), name
+    late = [call.output for call in usual if call.at >= 0.1 * seconds]
+    assert runs[0].tokens_per_second == pytest.approx(sum(late) / (0.9 * seconds), rel=0.03)
 
 
 def test_a_fleet_that_is_too_small_does_not_keep_up(real: Pace) -> None:

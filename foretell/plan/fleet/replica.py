@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
 
 from .demand import Call
 from .pace import Pace
@@ -43,6 +44,13 @@ class Tally:
     seated: float = 0.0  # the same without those that wait
     written: float = 0.0  # tokens behind the first of each text
     read: float = 0.0  # tokens
+
+    @classmethod
+    def of_all(cls, tallies: Sequence[Tally]) -> Tally:
+        return cls(*(sum(values) for values in zip(*map(astuple, tallies), strict=True)))
+
+    def since(self, before: Tally) -> Tally:
+        return Tally(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .demand import Call
@@ -33,6 +33,7 @@ class Run:
     tallies: tuple[Tally, ...]
     seconds: float  # in which calls came
     end: float
+    usual: Tally  # of all copies, from when it had warmed up until the last call came
 
     @property
     def counted(self) -> list[Visit]:
@@ -49,23 +50,29 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float:
-        """Written by all copies."""
-        return sum(visit.call.output for visit in self.visits) / self.end if self.end else 0.0
+        """Written by all copies, while calls come: what it takes to finish the longest text says nothing of a rate."""
+        span = (WARM_UP * self.seconds, self.seconds)
+        firsts = sum(span[0] < visit.first <= span[1] for visit in self.visits)
+        return (self.usual.written + firsts) / self._time
 
     @property
     def utilisation(self) -> float:
         """The share of time in which a copy has work."""
-        return sum(tally.busy for tally in self.tallies) / (len(self.tallies) * self.end) if self.end else 0.0
+        return self.usual.busy / (len(self.tallies) * self._time)
 
     @property
     def texts_served(self) -> float:
         """On one copy at once, without those that wait."""
-        return sum(tally.seated for tally in self.tallies) / (len(self.tallies) * self.end) if self.end else 0.0
+        return self.usual.seated / (len(self.tallies) * self._time)
 
     @property
     def texts_at_once(self) -> float:
         """On one copy, waiting ones included."""
-        return sum(tally.texts for tally in self.tallies) / (len(self.tallies) * self.end) if self.end else 0.0
+        return self.usual.texts / (len(self.tallies) * self._time)
+
+    @property
+    def _time(self) -> float:
+        return (1 - WARM_UP) * self.seconds
 
     @property
     def keeps_up(self) -> bool:
@@ -85,38 +92,56 @@ class Run:
         return 1 - sum(visit.to_read for visit in self.visits) / asked if asked else 0.0
 
 
-def simulate(fleet: Fleet, calls: Sequence[Call], route: Route, seconds: float) -> Run:
-    """Send every call to a copy and run until all are served."""
-    replicas = [
-        Replica(number, fleet.pace, fleet.known_prefixes, fleet.prefix_tokens) for number in range(fleet.replicas)
-    ]
-    visits: list[Visit] = []
-    events: list[tuple[float, int, int]] = []  # when, the copy, and the version of its plans
+class _Fleet:
+    """Copies in the midst of it, and what is to happen next."""
 
-    def look_ahead(replica: Replica) -> None:
-        when = replica.next_event()
-        if when is not None:
-            heapq.heappush(events, (when, replica.number, replica.version))
+    def __init__(self, fleet: Fleet, route: Route) -> None:
+        self.replicas = [
+            Replica(number, fleet.pace, fleet.known_prefixes, fleet.prefix_tokens) for number in range(fleet.replicas)
+        ]
+        self.route, self.visits = route, list[Visit]()
+        self._events: list[tuple[float, int, int]] = []  # when, the copy, and the version of its plans
 
-    def let_pass(until: float) -> None:
-        while events and events[0][0] <= until:
-            when, number, version = heapq.heappop(events)
-            replica = replicas[number]
+    def come(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            self.let_pass(call.at)
+            replica = self.route(call, self.replicas)
+            self.visits.append(replica.add(call, call.at))
+            self._look_ahead(replica)
+
+    def let_pass(self, until: float) -> None:
+        while self._events and self._events[0][0] <= until:
+            when, number, version = heapq.heappop(self._events)
+            replica = self.replicas[number]
             if version == replica.version:
                 replica.advance(when)
                 replica.settle()
-                look_ahead(replica)
+                self._look_ahead(replica)
 
-    for call in calls:
-        let_pass(call.at)
-        replica = route(call, replicas)
-        visits.append(replica.add(call, call.at))
-        look_ahead(replica)
-    let_pass(float("inf"))
-    end = max([seconds, *(visit.done for visit in visits)])
-    for replica in replicas:
-        replica.advance(end)
-    return Run(tuple(visits), tuple(replica.tally for replica in replicas), seconds, end)
+    def tallied(self, at: float) -> Tally:
+        """Of all copies, up to a moment."""
+        self.let_pass(at)
+        for replica in self.replicas:
+            replica.advance(at)
+        return Tally.of_all([replica.tally for replica in self.replicas])
+
+    def _look_ahead(self, replica: Replica) -> None:
+        when = replica.next_event()
+        if when is not None:
+            heapq.heappush(self._events, (when, replica.number, replica.version))
+
+
+def simulate(fleet: Fleet, calls: Sequence[Call], route: Route, seconds: float) -> Run:
+    """Send every call to a copy and run until all are served."""
+    running, warm = _Fleet(fleet, route), WARM_UP * seconds
+    running.come(call for call in calls if call.at < warm)
+    before = running.tallied(warm)
+    running.come(call for call in calls if call.at >= warm)
+    usual = running.tallied(seconds).since(before)
+    running.let_pass(float("inf"))
+    end = max([seconds, *(visit.done for visit in running.visits)])
+    running.tallied(end)
+    return Run(tuple(running.visits), tuple(replica.tally for replica in running.replicas), seconds, end, usual)
 
 
 def quantile(ranked: Sequence[float], share: float) -> float | None:
