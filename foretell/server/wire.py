@@ -14,6 +14,9 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+BLANK = "\0"  # where a form has its words
+
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class CallerGone(Exception):
@@ -42,7 +45,19 @@ async def _gone(receive: Receive) -> None:
 
 def event(value: dict[str, Any]) -> bytes:
     """A server-sent event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + to_json(value).encode() + b"\n\n"
+
+
+class Form:
+    """An event that comes again and again with other words: all else is written once."""
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        """`value` has BLANK for its words, and behind them nothing that looks like it."""
+        self._before, _, self._after = event(value).rpartition(to_json(BLANK).encode())
+
+    def event(self, words: str) -> bytes:
+        """The event with these words."""
+        return self._before + to_json(words).encode() + self._after
 
 
 class EventStream(Response):
@@ -68,5 +83,6 @@ class EventStream(Response):
         async with aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for each in events:
-                await send({"type": "http.response.body", "body": each, "more_body": True})
+                if each:
+                    await send({"type": "http.response.body", "body": each, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
