@@ -178,7 +178,6 @@ class AsyncEngine:
 
     def _deliver(self, report: StepReport) -> None:
         self.load = report.load
-        self.observe(report)
         for piece in report.pieces:
             stream = self._streams.get(piece.delta.request_id)
             if stream is None:
@@ -190,6 +189,7 @@ class AsyncEngine:
                 if not stream.unfinished:
                     self._forget(stream)
             stream.put(piece)
+        self.observe(report)  # behind the words, for which somebody waits
 
     def _deliver_failure(self, names: Iterable[str], error: Exception) -> None:
         for name in names:

@@ -95,6 +95,7 @@ class Stream:
     requests: list[Request]
     patient: bool = False  # whether nobody looks before the texts have ended, so that pieces may gather
     close: Callable[[], None] = lambda: None
+    take: Callable[[Piece], bool] = lambda piece: False  # takes a piece at once, where somebody waits; False: it cannot
     unfinished: int = 0
     timer: asyncio.TimerHandle | None = None  # ends it when it has taken too long
 
@@ -107,6 +108,8 @@ class Stream:
 
     def put(self, piece: Piece) -> None:
         """The next piece has come; `unfinished` knows of it."""
+        if piece.delta.finish is None and self._is_awaited and self._taken(piece):
+            return
         self._came.append(piece)
         if not (self.patient and self.unfinished) or piece.delta.finish == "error" or len(self._came) >= MOST_GATHERED:
             self._wake()
@@ -115,6 +118,18 @@ class Stream:
         """Nothing comes any more."""
         self._failure = error
         self._wake()
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether all that came before has been dealt with."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def _taken(self, piece: Piece) -> bool:
+        try:
+            return self.take(piece)
+        except Exception as error:  # it is this caller's alone
+            self.fail(error)
+            return True
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

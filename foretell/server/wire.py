@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from .connections import connection_of
+
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
@@ -65,13 +67,22 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
-        """`close` is called at the end, however it comes: events that were never asked for cannot close anything."""
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        close: Callable[[], None],
+        shorten: Callable[[Any], None] = lambda connection: None,
+    ) -> None:
+        """`close` is called at the end, however it comes: events that were never asked for cannot close anything.
+        `shorten` is given the connection, if events can be written to it directly while the next one is waited for."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._close = events, close
+        self._events, self._close, self._shorten = events, close, shorten
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = connection_of(scope)
+        if connection is not None:
+            self._shorten(connection)
         try:
             await unless_gone(receive, self._send_all(send))
         except CallerGone:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
@@ -94,7 +95,8 @@ async def respond(
             stream = await service.open(job, deadline, patient=not body.stream)
         if not body.stream:
             return await whole(service, reply, stream)
-        return EventStream(events(service, reply, await first_of(stream), stream), stream.close)
+        told = events(service, reply, await first_of(stream), stream)
+        return EventStream(told, stream.close, partial(shorten, reply, stream))
 
     return await unless_gone(request.receive, begin())
 
@@ -140,6 +142,23 @@ async def events(service: Service, reply: Reply, pieces: list[Piece], stream: St
     finally:
         stream.close()
     yield DONE
+
+
+def shorten(reply: Reply, stream: Stream, connection: Any) -> None:
+    """Have the words of a text written as they come, and no task woken for them. Several texts are better sent at once,
+    and what comes to a slow reader waits its turn as ever."""
+    if len(stream.requests) > 1:
+        return
+
+    def take(piece: Piece) -> bool:
+        if not connection.has_room():
+            return False
+        told = reply.events(piece)
+        if told:
+            connection.write(told)
+        return True
+
+    stream.take = take
 
 
 def check(piece: Piece) -> None:
