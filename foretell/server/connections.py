@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import TimerHandle, Transport
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Scope
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -11,9 +11,18 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 CONNECTION = "foretell_connection"  # among a request's state
 
 
-def connection_of(scope: Scope) -> Any | None:
-    """The connection a request came by, where parts of its answer can be written to it directly: it is one of ours, and
-    they go in chunks."""
+class Direct(Protocol):
+    """A connection to which parts of the answer that is on its way can be written, past all that stands between."""
+
+    def has_room(self) -> bool:
+        """Whether it need not be waited for."""
+
+    def write(self, part: bytes) -> None:
+        """Send a part."""
+
+
+def direct(scope: Scope) -> Direct | None:
+    """The connection a request came by, where it is one of ours and answers go in chunks."""
     return scope.get("state", {}).get(CONNECTION) if scope["http_version"] == "1.1" else None
 
 
@@ -22,9 +31,8 @@ def impatient(seconds: float, longest: float) -> type[Any]:
     answer is not read for so long; or on which one takes `longest` from its request to its last byte."""
 
     class Impatient(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            super().__init__(*args, **settings)
-            self.app_state = {**self.app_state, CONNECTION: self}
+        def __init__(self, app_state: dict[str, Any], **settings: Any) -> None:
+            super().__init__(app_state={**app_state, CONNECTION: self}, **settings)
 
         def connection_made(self, transport: Transport) -> None:
             super().connection_made(transport)
@@ -34,7 +42,7 @@ def impatient(seconds: float, longest: float) -> type[Any]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._looking.cancel()
-            self.app_state = {}
+            self.app_state: dict[str, Any] = {}  # or it would hold itself
             self.resume_writing()
             super().connection_lost(exc)
 
@@ -50,11 +58,11 @@ def impatient(seconds: float, longest: float) -> type[Any]:
                 self._unread = None
 
         def has_room(self) -> bool:
-            """Whether more of an answer can be written without waiting."""
+            """Whether what was written before is on its way."""
             return self._unread is None and not self.transport.is_closing()
 
         def write(self, part: bytes) -> None:
-            """A part of the answer that is on its way, past all that stands between; it is a tenth of the work."""
+            """As a chunk, which is all that the others would make of it."""
             self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
         def _look(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .connections import connection_of
+from .connections import Direct, direct
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes, None],
         close: Callable[[], None],
-        shorten: Callable[[Any], None] = lambda connection: None,
+        shorten: Callable[[Direct], None] = lambda connection: None,
     ) -> None:
         """`close` is called at the end, however it comes: events that were never asked for cannot close anything.
         `shorten` is given the connection, if events can be written to it directly while the next one is waited for."""
@@ -80,7 +80,7 @@ class EventStream(Response):
         self._events, self._close, self._shorten = events, close, shorten
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = connection_of(scope)
+        connection = direct(scope)
         if connection is not None:
             self._shorten(connection)
         try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from .connections import Direct
 from .failures import INTERNAL, Failure, failure_of
 from .guards import shown_key
 from .jobs import Caller, Job
@@ -144,7 +145,7 @@ async def events(service: Service, reply: Reply, pieces: list[Piece], stream: St
     yield DONE
 
 
-def shorten(reply: Reply, stream: Stream, connection: Any) -> None:
+def shorten(reply: Reply, stream: Stream, connection: Direct) -> None:
     """Have the words of a text written as they come, and no task woken for them. Several texts are better sent at once,
     and what comes to a slow reader waits its turn as ever."""
     if len(stream.requests) > 1:
