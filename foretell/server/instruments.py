@@ -16,10 +16,12 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Tally:
-    """A counter with labels of its own; it can also follow a total that is kept elsewhere."""
+    """A counter, perhaps with labels of its own; it can also follow a total that is kept elsewhere."""
 
-    def __init__(self, counter: Counter, model: str) -> None:
+    def __init__(self, counter: Counter, model: str, labels: tuple[str, ...]) -> None:
         self._counter, self._model = counter, model
+        if not labels:
+            counter.labels(model)  # shown from the start
         self._totals: dict[tuple[str, ...], float] = {}
 
     def add(self, *labels: str, amount: float = 1) -> None:
@@ -87,7 +89,7 @@ class Instruments:
 
     def _tally(self, name: str, words: str, *labels: str) -> Tally:
         counter = Counter(PREFIX + name, words, ["model_name", *labels], registry=self.registry)
-        return Tally(counter, self._model)
+        return Tally(counter, self._model, labels)
 
     def _gauge(self, name: str, words: str) -> Gauge:
         return Gauge(PREFIX + name, words, ["model_name"], registry=self.registry).labels(self._model)
