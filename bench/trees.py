@@ -1,17 +1,18 @@
 """Trees against chains of the same head, by nodes: `python bench/trees.py --drafter eagle:FOLDER`
 
-On a GPU with `--device cuda --inflate --workload spec-bench --data FILE`. Every text is written by every arm in turn:
-chains of several lengths, and trees of several numbers of nodes and depths. Then what masks and the moving of an
-accepted branch take of a step. `--inflate` lets the target cost what 5.9 billion weights cost and say what the small
-one says (`inflate.py`). One table comes last, and the same as JSON.
+On a GPU: `--device cuda --inflate --workload spec-bench --data FOLDER --per-task 1 --seconds 150 --out FILE`. Every
+text is written in every way in turn: plainly, in chains of several lengths, in trees of several nodes and depths, and
+as the controller likes (`--controller`). After `--seconds` none but the first is begun; tasks take turns, so what is
+there is even.
+Then what masks and the moving of an accepted branch take of a step. `--inflate` lets the target cost what 5.9 billion
+weights cost and say what the small one says (`inflate.py`). The JSON file is whole after every text.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
@@ -19,20 +20,26 @@ from time import perf_counter
 
 import torch
 from inflate import inflate
+from rounds import DeviceClock, Taken, write
+from tree_report import Record, Report, Setting, Way
 
-from foretell.bench.item import Item
 from foretell.bench.workloads import load
-from foretell.control.controller import FixedController
+from foretell.control.adaptive import AdaptiveController
+from foretell.control.controller import Controller, FixedController
+from foretell.control.costs import CostPrior, StepCosts
+from foretell.control.settings import ArmTraits, Settings
 from foretell.draft.heads import HeadDrafter
 from foretell.draft.heads_kinds import beside, head_drafter
 from foretell.engine.engine import Engine
+from foretell.engine.profile import Profiler
 from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.hub import open_checkpoint, resolve
+from foretell.models.decoder import Decoder
 from foretell.models.heads import Lender
 from foretell.models.heads.open import open_head, pack_head
 from foretell.models.load import load_model
-from foretell.models.variants import quantize_weights
+from foretell.models.variants import quantize_weights, round_weights
 from foretell.opened import read_tokenizer
 from foretell.params import SamplingParams
 from foretell.runner.runner import ModelRunner
@@ -40,45 +47,26 @@ from foretell.tokenizer import Tokenizer
 from foretell.types import Draft, Sequence, Share, SpeculationChoice
 
 CONTEXT, PAGE, PAGES = 2048, 16, 512
+SIZES = (512, 1024, CONTEXT)  # of texts, by which a GPU records its steps
+SHORT = 24  # tokens of a text that warms up
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to guess; `levels` 0 is a chain, or with no nodes plain decoding."""
-
-    nodes: int
-    levels: int = 0
-
-    @property
-    def name(self) -> str:
-        return "plain" if not self.nodes else f"{self.nodes} in {self.levels}" if self.levels else f"chain {self.nodes}"
+class Text:
+    task: str
+    prompt: list[int]
 
 
-@dataclass
-class Taken:
-    """What texts took in one way, the prompts left out."""
-
-    seconds: float = 0.0
-    drafting: float = 0.0
-    tokens: int = 0
-    steps: int = 0
-    drafted: int = 0
-    rounds: list[float] = field(default_factory=list)  # tokens a second
-
-
-def chosen(args: argparse.Namespace, tokenizer: Tokenizer) -> list[list[int]]:
-    """Beginnings of the first items of each task, as many in all as are wanted."""
-    items = load(args.workload, args.data)
-    by_task = [[item for item in items if item.task == task] for task in dict.fromkeys(item.task for item in items)]
-    turns = [beginning(item, tokenizer) for some in zip_longest(*by_task) for item in some if item is not None]
-    return [each for each in turns if len(each) + args.max_tokens + args.at < CONTEXT][: args.texts]
-
-
-def beginning(item: Item, tokenizer: Tokenizer) -> list[int]:
-    if item.text is not None:
-        return tokenizer.encode(item.text)
-    asked = [{"role": "user", "content": turn} for turn in item.turns[:1]]
-    return tokenizer.encode_chat([*item.messages, *asked])
+def chosen(args: argparse.Namespace, tokenizer: Tokenizer) -> list[Text]:
+    """The first questions of each task that fit, tasks in turn."""
+    items = load(args.workload, args.data, args.tasks)
+    by_task: dict[str, list[Text]] = {item.task: [] for item in items}
+    for item in items:
+        prompt = tokenizer.encode(item.text) if item.text is not None else tokenizer.encode_chat(list(item.messages))
+        some = by_task[item.task]
+        if len(some) < args.per_task and len(prompt) + args.max_tokens + max(args.at, *args.nodes) < CONTEXT:
+            some.append(Text(item.task, prompt))
+    return [text for some in zip_longest(*by_task.values()) for text in some if text is not None]
 
 
 class Bench:
@@ -90,7 +78,7 @@ class Bench:
         checkpoint = open_checkpoint(resolve(args.model))
         base, self.tokenizer = load_model(checkpoint, dtype, device), read_tokenizer(checkpoint)
         head = open_head(Path(folder), base.config).load(Lender.of(base), dtype, CONTEXT)
-        model = inflate(base) if args.inflate else quantize_weights(base, 8) if args.int8 else base
+        model = rounded(inflate(base, args.inflate, dtype=dtype) if args.inflate else base, args)
         runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.taps, beside(head.config))
         if not args.inflate:
             pack_head(head, runner.model)
@@ -98,55 +86,42 @@ class Bench:
         if args.inflate:  # of the repeated states those of the small model
             wide, own = model.config.width, torch.arange(head.config.target_width, device=device)
             self.drafter._columns = torch.cat([tap * wide + own for tap in range(len(head.config.taps))])
-        scheduler = Scheduler(runner, None, 1, 512)
-        self.engine = Engine(runner, self.drafter, FixedController(0), scheduler)
-        limits = Limits(CONTEXT, frozenset(), model.config.vocab)
-        self.maker = RequestMaker(limits, self.tokenizer, self.drafter)
-        self.prompts = chosen(args, self.tokenizer)
-        self.args = args
+        self.engine = Engine(runner, self.drafter, FixedController(0), Scheduler(runner, None, 1, 512))
+        self.maker = RequestMaker(Limits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter)
+        self.texts, self.args, self.clock = chosen(args, self.tokenizer), args, DeviceClock(runner)
+        self.controllers: dict[Setting, AdaptiveController] = {}
 
-    def write(self, number: int, way: Way, taken: Taken) -> tuple[int, ...]:
-        """One text; its tokens."""
-        engine, args = self.engine, self.args
-        engine.controller = FixedController(way.nodes, way.levels)
-        params = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens, seed=number, ignore_eos=True)
-        choice = SpeculationChoice(rule=args.rule)
-        track = engine.add(self.maker.make(str(number), self.prompts[number], params, choice)[0])
-        while not track.seq.written:
-            engine.step()
-        drafting, steps, began = engine.stats.drafting_seconds, engine.stats.forwards, perf_counter()
-        before = track.seq.written
-        while engine.busy:
-            engine.step()
-        seconds, tokens = perf_counter() - began, track.seq.written - before
-        taken.seconds, taken.tokens = taken.seconds + seconds, taken.tokens + tokens
-        taken.drafting += engine.stats.drafting_seconds - drafting
-        taken.steps, taken.drafted = (
-            taken.steps + engine.stats.forwards - steps,
-            taken.drafted + track.speculation.drafted,
-        )
-        return tuple(track.seq.tokens)
+    def write(self, text: Text, setting: Setting, way: Way, tokens: int) -> tuple[Taken, tuple[int, ...]]:
+        """One text, and its tokens."""
+        self.engine.controller = self.controller(setting, way)
+        params = SamplingParams(temperature=setting.temperature, max_tokens=tokens, seed=0, ignore_eos=True)
+        request = self.maker.make("0", text.prompt, params, SpeculationChoice(rule=setting.rule))[0]
+        track = self.engine.add(request)
+        return write(self.engine, self.clock, track), tuple(track.seq.tokens)
 
-    def run(self, ways: list[Way]) -> dict[Way, Taken]:
-        """All texts in all ways, in turn; under `match` every way must write the same."""
-        found = {way: Taken() for way in ways}
-        for way in ways:
-            self.write(0, way, Taken())  # warms up: graphs are recorded, libraries loaded
-        for turn in range(self.args.rounds):
-            parts = {way: Taken() for way in ways}
-            for number in range(len(self.prompts)):
-                written = {self.write(number, way, parts[way]) for way in ways[turn:] + ways[:turn]}
-                if self.args.rule == "match" and self.args.device == "cpu":
-                    assert len(written) == 1, "a way to guess changed the text"
-            for way, part in parts.items():
-                whole = found[way]
-                whole.rounds.append(part.tokens / part.seconds)
-                for name in ("seconds", "drafting", "tokens", "steps", "drafted"):
-                    setattr(whole, name, getattr(whole, name) + getattr(part, name))
-        return found
+    def controller(self, setting: Setting, way: Way) -> Controller:
+        """That of a setting learns from text to text."""
+        if not way.free:
+            return FixedController(way.nodes, way.levels)
+        if setting not in self.controllers:
+            arms = self.drafter.arms.items()
+            traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior, arm.grows) for name, arm in arms}
+            costs = StepCosts(CostPrior(row=0.002 if self.args.device == "cuda" else 0.03))
+            found = AdaptiveController(traits, Settings(tree=way.nodes), costs, presence=self.drafter)
+            Profiler(self.engine, found).run()
+            self.controllers[setting] = found
+        return self.controllers[setting]
+
+    def warm_up(self, settings: list[Setting], ways: list[Way]) -> None:
+        """Steps are recorded by their sizes and kernels compiled: a text of each size in every way."""
+        sizes = {min(size for size in SIZES if len(text.prompt) < size): text for text in self.texts}
+        for number, setting in enumerate(settings):
+            for text in list(sizes.values())[: 1 if number else None]:
+                for way in ways:
+                    self.write(text, setting, way, SHORT)
 
     def masks_and_moves(self, nodes: int, cached: int = 512) -> dict[str, float]:
-        """Seconds of a step over a tree, over a chain of as many rows, and of moving a branch; medians."""
+        """Seconds of a step over a tree, what it takes beyond a chain of as many rows, and the move of a branch."""
         runner = self.engine.runner
         seq = Sequence(-1, self.maker.make("0", [1], SamplingParams(max_tokens=9))[0], [1] * (cached + 1), cached)
         assert runner.reserve(seq, cached + 1 + nodes)
@@ -162,13 +137,22 @@ class Bench:
             if self.args.device == "cuda":
                 torch.cuda.synchronize()
 
-        times = timed({"tree": lambda: step(tree), "chain": lambda: step(chain), "move": move}, self.args.repeats)
+        found = timed({"tree": lambda: step(tree), "chain": lambda: step(chain), "move": move}, self.args.repeats)
         runner.trim(seq, 0)
-        return times
+        beyond = median(tree - chain for tree, chain in zip(found["tree"], found["chain"], strict=True))
+        return {"step": median(found["tree"]), "masks": beyond, "move": median(found["move"])}
 
 
-def timed(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Medians of each, in turn."""
+def rounded(model: Decoder, args: argparse.Namespace) -> Decoder:
+    if args.quantization == "none":
+        return model
+    if args.device == "cuda":
+        return round_weights(model, args.quantization)
+    return quantize_weights(model, 8)
+
+
+def timed(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each, in turn."""
     found: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(repeats + 3):
         for name, job in jobs.items():
@@ -176,47 +160,41 @@ def timed(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]
             job()
             if turn >= 3:
                 found[name].append(perf_counter() - began)
-    return {name: median(each) for name, each in found.items()}
+    return found
 
 
 def ways(args: argparse.Namespace) -> list[Way]:
     trees = [Way(nodes, levels) for nodes in args.nodes for levels in args.depths if levels < nodes]
-    return [Way(0), *(Way(length) for length in args.chains), *trees]
+    trees += [Way(*map(int, shape.split(":"))) for shape in args.shapes]
+    free = [Way(max(args.nodes), free=True)] if args.controller else []
+    return [Way(0), *(Way(length) for length in args.chains), *dict.fromkeys(trees), *free]
 
 
-def report(found: dict[Way, Taken], times: dict[str, float], args: argparse.Namespace) -> dict[str, object]:
-    plain = median(found[Way(0)].rounds)
-    print("| nodes | tokens/s | of plain | accepted per step | drafting of a step | nodes drafted |")
-    print("|---|---:|---:|---:|---:|---:|")
-    for way, taken in found.items():
-        speed, steps = median(taken.rounds), max(1, taken.steps)
-        share = taken.drafting / taken.seconds
-        print(
-            f"| {way.name} | {speed:.1f} | {speed / plain:.2f} | {taken.tokens / steps:.2f} | {share:.0%} "
-            f"| {taken.drafted / steps:.1f} |"
-        )
-    best = {
-        kind: max(
-            (way for way in found if way.nodes and bool(way.levels) == tree), key=lambda w: median(found[w].rounds)
-        )
-        for kind, tree in (("chain", False), ("tree", True))
-    }
-    pairs = zip(found[best["tree"]].rounds, found[best["chain"]].rounds, strict=True)
-    gain = median(tree / chain for tree, chain in pairs)
-    extra = max(0.0, times["tree"] - times["chain"]) + times["move"]
-    print(f"\nbest tree ({best['tree'].name}) / best chain ({best['chain'].name}): {gain:.3f}")
-    print(
-        f"a step of {args.at} nodes: tree {times['tree'] * 1e3:.2f} ms, chain {times['chain'] * 1e3:.2f} ms, moving a "
-        f"branch {times['move'] * 1e3:.3f} ms: masks and moves are {extra / times['tree']:.1%}"
-    )
-    return {
-        "ways": {
-            way.name: {"rounds": each.rounds, "per_step": each.tokens / each.steps} for way, each in found.items()
-        },
-        "tree_over_chain": gain,
-        "masks_and_moves": extra / times["tree"],
-        "times": times,
-    }
+def run(bench: Bench, report: Report, args: argparse.Namespace, began: float) -> None:
+    """All texts in all ways, as long as there is time."""
+    rules = [Setting(heat, rule) for heat in args.temperatures for rule in args.rules]
+    settings = list(dict.fromkeys(each if each.temperature else Setting(0.0, "match") for each in rules))
+    some = ways(args)
+    bench.warm_up(settings, some)
+    print(f"ready after {perf_counter() - began:.0f} s; {len(bench.texts)} texts", flush=True)
+    for turn in range(args.rounds):
+        for number, text in enumerate(bench.texts):
+            for setting in settings:
+                if (turn or number) and perf_counter() - began > args.seconds:
+                    return
+                first = (turn + number) % len(some)
+                written = {w: bench.write(text, setting, w, args.max_tokens) for w in some[first:] + some[:first]}
+                records = [Record(setting, way, text.task, turn, written[way][0]) for way in some]
+                report.add(records, {way: tokens for way, (_, tokens) in written.items()})
+
+
+def show_masks(bench: Bench, report: Report, nodes: int) -> None:
+    times = bench.masks_and_moves(nodes)
+    share = (max(0.0, times["masks"]) + times["move"]) / times["step"]
+    said = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in times.items())
+    print(f"\na step over a tree of {nodes} nodes: {said}; masks and moves are {share:.1%}", flush=True)
+    report.more["masks_and_moves"] = {**times, "share": share, "nodes": nodes}
+    report.save()
 
 
 def main() -> None:
@@ -224,26 +202,34 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--drafter", required=True, help="KIND:FOLDER of a head")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--inflate", action="store_true")
-    parser.add_argument("--int8", action="store_true", help="a CPU's weights in 8 bits")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[8, 16, 32, 64, 128])
-    parser.add_argument("--depths", type=int, nargs="+", default=[3, 5, 7])
+    parser.add_argument("--inflate", type=int, nargs="?", default=0, const=7, help="copies of every unit")
+    parser.add_argument("--quantization", default="none", choices=("none", "int8", "fp8"), help="a CPU has int8 alone")
+    parser.add_argument("--nodes", type=int, nargs="*", default=[8, 16, 32, 64, 128])
+    parser.add_argument("--depths", type=int, nargs="+", default=[3, 5, 7], help="each with each of --nodes")
+    parser.add_argument("--shapes", nargs="*", default=[], help="further trees, as NODES:LEVELS")
     parser.add_argument("--chains", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8])
+    parser.add_argument("--controller", action="store_true", help="also as the controller likes")
     parser.add_argument("--workload", default="own")
     parser.add_argument("--data", type=Path, help="where the workload lies, if it does not come with the package")
-    parser.add_argument("--texts", type=int, default=8)
+    parser.add_argument("--tasks", nargs="*", default=[])
+    parser.add_argument("--per-task", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="none but the first text is begun later")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--rule", default="match")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--rules", nargs="+", default=["match"], help="for temperatures above 0")
     parser.add_argument("--at", type=int, default=64, help="nodes of the step whose masks and moves are timed")
+    parser.add_argument("--masks-only", action="store_true")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    began, report = perf_counter(), Report(args)
     bench = Bench(args)
-    found = bench.run(ways(args))
-    said = report(found, bench.masks_and_moves(args.at), args)
-    said["ranks"] = bench.drafter.ranks.rates[:3]
-    print(json.dumps(said))
+    if not args.masks_only:
+        run(bench, report, args, began)
+        report.show()
+        report.more["ranks"] = bench.drafter.ranks.rates[:3]
+    show_masks(bench, report, args.at)
 
 
 if __name__ == "__main__":

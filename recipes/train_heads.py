@@ -26,10 +26,10 @@ from foretell.train.documents import load_documents, save_documents
 
 COMMON = ["--held-out", "256", "--no-measure", "--save-every", "60s", "--check-every", "60s"]
 HEADS: dict[str, list[str]] = {
-    "eagle": ["--draft-tokens", "6", "--draft-vocab", "8192"],
-    "block": ["--draft-tokens", "7", "--draft-vocab", "8192", "--layers", "2", "--markov-rank", "16"],
-    "distill": ["--layers", "4", "--draft-vocab", "8192"],
-    "medusa": ["--draft-tokens", "3", "--draft-vocab", "8192"],
+    "eagle": ["--draft-tokens", "6", "--draft-vocab", "12288"],
+    "block": ["--draft-tokens", "7", "--draft-vocab", "12288", "--layers", "2", "--markov-rank", "16"],
+    "distill": ["--layers", "4", "--draft-vocab", "12288"],
+    "medusa": ["--draft-tokens", "3", "--draft-vocab", "12288"],
 }
 SHARES = {"eagle": 0.4, "block": 0.28, "distill": 0.24, "medusa": 0.08}  # of the whole time
 STARTING = 15  # seconds a run takes before its first step and after its last

@@ -11,11 +11,12 @@ from time import perf_counter
 from typing import Any
 
 from foretell import draft
-from foretell.config import SpeculationConfig
+from foretell.config import EngineConfig, SpeculationConfig
 from foretell.controlling import build_controller, default_choice
 from foretell.draft.base import Drafter, Wrapper
 from foretell.draft.mix import MixDrafter
 from foretell.draft.registry import make
+from foretell.heads import settled
 from foretell.llm import LLM
 from foretell.opened import Opened
 from foretell.types import Budget, Draft, Outcome, Sequence
@@ -119,6 +120,7 @@ class Seats:
 
     def drafter(self, config: SpeculationConfig) -> Drafter:
         """One that has learnt nothing yet."""
+        config = settled(config, self.llm.config.model)
         named, parts = draft.arms(config), replace(self._parts, config=config)
         if not any(has_weights(name) for name in named):
             return draft.build(parts)
@@ -136,6 +138,7 @@ def has_weights(name: str) -> bool:
 
 def open_with(arms: Several[Arm], **options: Any) -> LLM:
     """A model with all that these arms will need; what they share of speculation is theirs from the start."""
-    names = dict.fromkeys(name for arm in arms for name in draft.arms(arm.speculation))
+    model = str(options.get("model", EngineConfig.model))
+    names = dict.fromkeys(name for arm in arms for name in draft.arms(settled(arm.speculation, model)))
     shared = asdict(replace(arms[0].speculation, drafter=",".join(names), num_speculative_tokens=None))
     return LLM(**shared, **options)

@@ -133,11 +133,17 @@ class Judge:
         rows = [row for case in cases for row in case.rows()]
         logits = adjusted(logits, rows)
         probs = probabilities(logits, [row.params for row in rows])
-        if rule in BATCHED and self.rules is rule_of and all(case.draft.is_chain for case in cases):
-            return [(verdict, ()) for verdict in _judge_chains(rule, cases, probs)]
         sizes = [len(case.draft) + 1 for case in cases]
-        pairs = zip(cases, torch.split(probs, sizes), torch.split(logits, sizes), strict=True)
-        return [(self._judge_one(_lawful(case, scores), each), ()) for case, each, scores in pairs]
+        parts = list(zip(cases, torch.split(probs, sizes), torch.split(logits, sizes), strict=True))
+        verdicts: dict[int, Verdict] = {}
+        if rule in BATCHED and self.rules is rule_of:  # all chains at once, each tree by itself
+            chains = [i for i, case in enumerate(cases) if case.draft.is_chain]
+            mine = probs if len(chains) == len(cases) else torch.cat([probs[:0], *(parts[i][1] for i in chains)])
+            verdicts = dict(zip(chains, _judge_chains(rule, [cases[i] for i in chains], mine), strict=True))
+        for i, (case, each, scores) in enumerate(parts):
+            if i not in verdicts:
+                verdicts[i] = self._judge_one(_lawful(case, scores), each)
+        return [(verdicts[i], ()) for i in range(len(cases))]
 
     def _judge_one(self, case: Case, probs: Tensor) -> Verdict:
         probs = probs[: len(case.draft) + 1]
@@ -165,6 +171,8 @@ def _lawful(case: Case, scores: Tensor) -> Case:
 
 def _judge_chains(rule: str, cases: list[Case], probs: Tensor) -> list[Verdict]:
     """All chains at once; decides as the definition does."""
+    if not cases:
+        return []
     chains = batched.Chains.of([case.draft for case in cases], probs)
     seeds = torch.tensor([case.request.seed for case in cases], device=probs.device)
     roots = torch.tensor([case.share.length for case in cases], device=probs.device)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foretell.kernels.norm import rms_norm
 from foretell.kernels.rotary import rotate
@@ -21,6 +22,10 @@ from foretell.models.layers import Norm
 from foretell.models.rope import rope_table
 
 Tables = dict[Rope, Tensor]
+
+# Not cuDNN's, which is torch's first choice on new devices: it works out a plan for every shape it meets, and nearly
+# every batch has lengths of its own.
+ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def make_tables(model: Decoder, context: int) -> Tables:
@@ -99,10 +104,10 @@ def causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = N
     """q [rows, n, heads, dim] over k, v [rows, n, kv_heads, dim]; padding stands behind a row and is never seen."""
     share, length = q.shape[-2] // k.shape[-2], q.shape[1]
     q, k, v = q.transpose(1, 2), spread(k, share).transpose(1, 2), spread(v, share).transpose(1, 2)
-    if window is None or window >= length:
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-    else:
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=near(length, window, q.device), scale=scale)
+    everything = window is None or window >= length
+    mask = None if everything else near(length, window, q.device)
+    with sdpa_kernel(ANY_SHAPE):
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=everything, scale=scale)
     return seen.transpose(1, 2)
 
 

@@ -31,7 +31,7 @@ from .documents import coverage, data_hash, draft_vocabulary
 from .eagle import EagleMethod
 from .forecast import Forecast, forecast
 from .losses import DSPARK, LK, Mix
-from .making import DRAFT_VOCAB, DRAFTED, RATES, head_config, new_head, opened_head
+from .making import DRAFT_VOCAB, DRAFTED, OPTIMIZED, RATES, head_config, new_head, opened_head
 from .measure import Bench, drafter_name
 from .medusa import MedusaMethod
 from .method import Method
@@ -106,7 +106,8 @@ class Run:
         tokens = config.batch_tokens or BATCH[self.device.type]
         batches = Batches(self.corpus.training, tokens, config.seed, self.device)
         rate = config.learning_rate or RATES[order.kind]
-        optimizer = Optimizer(self.method.trained(), rate, config.warmup, config.clip)
+        evened = (config.optimizer or OPTIMIZED[order.kind]) == "muon"
+        optimizer = Optimizer(self.method.trained(), rate, config.warmup, config.clip, evened)
         standing = Standing(settings=self.settings, data=data_hash(self.corpus.training))
         capture = Capture(self.target, self.method.taps, self.corpus.longest + MARGIN)
         trainer = Trainer(self.method, capture, batches, optimizer, self._limits, order.out, standing)

@@ -9,6 +9,7 @@ from foretell.errors import RequestError
 from foretell.options import option, strict
 
 KINDS = ("medusa", "eagle", "block", "distill", "streaming")
+OPTIMIZERS = ("muon", "adamw")
 LOSSES = ("lk", "kl", "tv", "ce", "dspark")
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -34,6 +35,7 @@ class TrainConfig:
     learning_rate: float | None = option(None, "the highest (default: by the kind)")
     warmup: int = option(100, "steps until the learning rate is reached")
     clip: float = option(1.0, "the longest gradient")
+    optimizer: str | None = option(None, "muon or adamw (default: by the kind)", choices=OPTIMIZERS)
     loss: str = option("lk", "what is made small", choices=LOSSES)
     layers: int | None = option(None, "layers of the draft (eagle 1, block 2, distill 4, medusa 1)")
     draft_tokens: int | None = option(None, "tokens guessed a step (eagle 5, block 7, medusa 3)")
@@ -61,6 +63,8 @@ class TrainConfig:
                 raise RequestError(name, f"must be between 0 and 1, not {getattr(self, name)}")
         if self.loss not in LOSSES:
             raise RequestError("loss", f"must be {', '.join(LOSSES)}; not {self.loss!r}")
+        if self.optimizer not in (None, *OPTIMIZERS):
+            raise RequestError("optimizer", f"must be {' or '.join(OPTIMIZERS)}, not {self.optimizer!r}")
         if self.budget is not None and self.steps is not None:
             raise RequestError("steps", "give a budget or steps, not both")
 

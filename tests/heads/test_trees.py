@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from foretell.draft.heads import HeadDrafter
 from foretell.draft.tree import MOST_WIDE
 from foretell.engine.engine import Engine
+from foretell.engine.judge import Case, Judge, rule_of
 from foretell.kernels.native.library import library
 from foretell.models.heads import HeadConfig
-from foretell.types import Budget, Draft, Sequence, SpeculationChoice
+from foretell.types import Budget, Draft, Sequence, SpeculationChoice, Verdict
 from tests.heads.test_laws import Compared
 from tests.laws.test_same_text import SAMPLING, WORLDS, preempt_youngest, truth_for
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
@@ -149,6 +152,62 @@ def test_every_rule_can_judge_them(rule: str) -> None:
         assert sum(track.speculation.accepted for track in tracks) > 0
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_chains_beside_trees_are_judged_together_and_as_by_themselves(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone: list[Draft] = []
+    judge_one = Judge._judge_one
+
+    def counted(self: Judge, case: Case, probs: Tensor) -> Verdict:
+        alone.append(case.draft)
+        return judge_one(self, case, probs)
+
+    monkeypatch.setattr(Judge, "_judge_one", counted)
+    found = []
+    for judge in (Judge(), Judge(lambda request: rule_of(request))):
+        engine = TREES["page 4"].engine(OwnHead(HEADS["eagle"], packed=True))
+        engine.judge = judge
+        choices = [SpeculationChoice(rule=rule, max_draft=2 if i % 2 else None) for i in range(len(PROMPTS))]
+        tracks = [add(engine, str(i), PROMPTS[i], choice, temperature=0.8)[0] for i, choice in enumerate(choices)]
+        run(engine)
+        found.append([track.seq.tokens for track in tracks])
+        if len(found) == 1:
+            assert len(alone) > 10 and not any(draft.is_chain for draft in alone)
+    assert found[0] == found[1] and any(draft.is_chain and len(draft) for draft in alone)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("page_size", [3, 7])
+@heads
+def test_drawn_trees_survive_preemption_and_aborts(config: HeadConfig, page_size: int, rule: str) -> None:
+    """Nothing is lost, whatever happens on the way; what is written has the same law (`test_tree_draws.py`)."""
+    engine = replace(TREES["page 4"], page_size=page_size, pages=90 // page_size).engine(drafter := OwnHead(config))
+    choice, rng = SpeculationChoice(rule=rule), random.Random(page_size)
+    tracks = [add(engine, str(i), prompt, choice, temperature=0.8)[0] for i, prompt in enumerate(PROMPTS)]
+
+    def disturb(engine: Engine) -> None:
+        for seq in list(engine.scheduler.running):
+            if rng.random() < 0.2:
+                engine.scheduler.preempt(seq)
+        if engine.stats.forwards == 5:
+            engine.abort("1")
+
+    run(engine, disturb)
+    assert engine.runner.pool.held == 0 and not drafter.inner._trails  # type: ignore[attr-defined]
+    assert [track.seq.finish == "abort" for track in tracks] == [False, True, False, False, False]
+    assert engine.stats.speculation.drafted > 50
+
+
+@pytest.mark.parametrize("page_size", [2, 3, 7, 64])
+@pytest.mark.parametrize("name", ["eagle", "medusa", "block"])
+def test_pages_may_be_of_any_size(name: str, page_size: int) -> None:
+    world = replace(TREES["page 4"], page_size=page_size, pages=600 // page_size)
+    assert generate(OwnHead(HEADS[name], packed=True), world, preempt_youngest) == truth_for("greedy")
+    truth = truth_for("sampled")
+    assert generate(tree_around(truth), world, preempt_youngest, temperature=1.0) == truth
+
+
 @pytest.mark.parametrize("world", ["page 4", "page 16, short steps", "page 1"])
 @pytest.mark.parametrize("name", ["eagle", "eagle of two layers", "eagle with a window", "block", "distilled"])
 def test_trees_leave_nothing_in_the_pages(name: str, world: str) -> None:
@@ -158,10 +217,11 @@ def test_trees_leave_nothing_in_the_pages(name: str, world: str) -> None:
     assert compared.compared > 12
 
 
-def test_aborts_leave_nothing_behind() -> None:
+@heads
+def test_aborts_leave_nothing_behind(config: HeadConfig) -> None:
     truth = truth_for("sampled")
     for moment in range(4):
-        drafter = OwnHead(HEADS["eagle"])
+        drafter = OwnHead(config)
         engine: Engine = TREES["page 4"].engine(drafter)
         tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=1.0)]
         for _ in range(moment):

@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "program": BASE | {"llm", "engine", "sampling"},
     "server": BASE | {"build", "opened", "engine", "version", "hub", "replacing"},
     "cluster": BASE | {"server"},
-    "bench": BASE | {"llm", "build", "opened", "controlling", "engine", "draft"},
+    "bench": BASE | {"llm", "heads", "build", "opened", "controlling", "engine", "draft"},
     "plan": BASE | {"models", "hub"},  # sizes in configs; without torch
     "tune": BASE | {"bench", "llm", "build", "opened", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},

@@ -45,10 +45,10 @@ def method_for(kind: str, model: Decoder, **settings: object) -> tuple[Method, C
     return made[kind](), capture
 
 
-def trained(kind: str, steps: int, folder: Path, dtype: torch.dtype = torch.float32) -> Trainer:
+def trained(kind: str, steps: int, folder: Path, dtype: torch.dtype = torch.float32, evened: bool = False) -> Trainer:
     method, capture = method_for(kind, target().to(dtype))
     batches = Batches(texts(), 512, 0, CPU)
-    optimizer = Optimizer(method.trained(), 1e-2, 5, 1.0)
+    optimizer = Optimizer(method.trained(), 3e-2 if evened else 1e-2, 5, 1.0, evened)
     trainer = Trainer(method, capture, batches, optimizer, Limits(steps, None), folder, Standing())
     trainer.run(lambda: None, lambda shown: None)
     return trainer
@@ -74,27 +74,31 @@ def test_whole_texts_at_once_give_the_states_of_the_runner() -> None:
         torch.testing.assert_close(mine[0], other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("evened", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_makes_guesses_stand(kind: str, tmp_path: Path) -> None:
+def test_training_makes_guesses_stand(kind: str, evened: bool, tmp_path: Path) -> None:
     method, capture = method_for(kind, target())
     apart = Batches(texts(seed=1, count=6), 512, 0, CPU)
     before, _ = estimate(method, capture, apart, 0)
-    trainer = trained(kind, 120 if kind == "medusa" else 60, tmp_path)
+    trainer = trained(kind, 120 if kind == "medusa" else 60, tmp_path, evened=evened)
     after, accuracy = estimate(trainer.method, trainer.capture, apart, 0)
     assert after > before + 0.5
     assert all(0 <= share <= 1 for share in accuracy)
 
 
+@pytest.mark.parametrize("evened", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_half_precision_masters_keep_what_is_learnt(kind: str, tmp_path: Path) -> None:
-    trainer = trained(kind, 8, tmp_path, torch.bfloat16)
+def test_in_half_precision_masters_keep_what_is_learnt(kind: str, evened: bool, tmp_path: Path) -> None:
+    trainer = trained(kind, 8, tmp_path, torch.bfloat16, evened)
     assert trainer.optimizer.twins
     for master, each in zip(trainer.optimizer.masters, trainer.optimizer.parameters, strict=True):
         assert master.dtype == torch.float32 and torch.equal(master.bfloat16(), each)
     (tmp_path / "again").mkdir()
-    again = trained(kind, 2, tmp_path / "again", torch.bfloat16)
+    again = trained(kind, 2, tmp_path / "again", torch.bfloat16, evened)
     again.load(load_file(tmp_path / FILE))
     assert all(map(torch.equal, again.optimizer.masters, trainer.optimizer.masters))
+    mine, theirs = again.optimizer.state(), trainer.optimizer.state()
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -101,15 +101,17 @@ def test_clearing_the_index_frees_what_it_kept() -> None:
     assert pool.take(4) is not None
 
 
-def test_moving_slots_moves_every_layer() -> None:
-    shapes = (LayerShape(2, 4), LayerShape(1, 8))
-    cache = KVCache(shapes, 4, 2, torch.float32, torch.device("cpu"))
-    for tensor in (*cache.keys, *cache.values):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moving_slots_moves_every_layer(dtype: torch.dtype) -> None:
+    shapes = (LayerShape(2, 4), LayerShape(1, 8), LayerShape(1, 6, has_values=False))
+    cache = KVCache(shapes, 4, 2, dtype, torch.device("cpu"))
+    for tensor in cache.tensors:
         tensor.normal_()
-    before = [tensor.clone().view(8, -1) for tensor in (*cache.keys, *cache.values)]
+    before = [tensor.clone().view(8, -1) for tensor in cache.tensors]
     cache.move([3, 6], [2, 3])
-    for old, tensor in zip(before, (*cache.keys, *cache.values), strict=True):
+    for old, tensor in zip(before, cache.tensors, strict=True):
         assert tensor.view(8, -1)[[2, 3]].equal(old[[3, 6]])
+        assert tensor.view(8, -1)[[0, 1, 4, 5, 6, 7]].equal(old[[0, 1, 4, 5, 6, 7]])
 
 
 def test_slots_follow_the_pages() -> None:
