@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -95,6 +96,7 @@ class StepCosts:
         self.steps = 0
         self.single = 0.0  # seconds of a step of one row; 0 before the first step ran
         self._fit: Fit | None = None
+        self._means: list[float] = []  # the fit's, as plain numbers: numpy is slow where there are few
         self._curve: Vector | None = None
         self._first: list[tuple[Vector, float]] = []  # the first steps
         self._prices: list[float] = []
@@ -106,7 +108,10 @@ class StepCosts:
 
     def seconds(self, rows: int, context: int = 0, pairs: int = 0) -> float:
         """What a step of `rows` rows should take; 0 before the first one ran."""
-        return 0.0 if self._fit is None else self._fit.value(_features(rows, context, pairs))
+        means = self._means  # another thread may learn meanwhile
+        if not means:
+            return 0.0
+        return sum(means[knot] * share for knot, share in _knots(rows)) + means[-2] * context + means[-1] * pairs
 
     @property
     def pair(self) -> float:
@@ -162,6 +167,7 @@ class StepCosts:
 
     def _take_over(self) -> None:
         self._curve, self._prices = None, []
+        self._means = [] if self._fit is None else self._fit.mean.tolist()
         self.single = 0.0 if self._fit is None else float(self._fit.mean[0])  # the first knot is one row
 
     def _start(self) -> Fit:
@@ -206,19 +212,24 @@ def never_falling(values: list[float], spreads: list[float]) -> list[float]:
     return [value for value, _, count in runs for _ in range(count)]
 
 
+def _knots(rows: int) -> tuple[tuple[int, float], ...]:
+    """The knots beside `rows`, by their places, and what each counts for."""
+    above = bisect_left(KNOTS, rows)
+    if above == len(KNOTS):
+        return ((above - 1, rows / KNOTS[-1]),)
+    if above == 0 or KNOTS[above] == rows:
+        return ((above, 1.0),)
+    low, high = KNOTS[above - 1], KNOTS[above]
+    share = (rows - low) / (high - low)
+    return ((above - 1, 1 - share), (above, share))
+
+
 def _features(rows: int, context: int, pairs: int) -> Vector:
     """Weights of the knots beside `rows`, the cached tokens, and the pairs."""
     found = np.zeros(FEATURES)
     found[-2], found[-1] = context, pairs
-    above = int(np.searchsorted(KNOTS, rows))
-    if above == 0 or KNOTS[min(above, len(KNOTS) - 1)] == rows:
-        found[min(above, len(KNOTS) - 1)] = 1.0
-    elif above == len(KNOTS):
-        found[above - 1] = rows / KNOTS[-1]
-    else:
-        low, high = KNOTS[above - 1], KNOTS[above]
-        found[above] = (rows - low) / (high - low)
-        found[above - 1] = 1 - found[above]
+    for knot, share in _knots(rows):
+        found[knot] = share
     return found
 
 

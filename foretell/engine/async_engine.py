@@ -18,6 +18,7 @@ from foretell.errors import RankError
 from foretell.types import StepTimes
 
 from .isolation import is_well, rescue
+from .loop_calls import LoopCalls
 from .streams import Load, Piece, QueueFull, StepClock, StepFailed, StepReport, Stream, Unavailable
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class AsyncEngine:
         self.failure: str | None = None  # why the engine was given up
         self.draining = False
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._calls = LoopCalls()
         self._streams: dict[str, Stream] = {}
         self._tracks: dict[tuple[str, int], Track] = {}  # the thread's own
         self._idle = asyncio.Event()
@@ -79,22 +81,34 @@ class AsyncEngine:
     def start(self) -> None:
         """Begin; from the loop that will ask."""
         self._loop = asyncio.get_running_loop()
+        self._calls.open(self._loop)
         self._thread.start()
         if self.engine.runner.followers is not None:
             self.engine.runner.followers.listen(lambda error: self._inbox.put(partial(_give, error)))
 
-    def submit(self, requests: list[Request], grammar: Grammar | None = None, timeout: float | None = None) -> Stream:
-        """Take in the texts a caller asks for together, or refuse them where too many wait."""
+    def submit(
+        self,
+        requests: list[Request],
+        grammar: Grammar | None = None,
+        timeout: float | None = None,
+        patient: bool = False,
+    ) -> Stream:
+        """Take in the texts a caller asks for together, or refuse them where too many wait. `patient`: the caller waits
+        for their ends, and the loop is not woken for every piece."""
         self.check_open(len(requests))
-        stream = Stream(requests)
+        stream = Stream(requests, patient)
         stream.close = partial(self._close, stream)
         if timeout is not None:
             stream.timer = self._loop.call_later(timeout, self._deliver_failure, stream.names[:1], TimeoutError())
         self._streams |= dict.fromkeys(stream.names, stream)
         self.texts += len(requests)
         self._idle.clear()
-        self._inbox.put(partial(self._add, requests, grammar, time.perf_counter()))
+        self._inbox.put(partial(self._add, requests, grammar, time.perf_counter(), patient))
         return stream
+
+    def catch_up(self) -> None:
+        """Hear of every step that is done: some may have been left until there is more to tell."""
+        self._calls.deliver()
 
     async def between_steps(self, do: Callable[[], T]) -> T:
         """What `do` gives, done in the engine's thread before its next step."""
@@ -164,7 +178,6 @@ class AsyncEngine:
 
     def _deliver(self, report: StepReport) -> None:
         self.load = report.load
-        self.observe(report)
         for piece in report.pieces:
             stream = self._streams.get(piece.delta.request_id)
             if stream is None:
@@ -175,13 +188,14 @@ class AsyncEngine:
                 self._ended.append(time.monotonic())
                 if not stream.unfinished:
                     self._forget(stream)
-            stream.queue.put_nowait(piece)
+            stream.put(piece)
+        self.observe(report)  # behind the words, for which somebody waits
 
     def _deliver_failure(self, names: Iterable[str], error: Exception) -> None:
         for name in names:
             stream = self._streams.get(name)
             if stream is not None:
-                stream.queue.put_nowait(error)
+                stream.fail(error)
                 self._close(stream)
 
     def _deliver_end(self, error: Exception) -> None:
@@ -257,7 +271,8 @@ class AsyncEngine:
         pieces = tuple(self._piece(delta, clock) for delta in deltas)
         counts = self.engine.stats.speculation.by_drafter.items()
         drafters = {name: (count.drafted, count.accepted) for name, count in counts}
-        self._tell(self._deliver, StepReport(pieces, clock, self._load(), drafters))
+        hurry = any(not piece.track.patient or piece.delta.finish is not None for piece in pieces)
+        self._tell(self._deliver, StepReport(pieces, clock, self._load(), drafters), hurry=hurry)
 
     def _piece(self, delta: Delta, clock: StepClock) -> Piece:
         key = (delta.request_id, delta.choice)
@@ -267,11 +282,12 @@ class AsyncEngine:
             del self._tracks[key]
         return Piece(delta, track, track.speculation.steps == 1, clock)
 
-    def _add(self, requests: list[Request], grammar: Grammar | None, asked: float) -> None:
+    def _add(self, requests: list[Request], grammar: Grammar | None, asked: float, patient: bool) -> None:
         try:
             for request in requests:
                 track = self._tracks[request.id, request.choice] = self.engine.add(request, grammar)
                 track.timings.added = asked  # the step it had to wait for counts
+                track.patient = patient
         except Exception as error:
             self._abort({request.id for request in requests})
             self._tell(self._deliver_failure, [requests[0].id], error)
@@ -312,8 +328,8 @@ class AsyncEngine:
         scheduler, pool = self.engine.scheduler, self.engine.runner.pool
         return Load(len(scheduler.running), len(scheduler.waiting), pool.count, pool.held, scheduler.preemptions)
 
-    def _tell(self, deliver: Callable[..., None], *values: object) -> None:
+    def _tell(self, deliver: Callable[..., None], *values: object, hurry: bool = True) -> None:
         try:
-            self._loop.call_soon_threadsafe(deliver, *values)
+            self._calls.put(partial(deliver, *values), hurry)
         except RuntimeError:  # the loop has closed: nobody is left to tell
             self._stopped = True

@@ -54,6 +54,7 @@ class Track:
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the prompt
     error: str | None = None  # why the text could not go on
     outbox: deque[Delta] = field(default_factory=deque)  # what its caller has not taken yet
+    patient: bool = False  # whether the caller waits for the end and need not hear of every step
 
 
 class Engine:

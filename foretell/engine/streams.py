@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from foretell.errors import ForetellError
@@ -12,6 +12,10 @@ from foretell.errors import ForetellError
 if TYPE_CHECKING:
     from foretell.engine.engine import Track
     from foretell.types import Delta, Request, StepTimes
+
+MOST_GATHERED = (
+    256  # pieces, after which even a patient caller takes them: all at the end would keep the others waiting
+)
 
 
 class Unavailable(ForetellError):
@@ -89,24 +93,64 @@ class Stream:
     """The pieces of the texts a caller asked for together, mixed, as they are written. `close` ends them early."""
 
     requests: list[Request]
+    patient: bool = False  # whether nobody looks before the texts have ended, so that pieces may gather
     close: Callable[[], None] = lambda: None
-    queue: asyncio.Queue[Piece | Exception] = field(default_factory=asyncio.Queue)
+    take: Callable[[Piece], bool] = lambda piece: False  # takes a piece at once, where somebody waits; False: it cannot
     unfinished: int = 0
     timer: asyncio.TimerHandle | None = None  # ends it when it has taken too long
 
     def __post_init__(self) -> None:
         self.unfinished = len(self.requests)
         self.names = tuple(dict.fromkeys(request.id for request in self.requests))
+        self._came: list[Piece] = []
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, piece: Piece) -> None:
+        """The next piece has come; `unfinished` knows of it."""
+        if piece.delta.finish is None and self._is_awaited and self._taken(piece):
+            return
+        self._came.append(piece)
+        if not (self.patient and self.unfinished) or piece.delta.finish == "error" or len(self._came) >= MOST_GATHERED:
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing comes any more."""
+        self._failure = error
+        self._wake()
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether all that came before has been dealt with."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def _taken(self, piece: Piece) -> bool:
+        try:
+            return self.take(piece)
+        except Exception as error:  # it is this caller's alone
+            self.fail(error)
+            return True
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def some(self) -> list[Piece]:
+        """What has come since one asked last, or comes next; none when every text has ended. A failure is raised behind
+        what came before it."""
+        if not self._came and self._failure is None and self.unfinished:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        came, self._came = self._came, []
+        if not came and self._failure is not None:
+            raise self._failure
+        return came
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Until every text has ended; a failure is raised where it comes. Leaving early ends all of them."""
-        left = len(self.requests)
         try:
-            while left:
-                item = await self.queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                left -= item.delta.finish is not None
-                yield item
+            while came := await self.some():
+                for piece in came:
+                    yield piece
         finally:
             self.close()

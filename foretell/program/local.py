@@ -89,7 +89,8 @@ class Engine(Backend):
         assembly, wanted = self.llm.assembly, params.structured_outputs
         requests = assembly.requests.make(f"program-{next(self._ids)}", prompt, params, choice)
         grammar = None if wanted is None else await asyncio.to_thread(assembly.grammars.compile, wanted)
-        async with aclosing(self._engine.submit(requests, grammar).pieces()) as pieces:
+        stream = self._engine.submit(requests, grammar, patient=tell is None)
+        async with aclosing(stream.pieces()) as pieces:
             async for piece in pieces:
                 if tell is not None and piece.delta.text:
                     tell(piece.delta.text)

@@ -40,6 +40,7 @@ class Reading:
 
     def __init__(self, thoughts: ThinkReader | None = None, tools: ToolReader | None = None) -> None:
         self.thoughts, self.tools = thoughts, tools
+        self.plain = thoughts is None and tools is None  # whether all of it is words
 
     def feed(self, text: str) -> list[Said]:
         said = [Said("content", text)] if self.thoughts is None and text else []
@@ -93,9 +94,12 @@ class Answer:
         self.tokens += delta.tokens
         self.origins += delta.origins
         self.logprobs += delta.logprobs or ()
+        self.finish = delta.finish
+        if self.reading.plain:  # most are, and every token comes by here
+            self.content += delta.text
+            return [Said("content", delta.text)] if delta.text else []
         said = self.reading.feed(delta.text)
         if delta.finish is not None:
-            self.finish = delta.finish
             said += self.reading.finish()
         return self.hear(said)
 

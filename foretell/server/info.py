@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 def info(service: Service) -> dict[str, Any]:
     """All of it."""
+    service.engine.catch_up()
     assembly = service.assembly
     return {
         "version": VERSION,

@@ -16,10 +16,12 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Tally:
-    """A counter with labels of its own; it can also follow a total that is kept elsewhere."""
+    """A counter, perhaps with labels of its own; it can also follow a total that is kept elsewhere."""
 
-    def __init__(self, counter: Counter, model: str) -> None:
+    def __init__(self, counter: Counter, model: str, labels: tuple[str, ...]) -> None:
         self._counter, self._model = counter, model
+        if not labels:
+            counter.labels(model)  # shown from the start
         self._totals: dict[tuple[str, ...], float] = {}
 
     def add(self, *labels: str, amount: float = 1) -> None:
@@ -42,9 +44,9 @@ class Instruments:
         self._make_engine()
 
     def _make_speculation(self) -> None:
-        self.drafts = self._counter("spec_decode_num_drafts", "Steps in which a text had a draft")
-        self.draft_tokens = self._counter("spec_decode_num_draft_tokens", "Guesses that were checked")
-        self.accepted_tokens = self._counter("spec_decode_num_accepted_tokens", "Guesses that entered a text")
+        self.drafts = self._tally("spec_decode_num_drafts", "Steps in which a text had a draft")
+        self.draft_tokens = self._tally("spec_decode_num_draft_tokens", "Guesses that were checked")
+        self.accepted_tokens = self._tally("spec_decode_num_accepted_tokens", "Guesses that entered a text")
         self.accepted_per_pos = self._tally(
             "spec_decode_num_accepted_tokens_per_pos",
             "Drafts of which the guess at this place was accepted",
@@ -58,18 +60,18 @@ class Instruments:
         )
         self.drafting_on = self._gauge("drafting_on", "1: guessing is on; 0: it does not pay")
         self.switches = self._tally("drafting_switches", "How often guessing went off or on")
-        self.accepted = self._counter("speculative_decoding_accepted_tokens", "Guesses that entered a text")
-        self.rejected = self._counter("speculative_decoding_rejected_tokens", "Guesses that did not")
+        self.accepted = self._tally("speculative_decoding_accepted_tokens", "Guesses that entered a text")
+        self.rejected = self._tally("speculative_decoding_rejected_tokens", "Guesses that did not")
         self.acceptance_rate = self._gauge("speculative_decoding_acceptance_rate", "Accepted guesses over all guesses")
         self.speedup = self._gauge(
             "speedup", "Tokens times the plain step's time at their batch and context, over decode time; 0: not known"
         )
 
     def _make_requests(self) -> None:
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens written")
-        self.prefix_queries = self._counter("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache")
-        self.prefix_hits = self._counter("prefix_cache_hits", "Tokens of prompts found there")
+        self.prompt_tokens = self._tally("prompt_tokens", "Tokens of prompts")
+        self.generation_tokens = self._tally("generation_tokens", "Tokens written")
+        self.prefix_queries = self._tally("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache")
+        self.prefix_hits = self._tally("prefix_cache_hits", "Tokens of prompts found there")
         self.finished = self._tally("request_success", "Texts that ended", "finished_reason")
         self.failures = self._tally("request_failures", "Requests that were refused or failed", "code")
         self.first_token = self._histogram("time_to_first_token_seconds", "From asking to the first token", FIRST_TOKEN)
@@ -82,15 +84,12 @@ class Instruments:
         self.running = self._gauge("num_requests_running", "Texts being written")
         self.waiting = self._gauge("num_requests_waiting", "Texts that wait")
         self.page_use = self._gauge("kv_cache_usage_perc", "Pages in use, of all; 1 is full")
-        self.preemptions = self._counter("num_preemptions", "Texts that had to give their pages back")
+        self.preemptions = self._tally("num_preemptions", "Texts that had to give their pages back")
         self.step_seconds = self._histogram("step_seconds", "Time of a step", PER_TOKEN)
-
-    def _counter(self, name: str, words: str) -> Counter:
-        return Counter(PREFIX + name, words, ["model_name"], registry=self.registry).labels(self._model)
 
     def _tally(self, name: str, words: str, *labels: str) -> Tally:
         counter = Counter(PREFIX + name, words, ["model_name", *labels], registry=self.registry)
-        return Tally(counter, self._model)
+        return Tally(counter, self._model, labels)
 
     def _gauge(self, name: str, words: str) -> Gauge:
         return Gauge(PREFIX + name, words, ["model_name"], registry=self.registry).labels(self._model)

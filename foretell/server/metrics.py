@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from foretell.engine.streams import Load
 from foretell.types import TARGET
 
 from .answers import skip_reason
@@ -13,7 +15,9 @@ from .instruments import Instruments
 from .speedup import PlainSeconds, Speedup, unknown
 
 if TYPE_CHECKING:
-    from foretell.engine.streams import Load, Piece, StepReport
+    from foretell.engine.streams import Piece, StepClock, StepReport
+
+MOST_UNCOUNTED = 32  # steps
 
 
 class Deciding(Protocol):
@@ -49,6 +53,7 @@ class Totals:
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
+    skips: Counter[str] = field(default_factory=Counter)  # steps of texts without a draft, by reason
     per_position: list[int] = field(default_factory=list)
     drafters: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each: guesses, and those accepted
     seconds: float = 0.0  # of all steps
@@ -67,86 +72,87 @@ class Totals:
 
 
 class Metrics:
-    """Hears of every step and keeps the instruments true."""
+    """Hears of every step and keeps the instruments true.
+
+    Steps are counted some at a time, and before anybody looks: counting each as it comes would cost it several times
+    as much, because a step of the engine leaves the processor's caches full of other things.
+    """
 
     def __init__(self, model: str, plain_seconds: PlainSeconds = unknown, controller: Deciding = Undecided()) -> None:
         self.instruments = Instruments(model)
-        self.speedup = Speedup(plain_seconds)
-        self.totals = Totals()
         self.controller = controller
-        self._preemptions = 0
+        self._speedup = Speedup(plain_seconds)
+        self._totals = Totals()
+        self._uncounted: list[StepReport] = []
+
+    @property
+    def totals(self) -> Totals:
+        """Of every step so far."""
+        self._count()
+        return self._totals
+
+    @property
+    def speedup(self) -> Speedup:
+        """Over every step so far."""
+        self._count()
+        return self._speedup
 
     def observe(self, report: StepReport) -> None:
-        """Count one step."""
-        show = self.instruments
-        show.step_seconds.observe(report.clock.seconds)
-        self.observe_load(report.load)
-        self._observe_clock(report)
-        for name, (drafted, accepted) in report.drafters.items():
-            show.drafter_drafted.follow(drafted, name)
-            show.drafter_accepted.follow(accepted, name)
-        for piece in report.pieces:
-            self._observe_piece(piece)
-        self.speedup.observe(report)
+        """A step is done."""
+        self._uncounted.append(report)
+        if len(self._uncounted) >= MOST_UNCOUNTED:
+            self._count()
 
-    def _observe_clock(self, report: StepReport) -> None:
-        totals, clock = self.totals, report.clock
-        totals.drafters = report.drafters
+    def _count(self) -> None:
+        reports, self._uncounted = self._uncounted, []
+        for report in reports:
+            self.instruments.step_seconds.observe(report.clock.seconds)
+            self._observe_clock(report.clock)
+            for piece in report.pieces:
+                self._observe_piece(piece)
+            self._speedup.observe(report)
+        if reports:
+            self._totals.drafters = reports[-1].drafters  # they are sums already
+
+    def _observe_clock(self, clock: StepClock) -> None:
+        totals = self._totals
         totals.seconds += clock.seconds
         totals.drafting += clock.times.drafting
         totals.running += clock.times.running
 
-    def observe_load(self, load: Load) -> None:
-        """How busy the engine is now."""
-        self.instruments.running.set(load.running)
-        self.instruments.waiting.set(load.waiting)
-        self.instruments.page_use.set(load.pages_held / load.pages if load.pages else 0.0)
-        self.instruments.preemptions.inc(load.preemptions - self._preemptions)
-        self._preemptions = load.preemptions
-
     def _observe_piece(self, piece: Piece) -> None:
-        delta = piece.delta
-        self.totals.tokens += len(delta.tokens)
-        self.instruments.generation_tokens.inc(len(delta.tokens))
-        if piece.first and piece.delta.choice == 0:  # a prompt counts once, whatever the number of choices
+        delta, totals = piece.delta, self._totals
+        totals.tokens += len(delta.tokens)
+        if piece.first and delta.choice == 0:  # a prompt counts once, whatever the number of choices
             self._observe_first(piece)
         if delta.drafted:
             self._observe_draft(delta.drafted, sum(origin != TARGET for origin in delta.origins))
         else:
-            self.instruments.skips.add(skip_reason(piece))
+            totals.skips[skip_reason(piece)] += 1
         if delta.finish is not None:
             self._observe_end(piece)
 
     def _observe_draft(self, drafted: int, accepted: int) -> None:
-        show, totals = self.instruments, self.totals
-        show.drafts.inc()
-        show.draft_tokens.inc(drafted)
-        show.accepted_tokens.inc(accepted)
-        show.accepted.inc(accepted)
-        show.rejected.inc(drafted - accepted)
+        totals = self._totals
         totals.drafts += 1
         totals.drafted += drafted
         totals.accepted += accepted
         totals.per_position += [0] * (accepted - len(totals.per_position))
         for position in range(accepted):
             totals.per_position[position] += 1
-            show.accepted_per_pos.add(str(position))
 
     def _observe_first(self, piece: Piece) -> None:
         show, track, clock = self.instruments, piece.track, piece.track.timings
         prompt = len(track.seq.request.prompt)
-        self.totals.prompt_tokens += prompt
-        self.totals.cached_tokens += track.cached_prompt_tokens
-        show.prompt_tokens.inc(prompt)
-        show.prefix_queries.inc(prompt)
-        show.prefix_hits.inc(track.cached_prompt_tokens)
+        self._totals.prompt_tokens += prompt
+        self._totals.cached_tokens += track.cached_prompt_tokens
         if clock.first_token is not None and clock.started is not None:
             show.first_token.observe(clock.first_token - clock.added)
             show.queue_time.observe(clock.started - clock.added)
 
     def _observe_end(self, piece: Piece) -> None:
         show, record, clock = self.instruments, piece.track.speculation, piece.track.timings
-        self.totals.texts += 1
+        self._totals.texts += 1
         show.finished.add(piece.delta.finish or "")
         if record.drafted:
             show.acceptance.observe(record.accepted / record.drafted)
@@ -155,12 +161,40 @@ class Metrics:
             if record.tokens > 1:
                 show.per_token.observe((clock.finished - clock.first_token) / (record.tokens - 1))
 
-    def expose(self, names: str) -> bytes:
-        """Prometheus's text."""
-        self.instruments.acceptance_rate.set(self.totals.acceptance_rate)
+    def expose(self, names: str, load: Load = Load()) -> bytes:
+        """Prometheus's text; `load`: how busy the engine is now."""
+        self._show_totals(self.totals)
+        self._show_load(load)
         self.instruments.speedup.set(self.speedup.value or 0.0)
         for labels, count in self.controller.decided.items():
             self.instruments.decisions.follow(count, *labels)
         self.instruments.drafting_on.set(self.controller.standing[0])
         self.instruments.switches.follow(self.controller.switches)
         return self.instruments.expose(names)
+
+    def _show_totals(self, totals: Totals) -> None:
+        show = self.instruments
+        show.generation_tokens.follow(totals.tokens)
+        show.prompt_tokens.follow(totals.prompt_tokens)
+        show.prefix_queries.follow(totals.prompt_tokens)
+        show.prefix_hits.follow(totals.cached_tokens)
+        show.drafts.follow(totals.drafts)
+        show.draft_tokens.follow(totals.drafted)
+        for accepted in (show.accepted_tokens, show.accepted):  # vLLM's name and the one people look for
+            accepted.follow(totals.accepted)
+        show.rejected.follow(totals.drafted - totals.accepted)
+        show.acceptance_rate.set(totals.acceptance_rate)
+        for position, count in enumerate(totals.per_position):
+            show.accepted_per_pos.follow(count, str(position))
+        for reason, count in totals.skips.items():
+            show.skips.follow(count, reason)
+        for name, (drafted, accepted_of_it) in totals.drafters.items():
+            show.drafter_drafted.follow(drafted, name)
+            show.drafter_accepted.follow(accepted_of_it, name)
+
+    def _show_load(self, load: Load) -> None:
+        show = self.instruments
+        show.running.set(load.running)
+        show.waiting.set(load.waiting)
+        show.page_use.set(load.pages_held / load.pages if load.pages else 0.0)
+        show.preemptions.follow(load.preemptions)

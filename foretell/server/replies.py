@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from foretell.engine.writer import decoder_for
@@ -15,7 +16,9 @@ from .answers import Answer
 from .details import Teller
 from .logprobs import LogprobWriter
 from .protocol import Generation
+from .reading import Kind, Said
 from .speedup import PlainSeconds, unknown
+from .wire import Form, event
 
 if TYPE_CHECKING:
     from foretell.engine.streams import Piece
@@ -51,6 +54,7 @@ class Reply(ABC):
 
     kind: str
     chunk_kind: str
+    tells_logprobs: bool
 
     def __init__(self, house: House, job: Job, body: Generation, name: str, model: str) -> None:
         self.house, self.job, self.body = house, job, body
@@ -59,6 +63,7 @@ class Reply(ABC):
         self._places = {(answer.request.id, answer.request.choice): answer for answer in self.answers}
         self._tellers = [house.teller(answer.request, body) for answer in self.answers] if self.tells_tokens else []
         self.name, self.model = name, model
+        self._forms: dict[tuple[int, Kind], Form] = {}  # of the choices, by what they say
         self._begun: set[int] = set()  # answers of which a stream has told something
         self._head = {"id": name, "created": int(time.time()), "model": model, "system_fingerprint": house.fingerprint}
 
@@ -87,13 +92,40 @@ class Reply(ABC):
         """One finished answer."""
 
     @abstractmethod
-    def parts(self, answer: Answer, piece: Piece) -> Iterator[dict[str, Any]]:
+    def parts(self, answer: Answer, piece: Piece, said: list[Said]) -> Iterator[dict[str, Any]]:
         """What a piece adds to a choice, as choices of chunks; the last has its finish_reason."""
 
-    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        """What a piece adds to a stream."""
+    @abstractmethod
+    def spoken(self, kind: Kind) -> dict[str, Any] | None:
+        """A choice that says BLANK, words or thoughts; None where such are not told, or not by words alone."""
+
+    def events(self, piece: Piece) -> bytes:
+        """What a piece adds to a stream, as it is sent."""
         answer = self.answer(piece)
-        for choice in self.parts(answer, piece):
+        said = answer.add(piece)
+        if len(said) == 1 and self.only_words and not piece.first and answer.finish is None:
+            form = self._forms.get((answer.index, said[0].kind)) or self._form(answer.index, said[0].kind)
+            if form is not None:
+                return form.event(said[0].text)
+        return b"".join([event(chunk) for chunk in self._chunks(answer, piece, said)])
+
+    @cached_property
+    def only_words(self) -> bool:
+        """Whether a chunk in the midst of a stream has nothing to tell but what is said."""
+        body, options = self.body, self.body.stream_options
+        counts = options is not None and bool(options.continuous_usage_stats)
+        more = (self.tells_logprobs, self.tells_tokens, body.timings_per_token, body.return_progress, counts)
+        return not any(more) and not self.job.silent
+
+    def _form(self, index: int, kind: Kind) -> Form | None:
+        choice = self.spoken(kind)
+        if choice is None:
+            return None
+        made = self._forms[index, kind] = Form(self._chunk([{"index": index, **choice}]))
+        return made
+
+    def _chunks(self, answer: Answer, piece: Piece, said: list[Said]) -> Iterator[dict[str, Any]]:
+        for choice in self.parts(answer, piece, said):
             chunk = self._chunk([{"index": answer.index, **choice}])
             if choice.get("finish_reason") is not None and self.finished and not self.body.include_usage:
                 chunk |= self.account()

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from .answers import Answer
 from .protocol_chat import ChatBody
-from .reading import Said
+from .reading import Kind, Said
 from .replies import Reply
+from .wire import BLANK
 
 if TYPE_CHECKING:
     from foretell.engine.streams import Piece
 
     from .jobs import Job
     from .replies import House
+
+SPOKEN: dict[Kind, str] = {"content": "content", "reasoning": "reasoning_content"}  # and what chunks call it
 
 
 class ChatReply(Reply):
@@ -46,12 +49,17 @@ class ChatReply(Reply):
             message["tool_calls"] = [call.as_json() for call in answer.calls]
         return message
 
-    def parts(self, answer: Answer, piece: Piece) -> Iterator[dict[str, Any]]:
-        calls = len(answer.calls)
+    def spoken(self, kind: Kind) -> dict[str, Any] | None:
+        if kind == "content" or (kind == "reasoning" and self.tells_thoughts):
+            return {"delta": {SPOKEN[kind]: BLANK}, "logprobs": None, "finish_reason": None}
+        return None
+
+    def parts(self, answer: Answer, piece: Piece, said: list[Said]) -> Iterator[dict[str, Any]]:
+        calls = len(answer.calls) - sum(each.kind == "call" for each in said)
         deltas: list[dict[str, Any]] = []
-        for said in answer.add(piece):
-            calls += said.kind == "call"
-            deltas += self._delta(answer, said, calls - 1)
+        for each in said:
+            calls += each.kind == "call"
+            deltas += self._delta(answer, each, calls - 1)
         if piece.first:
             deltas[:1] = [{"role": "assistant", **(deltas[0] if deltas else {"content": ""})}]
         elif not deltas and (self.tells_logprobs or self.tells_tokens):
@@ -70,10 +78,10 @@ class ChatReply(Reply):
         return told
 
     def _delta(self, answer: Answer, said: Said, call: int) -> list[dict[str, Any]]:
-        if said.kind == "reasoning":
-            return [{"reasoning_content": said.text}] if self.tells_thoughts else []
-        if said.kind == "content":
-            return [{"content": said.text}]
+        if said.kind == "reasoning" and not self.tells_thoughts:
+            return []
+        if said.kind in SPOKEN:
+            return [{SPOKEN[said.kind]: said.text}]
         if said.kind == "call":
             function = {"name": said.text, "arguments": ""}
             return [

@@ -10,7 +10,9 @@ from foretell.tokenizer import StreamDecoder
 
 from .answers import Answer
 from .protocol import CompletionBody
+from .reading import Kind, Said
 from .replies import Reply
+from .wire import BLANK
 
 if TYPE_CHECKING:
     from foretell.engine.streams import Piece
@@ -43,10 +45,13 @@ class CompletionReply(Reply):
             **self.told(answer),
         }
 
-    def parts(self, answer: Answer, piece: Piece) -> Iterator[dict[str, Any]]:
+    def spoken(self, kind: Kind) -> dict[str, Any] | None:
+        return {"text": BLANK, "logprobs": None, "finish_reason": None}
+
+    def parts(self, answer: Answer, piece: Piece, said: list[Said]) -> Iterator[dict[str, Any]]:
         tokens = list(piece.delta.tokens)
-        said = "".join(part.text for part in answer.add(piece))
-        text, rows = "" if self.job.silent else said, self._rows(answer, tokens, list(piece.delta.logprobs or ()))
+        words = "".join(part.text for part in said)
+        text, rows = "" if self.job.silent else words, self._rows(answer, tokens, list(piece.delta.logprobs or ()))
         if piece.first:
             text, rows = self._echo(answer) + text, [*self._prompt_rows(answer), *rows]
         if text or self.tells_logprobs or self.tells_tokens:

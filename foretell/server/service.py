@@ -100,15 +100,15 @@ class Service:
         finally:
             self.arriving -= 1
 
-    async def open(self, job: Job, deadline: float) -> Stream:
+    async def open(self, job: Job, deadline: float, patient: bool) -> Stream:
         """Hand a job to the engine, to be ended at the `deadline` of the loop's clock; a grammar that takes too long
-        to compile is refused."""
+        to compile is refused. `patient`: the texts are told when they have ended."""
         if len(job.requests) > self.engine.most_texts:
             raise RequestError("n", f"with these prompts is {len(job.requests)} texts; {self.engine.most_texts} fit")
         self.engine.check_open(len(job.requests))
         grammar = None if job.grammar is None else await self._grammar(job.grammar)
         left = deadline - asyncio.get_running_loop().time()
-        return self.engine.submit(job.requests, grammar, max(left, 0.0))
+        return self.engine.submit(job.requests, grammar, max(left, 0.0), patient)
 
     async def _grammar(self, spec: GrammarSpec) -> Any:
         """One that is known at once; another when it is compiled. Waiting for those of others does not count."""

@@ -72,8 +72,9 @@ def _add_figures(router: APIRouter, service: Service) -> None:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """For Prometheus."""
-        service.metrics.observe_load(service.engine.load)
-        return Response(service.metrics.expose(service.config.metrics_names), media_type=METRICS_TYPE)
+        service.engine.catch_up()
+        text = service.metrics.expose(service.config.metrics_names, service.engine.load)
+        return Response(text, media_type=METRICS_TYPE)
 
     @router.get("/version")
     async def version() -> Version:

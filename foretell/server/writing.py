@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from .connections import Direct
 from .failures import INTERNAL, Failure, failure_of
 from .guards import shown_key
 from .jobs import Caller, Job
@@ -24,7 +26,7 @@ from .service import Service
 from .wire import DONE, EventStream, event, unless_gone
 
 if TYPE_CHECKING:
-    from foretell.engine.streams import Piece
+    from foretell.engine.streams import Piece, Stream
 
 LOG = logging.getLogger("foretell")
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -91,18 +93,18 @@ async def respond(
         async with asyncio.timeout_at(deadline):
             job = await service.settle(make, body, caller)
             reply: Reply = shape(service.house, job, body, caller.name, model)
-            stream = await service.open(job, deadline)
-        pieces = stream.pieces()
+            stream = await service.open(job, deadline, patient=not body.stream)
         if not body.stream:
-            return await whole(service, reply, pieces)
-        return EventStream(events(service, reply, await first_of(pieces), pieces), stream.close)
+            return await whole(service, reply, stream)
+        told = events(service, reply, await first_of(stream), stream)
+        return EventStream(told, stream.close, partial(shorten, reply, stream))
 
     return await unless_gone(request.receive, begin())
 
 
-async def whole(service: Service, reply: Reply, pieces: AsyncGenerator[Piece, None]) -> Response:
+async def whole(service: Service, reply: Reply, stream: Stream) -> Response:
     """The reply in one."""
-    async with aclosing(pieces):
+    async with aclosing(stream.pieces()) as pieces:
         async for piece in pieces:
             check(piece)
             reply.add(piece)
@@ -110,35 +112,54 @@ async def whole(service: Service, reply: Reply, pieces: AsyncGenerator[Piece, No
     return JSONResponse(reply.whole())
 
 
-async def first_of(pieces: AsyncGenerator[Piece, None]) -> Piece:
-    """The first piece: what fails before it, or with it, gets a status of its own."""
+async def first_of(stream: Stream) -> list[Piece]:
+    """The first pieces: what fails before them, or with them, gets a status of its own."""
     try:
-        piece = await anext(pieces)
-        check(piece)
+        pieces = await stream.some()
+        for piece in pieces:
+            check(piece)
     except BaseException:
-        await pieces.aclose()
+        stream.close()
         raise
-    return piece
+    return pieces
 
 
-async def events(
-    service: Service, reply: Reply, piece: Piece, pieces: AsyncGenerator[Piece, None]
-) -> AsyncGenerator[bytes, None]:
+async def events(service: Service, reply: Reply, pieces: list[Piece], stream: Stream) -> AsyncGenerator[bytes, None]:
     """The reply as server-sent events; what fails now is told as the last of them."""
-    async with aclosing(pieces):
-        try:
-            yield b"".join(event(chunk) for chunk in reply.chunks(piece))
-            async for piece in pieces:
+    try:
+        while pieces:
+            sound = [piece for piece in pieces if piece.delta.finish != "error"]
+            yield b"".join([reply.events(piece) for piece in sound])
+            for piece in pieces if len(sound) < len(pieces) else ():
                 check(piece)
-                yield b"".join(event(chunk) for chunk in reply.chunks(piece))
-            service.log.write(reply.name, reply.model, reply.body, reply.answers)
-        except Exception as error:
-            failure = failure_of(error)
-            if failure.code == INTERNAL:
-                LOG.exception("a stream failed")
-            service.metrics.instruments.failures.add(failure.code or "")
-            yield event(failure.body())
+            pieces = await stream.some()
+        service.log.write(reply.name, reply.model, reply.body, reply.answers)
+    except Exception as error:
+        failure = failure_of(error)
+        if failure.code == INTERNAL:
+            LOG.exception("a stream failed")
+        service.metrics.instruments.failures.add(failure.code or "")
+        yield event(failure.body())
+    finally:
+        stream.close()
     yield DONE
+
+
+def shorten(reply: Reply, stream: Stream, connection: Direct) -> None:
+    """Have the words of a text written as they come, and no task woken for them. Several texts are better sent at once,
+    and what comes to a slow reader waits its turn as ever."""
+    if len(stream.requests) > 1:
+        return
+
+    def take(piece: Piece) -> bool:
+        if not connection.has_room():
+            return False
+        told = reply.events(piece)
+        if told:
+            connection.write(told)
+        return True
+
+    stream.take = take
 
 
 def check(piece: Piece) -> None:

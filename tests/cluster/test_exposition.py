@@ -13,9 +13,9 @@ from foretell.server.instruments import Instruments
 
 def replica(tokens: int, accepted: int, rejected: int, running: int = 0, use: float = 0.0) -> str:
     show = Instruments("tiny")
-    show.generation_tokens.inc(tokens)
-    show.accepted.inc(accepted)
-    show.rejected.inc(rejected)
+    show.generation_tokens.follow(tokens)
+    show.accepted.follow(accepted)
+    show.rejected.follow(rejected)
     show.acceptance_rate.set(accepted / (accepted + rejected))
     show.running.set(running)
     show.page_use.set(use)

@@ -1,0 +1,251 @@
+"""The way of words from the engine's thread to a connection: who is woken for them, and that none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from foretell.build import Assembly
+from foretell.engine.async_engine import AsyncEngine
+from foretell.engine.loop_calls import MOST_WAITING, LoopCalls
+from foretell.engine.streams import Piece
+from foretell.server.connections import CONNECTION
+from foretell.server.metrics import MOST_UNCOUNTED, Metrics
+from foretell.server.replies import Reply
+from foretell.server.service import Service
+from foretell.server.wire import BLANK, DONE, Form, event
+from tests.server.scene import go as go_served
+from tests.server.test_async_engine import alone, go, requests
+
+HELLO = [{"role": "user", "content": "Hello"}]
+ASKED: dict[str, Any] = {
+    "messages": HELLO,
+    "max_tokens": 12,
+    "seed": 3,
+    "temperature": 1.0,
+    "ignore_eos": True,
+    "speculative": False,
+    "stream": True,
+}
+
+
+class Loop:
+    """Counts how often it is woken; the calls are made when the test says so."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+
+    def call_soon_threadsafe(self, call: Any) -> None:
+        self.woken += 1
+
+
+def test_a_loop_is_woken_once_and_not_for_what_has_time() -> None:
+    loop, made = Loop(), list[int]()
+    calls = LoopCalls()
+    calls.open(loop)  # type: ignore[arg-type]
+    for number in range(3):
+        calls.put(partial(made.append, number), hurry=False)
+    assert loop.woken == 0
+    for number in range(3, 6):
+        calls.put(partial(made.append, number))
+    assert loop.woken == 1
+    calls.deliver()
+    assert made == list(range(6))
+    for number in range(MOST_WAITING):
+        assert loop.woken == 1
+        calls.put(partial(made.append, number), hurry=False)
+    assert loop.woken == 2, "in the end it is"
+
+
+def test_a_call_that_fails_keeps_no_other_from_being_made() -> None:
+    loop, made = Loop(), list[int]()
+    calls = LoopCalls()
+    calls.open(loop)  # type: ignore[arg-type]
+    calls.put(partial(made.index, 7))  # type: ignore[arg-type]
+    calls.put(partial(made.append, 1))
+    with pytest.raises(ValueError, match="7"):
+        calls.deliver()
+    assert loop.woken == 2 and not made
+    calls.deliver()
+    assert made == [1]
+
+
+def test_who_waits_for_the_end_is_woken_for_it_alone_and_counted_all_the_same() -> None:
+    metrics, tokens = Metrics("m"), 2 * MOST_WAITING
+
+    async def play(engine: AsyncEngine) -> None:
+        engine.observe = metrics.observe
+        stream = engine.submit(requests(engine.engine, "a", tokens, n=2), patient=True)
+        came = await stream.some()
+        assert len({piece.delta.choice for piece in came if piece.delta.finish}) == 2, "both have ended"
+        first = [token for piece in came if piece.delta.choice == 0 for token in piece.delta.tokens]
+        assert first == alone(tokens) and not await stream.some()
+        assert metrics.totals.tokens == 2 * tokens
+
+    go(play)
+
+
+def test_one_can_catch_up_with_steps_nobody_was_woken_for() -> None:
+    metrics = Metrics("m")
+
+    async def play(engine: AsyncEngine) -> None:
+        engine.observe = metrics.observe
+        stream = engine.submit(requests(engine.engine, "a", 200), patient=True)
+        while (written := await engine.between_steps(lambda: engine.engine.stats.speculation.steps)) < 3:
+            pass
+        engine.catch_up()
+        assert metrics.totals.tokens >= written
+        stream.close()
+
+    go(play)
+
+
+def test_steps_are_counted_however_many_wait() -> None:
+    for tokens in (MOST_UNCOUNTED - 1, 3 * MOST_UNCOUNTED):
+        metrics = Metrics("m")
+
+        async def play(engine: AsyncEngine, metrics: Metrics = metrics, tokens: int = tokens) -> None:
+            engine.observe = metrics.observe
+            asked = requests(engine.engine, "a", tokens)
+            async for _ in engine.submit(asked).pieces():
+                pass
+
+        go(play)
+        shown = metrics.expose("foretell").decode()
+        assert f'foretell:generation_tokens_total{{model_name="m"}} {tokens}.0' in shown
+        assert metrics.expose("foretell").decode() == shown, "nothing is counted twice"
+
+
+def test_a_piece_that_cannot_be_taken_fails_its_own_stream() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        def take(piece: Piece) -> bool:
+            raise ValueError("not this one")
+
+        bad, good = (engine.submit(requests(engine.engine, name)) for name in "ab")
+        bad.take = take
+        with pytest.raises(ValueError, match="not this one"):
+            async for _ in bad.pieces():
+                pass
+        assert [token async for piece in good.pieces() for token in piece.delta.tokens] == alone()
+
+    go(play)
+
+
+@pytest.mark.parametrize("words", ["word", ' "quoted"\n', "\0", "\u2028 é 火 \U0001f600", '\\u0000"'])
+def test_a_form_is_the_event_itself(words: str) -> None:
+    def chunk(content: str) -> dict[str, Any]:
+        return {"id": BLANK, "model": "\0 é", "choices": [{"delta": {"content": content}, "finish_reason": None}]}
+
+    assert Form(chunk(BLANK)).event(words) == event(chunk(words))
+
+
+class Line:
+    """A connection that has no room now and then; it notes what it is given."""
+
+    def __init__(self) -> None:
+        self.asked, self.parts = 0, list[bytes]()
+
+    def has_room(self) -> bool:
+        self.asked += 1
+        return self.asked % 4 != 0
+
+    def write(self, part: bytes) -> None:
+        self.parts.append(part)
+
+
+async def stream_of(app: Any, body: dict[str, Any], line: Line | None) -> list[bytes]:
+    """What goes out, in order, to the connection or the usual way."""
+    parts = [] if line is None else line.parts
+    asked = {**ASKED, **body, "cache_salt": secrets.token_hex(8)}  # nobody finds what was read before
+    received = [{"type": "http.request", "body": json.dumps(asked).encode()}]
+
+    async def receive() -> Any:
+        return received.pop() if received else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        parts.append(message.get("body", b""))
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "state": {} if line is None else {CONNECTION: line},
+    }
+    await app(scope, receive, send)
+    return parts
+
+
+def pace(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step before the loop has dealt with the one before."""
+    step, loop = assembly.engine.step, asyncio.get_running_loop()
+
+    def paced() -> Any:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.002), loop).result()
+        return step()
+
+    monkeypatch.setattr(assembly.engine, "step", paced)
+
+
+def told(parts: list[bytes]) -> list[dict[str, Any]]:
+    """The chunks of a stream, those of each text together, less what differs each time."""
+    whole = b"".join(parts)
+    assert whole.endswith(DONE)
+    chunks = [json.loads(line.removeprefix("data: ")) for line in whole[: -len(DONE)].decode().split("\n\n") if line]
+    chunks.sort(key=lambda chunk: [choice["index"] for choice in chunk["choices"]] or [len(chunks)])
+    return [{name: chunk.get(name) for name in ("choices", "usage", "object", "model")} for chunk in chunks]
+
+
+BODIES: list[dict[str, Any]] = [
+    {},
+    {"stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"logprobs": True, "top_logprobs": 2},
+    {"return_token_origin": True},
+    {"chat_template_kwargs": {"think": True}},
+    {"n": 2},
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: " ".join(body) or "plain")
+def test_a_stream_written_to_its_connection_is_the_stream(
+    assembly: Assembly, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        pace(assembly, monkeypatch)
+        app, line = client._transport.app, Line()  # type: ignore[attr-defined]
+        usual = await stream_of(app, body, None)
+        direct = await stream_of(app, body, line)
+        assert told(direct) == told(usual)
+        assert bool(line.asked) == ("n" not in body), "one text goes the short way, several are sent together"
+
+    go_served(assembly, play)
+
+
+def test_what_fails_on_the_short_way_is_told_in_the_stream(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = Reply.events
+
+    def events(reply: Reply, piece: Piece) -> bytes:
+        if len(reply.answers[0].tokens) > 4:
+            raise ValueError("a fault")
+        return written(reply, piece)
+
+    monkeypatch.setattr(Reply, "events", events)
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        pace(assembly, monkeypatch)
+        parts = await stream_of(client._transport.app, {}, Line())  # type: ignore[attr-defined]
+        lines = b"".join(parts).decode().split("\n\n")
+        assert "error" in json.loads(lines[-3].removeprefix("data: ")) and lines[-2] == "data: [DONE]"
+        while service.engine.texts:
+            await asyncio.sleep(0.01)
+
+    go_served(assembly, play)
