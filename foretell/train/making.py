@@ -32,8 +32,11 @@ from .settings import TrainConfig
 DRAFT_VOCAB = 8192
 LAYERS = {"eagle": 1, "block": 2, "medusa": 1, "distill": 4, "streaming": 1}
 DRAFTED = {"eagle": 5, "block": 7, "medusa": 3, "distill": 5, "streaming": 3}
-RATES = {"eagle": 1.5e-3, "block": 1.5e-3, "medusa": 2e-3, "distill": 1e-3, "streaming": 2e-4}
 OPTIMIZED = {"eagle": "muon", "block": "muon", "medusa": "muon", "distill": "muon", "streaming": "adamw"}
+RATES = {
+    "muon": {"eagle": 1e-2, "block": 1e-2, "medusa": 1e-2, "distill": 6e-3, "streaming": 1e-3},
+    "adamw": {"eagle": 1.5e-3, "block": 1.5e-3, "medusa": 2e-3, "distill": 1e-3, "streaming": 2e-4},
+}
 LEAN = 0.1  # of a copied layer's part that reads the embedding, which the layer it is copied from never saw
 
 

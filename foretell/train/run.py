@@ -105,9 +105,9 @@ class Run:
         config, order = self.config, self.order
         tokens = config.batch_tokens or BATCH[self.device.type]
         batches = Batches(self.corpus.training, tokens, config.seed, self.device)
-        rate = config.learning_rate or RATES[order.kind]
-        evened = (config.optimizer or OPTIMIZED[order.kind]) == "muon"
-        optimizer = Optimizer(self.method.trained(), rate, config.warmup, config.clip, evened)
+        kind = config.optimizer or OPTIMIZED[order.kind]
+        rate = config.learning_rate or RATES[kind][order.kind]
+        optimizer = Optimizer(self.method.trained(), rate, config.warmup, config.clip, kind == "muon")
         standing = Standing(settings=self.settings, data=data_hash(self.corpus.training))
         capture = Capture(self.target, self.method.taps, self.corpus.longest + MARGIN)
         trainer = Trainer(self.method, capture, batches, optimizer, self._limits, order.out, standing)

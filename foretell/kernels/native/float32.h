@@ -40,7 +40,7 @@ void float_rows(const Weights& weights, const Rows& rows, int64_t row, int64_t b
 
 template <int... R>
 struct FloatRows {
-    static constexpr FewRows few[] = {float_rows<R>...};
+    static constexpr FewRows few[sizeof...(R)] = {float_rows<R>...};  // some compilers do not count them by themselves
 };
 using UpToSix = FloatRows<1, 2, 3, 4, 5, 6>;
 using UpToTwelve = FloatRows<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
