@@ -53,11 +53,14 @@ class HeadDrafter(Drafter):
         name: str,
         draft_temperature: DraftTemperature = "fixed",
         min_confidence: float = 0.0,
+        whole: bool | None = None,
     ) -> None:
-        """`runner` is the target's: it taps the layers this head wants, and maybe others."""
+        """`runner` is the target's: it taps the layers this head wants, and maybe others. `whole`: a draft is one piece
+        of work, as it is on a CUDA device by default."""
         self.head, self.pages, self.name, self.context = head, pages, name, runner.context
         self.taps, self.device, self.vocab = head.config.taps, runner.device, runner.model.config.vocab
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
+        self.whole = runner.device.type == "cuda" if whole is None else whole
         self._columns = _columns(runner.taps, self.taps, head.config.target_width, runner.device)
         self._reader: NativeReader | None = None  # where the native library can read for it
         self._trails: dict[int, Trail] = {}
