@@ -19,7 +19,7 @@ from .choosing import Plot
 from .eagle_trees import ALONE, DefinedSteps, NativeSteps, grow_trees
 from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages, Look
-from .heads_whole import grow_whole, text_of, whole_steps
+from .heads_whole import goes_whole, grow_from, grow_whole, hang_whole, text_of, whole_steps
 
 
 class EagleDrafter(HeadDrafter):
@@ -61,9 +61,9 @@ class EagleDrafter(HeadDrafter):
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
         chains = self.chains(budgets)
-        if self._whole is not None and self.is_greedy(seqs):
+        if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
             depth = max(budget.depth for budget in budgets)
-            hang(chains, self._whole.chain([text_of(self.pages, seq) for seq in seqs], depth))
+            hang_whole(chains, self._whole.chain([text_of(self.pages, seq, depth) for seq in seqs], depth))
             return chains
         feature = self._features(seqs)
         if self._native is None:
@@ -81,7 +81,7 @@ class EagleDrafter(HeadDrafter):
 
     def grow(self, plots: list[Plot]) -> None:
         if self._whole is not None:
-            plots = grow_whole(plots, self._whole, self.pages)
+            plots = grow_whole(plots, self._whole, self.pages, self.draft_temperature, grow_from)
         if plots:
             self._grow_by_levels(plots)
 
@@ -98,7 +98,8 @@ class EagleDrafter(HeadDrafter):
         tokens = table[0]
         for offset in range(depth):
             look = Look(memory, self.head.config.layer, [length - 1 + offset for length in lengths], ALONE, hidden=1)
-            states = self.head.step(tokens, feature, self.head.turn(table[1] + (offset - 1)), look)
+            turn = self.head.turn_behind(table[1] + (offset - 1))
+            states = self.head.step(tokens, feature, turn, look)
             guesses = self.draw(seqs, offset, self.head.logits(states))
             if not extend(chains, guesses):
                 break

@@ -23,7 +23,8 @@ class HeadMemory:
 
     def __init__(self, keys: Several[Tensor], values: Several[Tensor], config: LayerConfig, pages: Tensor) -> None:
         self.keys, self.values = ([t[pages].flatten(1, 2) for t in layers] for layers in (keys, values))
-        self.config, self.texts = config, len(pages)
+        self.config = config
+        self.columns = 0 if not self.keys else self.keys[0].shape[1]
 
     def of_text(self, text: Tensor, columns: int, depths: Tensor, hidden: int) -> Tensor:
         """Which places of a text are seen by rows `depths` behind its end, [texts, rows, columns].
@@ -61,6 +62,11 @@ class Glance:
         keys[:, own] = k.view(texts, rows, *k.shape[1:]).to(keys.dtype)
         values[:, own] = v.view(texts, rows, *v.shape[1:]).to(values.dtype)
         return attend(q, keys, values, self.bias, self.memory.config)
+
+
+def store(new: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """Keep rows [n, ...] in these slots of a cache [pages, page_size, ...]."""
+    cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new.to(cache.dtype))
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, config: LayerConfig) -> Tensor:

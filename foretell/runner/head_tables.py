@@ -39,14 +39,10 @@ class HeadSizes:
     wide: int = 0  # branches that are followed in a level, filled up; 0: a chain
     drawn: bool = False  # whether noise decides
 
-    @property
-    def guesses(self) -> int:
-        """Rows that are remembered for those behind them."""
-        return 1 + (self.depth - 1) * max(1, self.wide)
 
-
-def sizes_of(texts: list[HeadText], depth: int, most_wide: int = 0, drawn: bool = False) -> HeadSizes:
+def sizes_of(texts: list[HeadText], depth: int, most_wide: int = 0) -> HeadSizes:
     """What these texts are filled up to; `most_wide`: for trees, the most branches that can be followed."""
+    drawn = any(text.heat > 0 for text in texts)
     wide = min(most_wide, max(text.wide for text in texts))
     if wide:
         wide = min(most_wide, next((width for width in WIDTHS if wide <= width), most_wide))
@@ -63,11 +59,13 @@ def power(number: int) -> int:
 class HeadTable:
     """A row for each text: fields, a key of noise for each depth, and its pages. Rows that fill up see nothing."""
 
-    def __init__(self, sizes: HeadSizes, page_size: int, device: torch.device) -> None:
-        self.sizes = sizes
+    def __init__(self, sizes: HeadSizes, guesses: int, page_size: int, device: torch.device) -> None:
+        """`guesses`: rows of a draft that are remembered for those behind them."""
+        self.sizes, self.device = sizes, device
         self.shown = -(-sizes.columns // page_size)  # pages of text; behind them stand places for the guesses
-        width = FIELDS + sizes.depth + self.shown + -(-sizes.guesses // page_size)
-        self._device = torch.zeros(sizes.texts, width, dtype=torch.int64, device=device)
+        self.columns = self.shown * page_size
+        width = FIELDS + sizes.depth + self.shown + -(-guesses // page_size)
+        self._rows = torch.zeros(sizes.texts, width, dtype=torch.int64, device=device)
         self._host = torch.zeros(sizes.texts, width, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._numbers: Whole = self._host.numpy()
         self._known: list[list[int]] = [[]] * sizes.texts
@@ -86,23 +84,23 @@ class HeadTable:
             if pages != self._known[row]:
                 numbers[row, behind : behind + len(pages)] = pages
                 self._known[row] = pages
-        self._device.copy_(self._host, non_blocking=True)
+        self._rows.copy_(self._host, non_blocking=True)
 
     def field(self, which: int) -> Tensor:
         """[texts]."""
-        return self._device[:, which]
+        return self._rows[:, which]
 
     @property
     def heats(self) -> Tensor:
         """[texts, 1], in float32."""
-        return self._device[:, HEAT : HEAT + 1].view(torch.float64).float()
+        return self._rows[:, HEAT : HEAT + 1].view(torch.float64).float()
 
     @property
     def keys(self) -> Tensor:
         """[texts, depth]."""
-        return self._device[:, FIELDS : FIELDS + self.sizes.depth]
+        return self._rows[:, FIELDS : FIELDS + self.sizes.depth]
 
     @property
     def pages(self) -> Tensor:
         """[texts, pages]."""
-        return self._device[:, FIELDS + self.sizes.depth :]
+        return self._rows[:, FIELDS + self.sizes.depth :]

@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 Sizes = TypeVar("Sizes", bound=Hashable)
+Result = TypeVar("Result")
 
 
-class Recorder(Generic[Sizes]):
+class Recorder(Generic[Sizes, Result]):
     """Runs what reads and writes the same memory each time. Where there is no such device, plainly every time.
 
     What it returns is good until the next call: all graphs share their memory.
@@ -19,12 +19,12 @@ class Recorder(Generic[Sizes]):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.recordings: dict[Sizes, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}  # None: it ran once
+        self.recordings: dict[Sizes, tuple[torch.cuda.CUDAGraph, Result] | None] = {}  # None: it ran once
         self._records = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._records else None
         self._aside = torch.cuda.Stream(device) if self._records else None  # type: ignore[no-untyped-call]
 
-    def __call__(self, sizes: Sizes, run: Callable[[], Tensor]) -> Tensor:
+    def __call__(self, sizes: Sizes, run: Callable[[], Result]) -> Result:
         """What `run` gives, which hangs on `sizes` and on what lies in memory, and on nothing else."""
         known = self.recordings.get(sizes)
         if known is not None:
@@ -35,7 +35,7 @@ class Recorder(Generic[Sizes]):
         self.recordings[sizes] = self._record(run) if again and self._records else None
         return found
 
-    def _record(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _record(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         """The same once more, to be kept; it is not run here."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)

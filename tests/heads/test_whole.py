@@ -3,32 +3,36 @@ recorded."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
 
 import pytest
+import torch
 
 from foretell.draft.heads import HeadDrafter
 from foretell.models.heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
-from tests.tiny import HEADS, PROMPTS, OwnHead, World, add
+from tests.tiny import CONTEXT, HEADS, PROMPTS, OwnHead, World, add
 
 STEPPING = {name: config for name, config in HEADS.items() if config.kind in ("eagle", "mtp", "distilled")}
 LONG = [*PROMPTS, [1 + i % 30 for i in range(45)]]
 
 
-def waiting(config: HeadConfig, world: World, **params: object) -> tuple[list[HeadDrafter], list[list[Sequence]]]:
+def waiting(
+    config: HeadConfig, world: World, rule: str = "match", heats: tuple[float, ...] = (0.0,)
+) -> tuple[list[HeadDrafter], list[list[Sequence]]]:
     """Twice the same texts, of several lengths, that could be guessed for now: by definition, and in one piece."""
     drafters, texts = [], []
     for whole in (False, True):
         engine = world.engine(drafter := OwnHead(config, whole=whole))
-        choice = SpeculationChoice(rule=params.get("rule"))  # type: ignore[arg-type]
-        settings = {name: value for name, value in params.items() if name != "rule"}
-        tracks = [add(engine, str(i), prompt, choice, **settings)[0] for i, prompt in enumerate(LONG)]
-        while any(track.seq.pending > 1 or not track.seq.written for track in tracks):
+        choice, warm = SpeculationChoice(rule=rule), itertools.cycle(heats)
+        tracks = [
+            add(engine, str(i), LONG[i], choice, temperature=next(warm), ignore_eos=True)[0] for i in range(len(LONG))
+        ]
+        for _ in range(5):
             engine.step()
         seqs = [track.seq for track in tracks if track.seq.finish is None]
         for seq in seqs:
-            assert engine.runner.reserve(seq, len(seq.tokens) + 40)
+            assert seq.pending == 1 and seq.written and engine.runner.reserve(seq, len(seq.tokens) + 40)
         assert isinstance(drafter.inner, HeadDrafter) and drafter.inner.whole == whole and len(seqs) > 2
         drafters.append(drafter.inner)
         texts.append(seqs)
@@ -40,6 +44,9 @@ def compare(mine: list[Draft], defined: list[Draft]) -> None:
     for draft, truth in zip(mine, defined, strict=True):
         assert len(draft) and (draft.tokens, draft.parents, draft.drawn) == (truth.tokens, truth.parents, truth.drawn)
         assert draft.confidence == pytest.approx(truth.confidence, rel=1e-3)
+        assert (draft.probs is None) == (truth.probs is None)
+        if draft.probs is not None and truth.probs is not None:
+            assert torch.allclose(draft.probs, truth.probs, atol=1e-4)
 
 
 def both(drafters: list[HeadDrafter], texts: list[list[Sequence]], budgets: list[Budget], some: slice) -> None:
@@ -71,4 +78,37 @@ def test_a_tree_is_that_of_the_definition(config: HeadConfig, world: World) -> N
             both(drafters, texts, [Budget(shape[0], levels=shape[1])] * len(LONG), some)
         mixed = [Budget(nodes, levels=levels, floor=0.001 * i) for i, (nodes, levels) in enumerate(shapes)]
         both(drafters, texts, mixed, some)
-        both(drafters, texts, [replace(each, levels=0 if i % 2 else 3) for i, each in enumerate(mixed)], some)
+        both(drafters, texts, [Budget(5) if i % 2 else each for i, each in enumerate(mixed)], some)
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection"])
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_what_is_drawn_is_too(config: HeadConfig, rule: str) -> None:
+    """Each with its own noise, and some of the texts greedy."""
+    for heats in ((0.8,), (0.0, 1.3, 0.7)):
+        drafters, texts = waiting(config, WORLDS["page 4"], rule, heats)
+        for some in SOME:
+            both(drafters, texts, [Budget(4, floor=0.002 * i) for i in range(len(LONG))], some)
+            both(drafters, texts, [Budget(8 + 4 * i, levels=3) for i in range(len(LONG))], some)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_a_text_may_end_before_others_have_their_guesses(config: HeadConfig, whole: bool) -> None:
+    engine = World(pages=400).engine(drafter := OwnHead(config, whole=whole))
+    prompts = ([1 + j % 30 for j in range(CONTEXT - 5)], PROMPTS[1])
+    seqs = [
+        add(engine, str(i), prompt, max_tokens=5 + 40 * i, ignore_eos=True)[0].seq for i, prompt in enumerate(prompts)
+    ]
+    while any(seq.pending > 1 or not seq.written for seq in seqs):
+        assert engine.busy
+        engine.step()
+    left = CONTEXT - len(seqs[0].tokens)
+    for seq in seqs:
+        engine.runner.reserve(seq, len(seq.tokens) + left + 10)
+    for branches in (0, 12):
+        depths = (left, left + 5)
+        budgets = [Budget(depth + branches, levels=depth) for depth in depths]
+        together = drafter.propose(seqs, budgets)
+        alone = [drafter.propose([seq], [budget])[0] for seq, budget in zip(seqs, budgets, strict=True)]
+        assert len(together[0]) and [each.tokens for each in together] == [each.tokens for each in alone]
