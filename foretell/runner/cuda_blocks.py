@@ -24,7 +24,8 @@ class WholePass(Generic[WholeHead]):
     guesses = 0  # rows of a pass that stand behind a text
 
     def __init__(self, head: WholeHead, page_size: int, device: torch.device, most_children: int) -> None:
-        self.head, self.page_size, self.device = head, page_size, device
+        self.head: WholeHead = head
+        self.page_size, self.device = page_size, device
         self.children = min(most_children, head.config.outputs)
         self.tables: dict[HeadSizes, HeadTable] = {}
         self.recorder: Recorder[HeadSizes, Found] = Recorder(device)

@@ -141,8 +141,8 @@ class WholeReader:
         slots = table.field(SLOT)
         if isinstance(self.head, BlockHead):
             turn = self.head.turn(table.field(PLACE))
-            for layer, pair in enumerate(self.head.remember(self.head.fuse(table.inputs), turn)):
-                self._keep(layer, slots, *pair)
+            for layer, both in enumerate(self.head.remember(self.head.fuse(table.inputs), turn)):
+                self._keep(layer, slots, *both)
             return
         assert self.features is not None, "other heads keep features"
         if isinstance(self.head, MedusaHead):

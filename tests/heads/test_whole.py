@@ -4,14 +4,23 @@ recorded."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from foretell.draft.base import Drafter
 from foretell.draft.heads import HeadDrafter
 from foretell.models.heads import HeadConfig
+from foretell.runner.recording import Recorder
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
-from tests.tiny import CONTEXT, HEADS, PROMPTS, OwnHead, World, add
+from tests.heads.test_laws import Compared
+from tests.laws.test_same_text import SAMPLING, preempt_youngest, truth_for
+from tests.laws.test_same_text import WORLDS as LAWS
+from tests.tiny import CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
 
 STEPPING = {name: config for name, config in HEADS.items() if config.kind in ("eagle", "mtp", "distilled")}
 LONG = [*PROMPTS, [1 + i % 30 for i in range(45)]]
@@ -112,3 +121,94 @@ def test_a_text_may_end_before_others_have_their_guesses(config: HeadConfig, who
         together = drafter.propose(seqs, budgets)
         alone = [drafter.propose([seq], [budget])[0] for seq, budget in zip(seqs, budgets, strict=True)]
         assert len(together[0]) and [each.tokens for each in together] == [each.tokens for each in alone]
+
+
+class Whole(Compared):
+    """Guesses and reads in one piece, and is compared with a fresh head that does so by definition."""
+
+    def __init__(self, config: HeadConfig, page_size: int, other: Drafter) -> None:
+        super().__init__(config, page_size, other)
+        self.settings = {"whole": True}
+
+
+@pytest.mark.parametrize("levels", [0, 3])
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_guesses_and_memory_are_those_of_the_definition_all_along(config: HeadConfig, levels: int) -> None:
+    """With prefixes that were found, texts that come back, and such as move on by what others guessed."""
+    if levels and config.kind == "medusa":
+        pytest.skip("the shape of its trees hangs on how its guesses stood before")
+    for name, heat in (("page 4", 0.0), ("page 16, short steps", 1.0), ("few pages", 1.0)):
+        truth = truth_for("sampled" if heat else "greedy")
+        world = replace(LAWS[name], levels=levels, budget=10 if levels else 6)
+        compared = Whole(config, world.page_size, tree_around(truth))
+        assert generate(compared, world, preempt_youngest, temperature=heat) == truth
+        assert compared.compared > 10
+
+
+@pytest.mark.parametrize("levels", [0, 3])
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_the_text_is_the_same_however_it_is_sampled(sampling: str, levels: int) -> None:
+    for name in ("eagle", "block", "medusa"):
+        drafter = OwnHead(HEADS[name], whole=True)
+        assert generate(drafter, World(levels=levels, budget=9), **SAMPLING[sampling]) == truth_for(sampling)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_what_is_drawn_for_other_rules_can_be_judged(rule: str) -> None:
+    engine = World().engine(OwnHead(HEADS["eagle"], whole=True))
+    choice = SpeculationChoice(rule=rule)
+    tracks = [add(engine, str(i), prompt, choice, temperature=1.0)[0] for i, prompt in enumerate(PROMPTS)]
+    run(engine)
+    assert engine.stats.speculation.drafted > 50 and all(track.seq.finish for track in tracks)
+
+
+class Unlookable(TorchDispatchMode):
+    """Refuses what a graph cannot hold: a look at values, shapes that hang on them, numbers that come from the host."""
+
+    refused = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "bincount", "equal")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        masks = [each for each in args[1] if each is not None] if name in ("index", "index_put", "index_put_") else []
+        if name.startswith(self.refused) or any(mask.dtype == torch.bool for mask in masks):
+            raise AssertionError(f"{name} is no work for a graph")
+        return func(*args, **(kwargs or {}))
+
+
+class Watched(Recorder[Any, Any]):
+    """Runs all work as it would be recorded."""
+
+    def __call__(self, sizes: Any, run: Callable[[], Any]) -> Any:
+        self.recordings[sizes] = None
+        with Unlookable():
+            return run()
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_the_work_never_looks_at_its_values(config: HeadConfig, heat: float) -> None:
+    engine = World(budget=9, levels=3).engine(drafter := OwnHead(config, whole=True))
+    inner: Any = drafter.inner
+    inner._whole.recorder, inner._whole_reader.recorder = (Watched(torch.device("cpu")) for _ in range(2))
+    for i, prompt in enumerate(PROMPTS):
+        add(engine, str(i), prompt, SpeculationChoice(max_draft=3) if i % 2 else SpeculationChoice(), temperature=heat)
+    run(engine)
+    assert len(inner._whole.recorder.recordings) > 3 and len(inner._whole_reader.recorder.recordings) > 2
+    with pytest.raises(AssertionError, match="no work for a graph"), Unlookable():
+        torch.ones(3).tolist(), torch.ones(1).item()
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_what_lies_in_the_tables_from_before_does_not_matter(config: HeadConfig) -> None:
+    """The same memory serves other texts, more and fewer of them, with longer and shorter ones in their rows."""
+    drafters, texts = waiting(config, WORLDS["page 4"])
+    whole: Any = drafters[1]
+    whole._whole.tables.clear()
+    for budgets in ([Budget(4)] * len(LONG), [Budget(14, levels=3)] * len(LONG)):
+        for order in ((0, 1, 2, 5), (5, 4, 3), (2, 5, 0, 1), (3, 3, 3)):
+            defined, mine = (
+                each.propose([seqs[i] for i in order], [budgets[i] for i in order])
+                for each, seqs in zip(drafters, texts, strict=True)
+            )
+            compare(mine, defined)
+    assert len(whole._whole.tables) == 2, "one for chains and one for trees"
