@@ -33,12 +33,12 @@ class WholePass(Generic[WholeHead]):
     def chain(self, texts: list[HeadText], depth: int) -> Found:
         """For each text a token at each place: the likeliest, or the one that wins its race."""
         sizes = self._sent(texts, sizes_of(texts, depth))
-        return self.recorder(sizes, lambda: self.run_chain(sizes)).of(len(texts))
+        return self.recorder(sizes, lambda: self.run_chain(sizes), sizes.is_small).of(len(texts))
 
     def tree(self, texts: list[HeadText], depth: int) -> Grown:
         """The likeliest children of each place; with a Markov head, of each node that is followed there."""
         sizes = self._sent(texts, sizes_of(texts, depth, self.children if self.is_told_tokens else 1))
-        return Grown.told(self.recorder(sizes, lambda: self.run_tree(sizes)).told)
+        return Grown.told(self.recorder(sizes, lambda: self.run_tree(sizes), sizes.is_small).told)
 
     @property
     def is_told_tokens(self) -> bool:

@@ -35,13 +35,13 @@ class WholeSteps:
         """For each text a token, again and again: the likeliest, or the one that wins its race."""
         sizes = sizes_of(texts, depth)
         self._table(sizes).send(texts)
-        return self.recorder(sizes, lambda: self.run_chain(sizes)).of(len(texts))
+        return self.recorder(sizes, lambda: self.run_chain(sizes), sizes.is_small).of(len(texts))
 
     def tree(self, texts: list[HeadText], depth: int) -> Grown:
         """The likeliest branches of each, as many as its text wants followed."""
         sizes = sizes_of(texts, depth, self.children)
         self._table(sizes).send(texts)
-        return Grown.told(self.recorder(sizes, lambda: self.run_tree(sizes)).told)
+        return Grown.told(self.recorder(sizes, lambda: self.run_tree(sizes), sizes.is_small).told)
 
     def _table(self, sizes: HeadSizes) -> HeadTable:
         if sizes not in self.tables:

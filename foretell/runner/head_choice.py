@@ -31,7 +31,7 @@ class Found:
 
     def of(self, texts: int) -> Found:
         """Without those that only fill up, on the host, and never written over."""
-        told = self.told[:, :, :texts].cpu()  # waits, so the tables may be written again
+        told = self.told.cpu()[:, :, :texts]  # waits, so the tables may be written again
         return Found(told, None if self.probs is None else self.probs[:, :texts].clone())
 
     @property

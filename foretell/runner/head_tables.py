@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 COLUMNS = (256, 512, 1024, 2048, 4096)  # places of text that sizes are made for; behind, powers of two
+MOST_PLACES = 1 << 17  # of all texts together; with more, a draft is not recorded
 WIDTHS = (1, 2, 5)  # branches that are followed in a level; more are filled up to as many as there may be
 
 TOKEN, PLACE, BEFORE, WIDE, HEAT, FIELDS = range(6)
@@ -38,6 +39,11 @@ class HeadSizes:
     depth: int
     wide: int = 0  # branches that are followed in a level, filled up; 0: a chain
     drawn: bool = False  # whether noise decides
+
+    @property
+    def is_small(self) -> bool:
+        """Whether what it works with may be held on to."""
+        return self.texts * self.columns <= MOST_PLACES
 
 
 def sizes_of(texts: list[HeadText], depth: int, most_wide: int = 0) -> HeadSizes:

@@ -24,15 +24,18 @@ class Recorder(Generic[Sizes, Result]):
         self._pool = torch.cuda.graph_pool_handle() if self._records else None
         self._aside = torch.cuda.Stream(device) if self._records else None  # type: ignore[no-untyped-call]
 
-    def __call__(self, sizes: Sizes, run: Callable[[], Result]) -> Result:
-        """What `run` gives, which hangs on `sizes` and on what lies in memory, and on nothing else."""
+    def __call__(self, sizes: Sizes, run: Callable[[], Result], keep: bool = True) -> Result:
+        """What `run` gives, which hangs on `sizes` and on what lies in memory, and on nothing else.
+
+        `keep`: whether it may be recorded; a graph holds on to the memory it works with.
+        """
         known = self.recordings.get(sizes)
         if known is not None:
             known[0].replay()
             return known[1]
         found = run()
         again = sizes in self.recordings
-        self.recordings[sizes] = self._record(run) if again and self._records else None
+        self.recordings[sizes] = self._record(run) if again and keep and self._records else None
         return found
 
     def _record(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:

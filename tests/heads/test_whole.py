@@ -63,7 +63,7 @@ def both(drafters: list[HeadDrafter], texts: list[list[Sequence]], budgets: list
     compare(mine, defined)
 
 
-WORLDS = {f"page {size}": World(page_size=size, pages=1200 // size, budget=2) for size in (1, 4, 7, 16)}
+WORLDS = {f"page {size}": World(page_size=size, pages=1200 // size, budget=2) for size in (4, 7)}
 worlds = pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 SOME = [slice(0, 1), slice(1, 4), slice(0, None)]
 
@@ -137,7 +137,7 @@ def test_guesses_and_memory_are_those_of_the_definition_all_along(config: HeadCo
     """With prefixes that were found, texts that come back, and such as move on by what others guessed."""
     if levels and config.kind == "medusa":
         pytest.skip("the shape of its trees hangs on how its guesses stood before")
-    for name, heat in (("page 4", 0.0), ("page 16, short steps", 1.0), ("few pages", 1.0)):
+    for name, heat in (("page 1", 0.0), ("page 16, short steps", 1.0), ("few pages", 1.0)):
         truth = truth_for("sampled" if heat else "greedy")
         world = replace(LAWS[name], levels=levels, budget=10 if levels else 6)
         compared = Whole(config, world.page_size, tree_around(truth))
@@ -178,7 +178,7 @@ class Unlookable(TorchDispatchMode):
 class Watched(Recorder[Any, Any]):
     """Runs all work as it would be recorded."""
 
-    def __call__(self, sizes: Any, run: Callable[[], Any]) -> Any:
+    def __call__(self, sizes: Any, run: Callable[[], Any], keep: bool = True) -> Any:
         self.recordings[sizes] = None
         with Unlookable():
             return run()
