@@ -132,11 +132,12 @@ class TreeChoice:
         """Follow the best children: their tokens, [texts * followed], and the rows they hang on, [texts, followed]."""
         wide, count = self.sizes.wide, self.found.shape[-1]
         # Of equals the first, as on the host: so it is a sort that leaves them in order.
-        worth, order = self.worth.sort(dim=1, descending=True, stable=True)
-        chosen = order[:, :wide]
-        self.found[self.depth, FOLLOWED, :, :, 0] = chosen
-        rank = torch.arange(wide, device=chosen.device)
+        worth, best = self.worth.sort(dim=1, descending=True, stable=True)
+        rank = torch.arange(wide, device=best.device)
         # What is beyond a text's own width is not followed there, and must not crowd out what hangs on the others.
-        self.chances = worth[:, :wide].masked_fill(rank >= self.table.field(WIDE)[:, None], 0)
+        worth = worth[:, :wide].masked_fill(rank >= self.table.field(WIDE)[:, None], 0)
+        chosen, order = best[:, :wide].sort(dim=1)  # a level stands in the order in which its nodes were found
+        self.found[self.depth, FOLLOWED, :, :, 0] = chosen
+        self.chances = worth.gather(1, order)
         self.depth += 1
         return self.tokens.gather(1, chosen).flatten(), chosen // count

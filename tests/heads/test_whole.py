@@ -22,17 +22,16 @@ from tests.laws.test_same_text import SAMPLING, preempt_youngest, truth_for
 from tests.laws.test_same_text import WORLDS as LAWS
 from tests.tiny import CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
 
-STEPPING = {name: config for name, config in HEADS.items() if config.kind in ("eagle", "mtp", "distilled")}
 LONG = [*PROMPTS, [1 + i % 30 for i in range(45)]]
 
 
 def waiting(
-    config: HeadConfig, world: World, rule: str = "match", heats: tuple[float, ...] = (0.0,)
+    config: HeadConfig, rule: str = "match", heats: tuple[float, ...] = (0.0,)
 ) -> tuple[list[HeadDrafter], list[list[Sequence]]]:
     """Twice the same texts, of several lengths, that could be guessed for now: by definition, and in one piece."""
     drafters, texts = [], []
     for whole in (False, True):
-        engine = world.engine(drafter := OwnHead(config, whole=whole))
+        engine = WORLD.engine(drafter := OwnHead(config, whole=whole))
         choice, warm = SpeculationChoice(rule=rule), itertools.cycle(heats)
         tracks = [
             add(engine, str(i), LONG[i], choice, temperature=next(warm), ignore_eos=True)[0] for i in range(len(LONG))
@@ -63,24 +62,21 @@ def both(drafters: list[HeadDrafter], texts: list[list[Sequence]], budgets: list
     compare(mine, defined)
 
 
-WORLDS = {f"page {size}": World(page_size=size, pages=1200 // size, budget=2) for size in (4, 7)}
-worlds = pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-SOME = [slice(0, 1), slice(1, 4), slice(0, None)]
+WORLD = World(page_size=7, pages=170, budget=2)
+SOME = [slice(0, 1), slice(0, None)]
 
 
-@worlds
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_chain_is_that_of_the_definition(config: HeadConfig, world: World) -> None:
-    drafters, texts = waiting(config, world)
+def test_a_chain_is_that_of_the_definition(config: HeadConfig) -> None:
+    drafters, texts = waiting(config)
     for some in SOME:
         both(drafters, texts, [Budget(5)] * len(LONG), some)
         both(drafters, texts, [Budget(1 + i % 4, floor=0.003 * i) for i in range(len(LONG))], some)
 
 
-@worlds
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_tree_is_that_of_the_definition(config: HeadConfig, world: World) -> None:
-    drafters, texts = waiting(config, world)
+def test_a_tree_is_that_of_the_definition(config: HeadConfig) -> None:
+    drafters, texts = waiting(config)
     shapes = [(6, 3), (30, 3), (24, 6), (3, 2), (40, 2), (12, 5)]
     for some in SOME:
         for shape in shapes[:3]:
@@ -90,12 +86,26 @@ def test_a_tree_is_that_of_the_definition(config: HeadConfig, world: World) -> N
         both(drafters, texts, [Budget(5) if i % 2 else each for i, each in enumerate(mixed)], some)
 
 
+@pytest.mark.parametrize("name", ["eagle", "eagle of two layers", "distilled"])
+def test_a_tree_of_equals_is_that_of_the_definition(name: str) -> None:
+    """Which tokens stand for equals is left open; which branches go on is not."""
+    drafters, texts = waiting(HEADS[name])
+    for drafter in drafters:
+        same = torch.tensor([3.0, 3.0] + [0.0] * (drafter.head.config.outputs - 2))
+        drafter.head.logits = lambda states, same=same: same.expand(len(states), -1)  # type: ignore[misc]
+    for nodes, levels in ((9, 4), (20, 6), (30, 3), (12, 7)):
+        budgets = [Budget(nodes - i % 3, levels=levels) for i in range(len(LONG))]
+        defined, mine = (each.propose(seqs, budgets) for each, seqs in zip(drafters, texts, strict=True))
+        assert [draft.parents for draft in mine] == [draft.parents for draft in defined]
+        assert any(parent > 0 for draft in mine for parent in draft.parents)
+
+
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_what_is_drawn_is_too(config: HeadConfig, rule: str) -> None:
     """Each with its own noise, and some of the texts greedy."""
     for heats in ((0.8,), (0.0, 1.3, 0.7)):
-        drafters, texts = waiting(config, WORLDS["page 4"], rule, heats)
+        drafters, texts = waiting(config, rule, heats)
         for some in SOME:
             both(drafters, texts, [Budget(4, floor=0.002 * i) for i in range(len(LONG))], some)
             both(drafters, texts, [Budget(8 + 4 * i, levels=3) for i in range(len(LONG))], some)
@@ -137,7 +147,7 @@ def test_guesses_and_memory_are_those_of_the_definition_all_along(config: HeadCo
     """With prefixes that were found, texts that come back, and such as move on by what others guessed."""
     if levels and config.kind == "medusa":
         pytest.skip("the shape of its trees hangs on how its guesses stood before")
-    for name, heat in (("page 1", 0.0), ("page 16, short steps", 1.0), ("few pages", 1.0)):
+    for name, heat in (("page 16, short steps", 0.0), ("few pages", 1.0)):
         truth = truth_for("sampled" if heat else "greedy")
         world = replace(LAWS[name], levels=levels, budget=10 if levels else 6)
         compared = Whole(config, world.page_size, tree_around(truth))
@@ -145,10 +155,9 @@ def test_guesses_and_memory_are_those_of_the_definition_all_along(config: HeadCo
         assert compared.compared > 10
 
 
-@pytest.mark.parametrize("levels", [0, 3])
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_the_text_is_the_same_however_it_is_sampled(sampling: str, levels: int) -> None:
-    for name in ("eagle", "block", "medusa"):
+def test_the_text_is_the_same_however_it_is_sampled(sampling: str) -> None:
+    for name, levels in (("eagle", 0), ("eagle", 3), ("block", 3)):
         drafter = OwnHead(HEADS[name], whole=True)
         assert generate(drafter, World(levels=levels, budget=9), **SAMPLING[sampling]) == truth_for(sampling)
 
@@ -201,7 +210,7 @@ def test_the_work_never_looks_at_its_values(config: HeadConfig, heat: float) -> 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_what_lies_in_the_tables_from_before_does_not_matter(config: HeadConfig) -> None:
     """The same memory serves other texts, more and fewer of them, with longer and shorter ones in their rows."""
-    drafters, texts = waiting(config, WORLDS["page 4"])
+    drafters, texts = waiting(config)
     whole: Any = drafters[1]
     whole._whole.tables.clear()
     for budgets in ([Budget(4)] * len(LONG), [Budget(14, levels=3)] * len(LONG)):
