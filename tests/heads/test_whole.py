@@ -14,7 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell.draft.base import Drafter
 from foretell.draft.heads import HeadDrafter
+from foretell.draft.heads_whole import grow_from
+from foretell.draft.tree import LevelTree
 from foretell.models.heads import HeadConfig
+from foretell.runner.head_choice import Grown, TreeChoice
+from foretell.runner.head_tables import HeadSizes, HeadTable, HeadText
 from foretell.runner.recording import Recorder
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import Compared
@@ -98,6 +102,21 @@ def test_a_tree_of_equals_is_that_of_the_definition(name: str) -> None:
         defined, mine = (each.propose(seqs, budgets) for each, seqs in zip(drafters, texts, strict=True))
         assert [draft.parents for draft in mine] == [draft.parents for draft in defined]
         assert any(parent > 0 for draft in mine for parent in draft.parents)
+
+
+def test_what_a_text_does_not_follow_crowds_nothing_out() -> None:
+    """Eight branches that it leaves out go on with likelier children than the two that it follows."""
+    table = HeadTable(HeadSizes(1, 256, 3, wide=10), 21, 4, torch.device("cpu"))
+    table.send([HeadText(0, 5, 0, [0], wide=2)])
+    choice, tree = TreeChoice(table, torch.arange(30), 10), LevelTree(Budget(99, levels=3), wide=2)
+    likely, even, two = (torch.full((30,), 1e-6) for _ in range(3))
+    likely[:2], likely[2:10], even[:], two[20:22] = 0.18, 0.08, 1 / 30, 0.5
+    choice.look(likely.log()[None])
+    for _ in range(2):
+        tokens, _ = choice.descend()
+        choice.look(torch.where(tokens[:, None] < 2, even, two).log())
+    grow_from(tree, Grown.told(choice.found), 0)
+    assert tree.depth == 3 and len(tree.tokens) == 10 + 2 * 10 + 2 * 10
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
