@@ -82,7 +82,8 @@ class Bench:
         runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.taps, beside(head.config))
         if not args.inflate:
             pack_head(head, runner.model)
-        self.drafter: HeadDrafter = head_drafter(runner, head, model.config.layers, kind)
+        whole = False if args.by_steps else None  # None: as it is served
+        self.drafter: HeadDrafter = head_drafter(runner, head, model.config.layers, kind, whole=whole)
         if args.inflate:  # of the repeated states those of the small model
             wide, own = model.config.width, torch.arange(head.config.target_width, device=device)
             self.drafter._columns = torch.cat([tap * wide + own for tap in range(len(head.config.taps))])
@@ -209,6 +210,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=[], help="further trees, as NODES:LEVELS")
     parser.add_argument("--chains", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8])
     parser.add_argument("--controller", action="store_true", help="also as the controller likes")
+    parser.add_argument("--by-steps", action="store_true", help="drafts step by step, as they are defined")
     parser.add_argument("--workload", default="own")
     parser.add_argument("--data", type=Path, help="where the workload lies, if it does not come with the package")
     parser.add_argument("--tasks", nargs="*", default=[])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell.models.heads import BlockHead
+from foretell.runner.cuda_blocks import WholeBlock
 from foretell.runner.native_head import NativeBlock, native_for_head
 from foretell.runner.native_reading import Reading
 from foretell.runner.runner import ModelRunner
@@ -17,7 +18,8 @@ from foretell.types import Budget, Sequence
 from .choosing import Plot
 from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages, Look
-from .tree import LevelTree, ShapedTree
+from .heads_whole import goes_whole, grow_alike, grow_from, grow_whole, hang_whole, text_of
+from .tree import MOST_WIDE, LevelTree, ShapedTree
 
 
 class BlockDrafter(HeadDrafter):
@@ -33,6 +35,7 @@ class BlockDrafter(HeadDrafter):
         self._native = None if native is None else NativeBlock(native, head, *places)
         if self._native is not None:
             self.read_natively(self._native, runner.taps)
+        self._whole = WholeBlock(head, pages.keys, pages.values, MOST_WIDE) if self.whole else None
 
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
         places = [place for each in readings for place in range(each.start, each.stop)]
@@ -43,6 +46,9 @@ class BlockDrafter(HeadDrafter):
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
         chains = self.chains(budgets)
         depth = min(self.deepest, max(budget.depth for budget in budgets))
+        if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
+            hang_whole(chains, self._whole.chain([text_of(self.pages, seq, depth) for seq in seqs], depth))
+            return chains
         if self._native is not None and len(seqs) <= self._native.most and self.is_greedy(seqs):
             hang(chains, self._native.guess(self.asked(seqs, chains)))
             return chains
@@ -71,6 +77,13 @@ class BlockDrafter(HeadDrafter):
         return tree
 
     def grow(self, plots: list[Plot]) -> None:
+        if self._whole is not None:
+            grown_by = grow_from if self._whole.is_told_tokens else grow_alike
+            plots = grow_whole(plots, self._whole, self.pages, self.draft_temperature, grown_by)
+        if plots:
+            self._grow_by_levels(plots)
+
+    def _grow_by_levels(self, plots: list[Plot]) -> None:
         seqs = [plot.seq for plot in plots]
         chains = self.chains([Budget(self.deepest)] * len(seqs))
         _, scores = self._states(seqs, chains, self.deepest)

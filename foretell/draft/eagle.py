@@ -19,6 +19,7 @@ from .choosing import Plot
 from .eagle_trees import ALONE, DefinedSteps, NativeSteps, grow_trees
 from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages, Look
+from .heads_whole import goes_whole, grow_from, grow_whole, hang_whole, text_of, whole_steps
 
 
 class EagleDrafter(HeadDrafter):
@@ -35,6 +36,7 @@ class EagleDrafter(HeadDrafter):
         self._native = None if native is None else NativeChain(native, head, pages.keys, pages.values)
         if self._native is not None:
             self.read_natively(self._native, runner.taps)
+        self._whole = whole_steps(head, pages) if self.whole else None
 
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
         self.pages.put_features(slots, self.head.fuse(states))
@@ -58,7 +60,12 @@ class EagleDrafter(HeadDrafter):
         return torch.tensor(slots, device=self.device)
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
-        chains, feature = self.chains(budgets), self._features(seqs)
+        chains = self.chains(budgets)
+        if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
+            depth = max(budget.depth for budget in budgets)
+            hang_whole(chains, self._whole.chain([text_of(self.pages, seq, depth) for seq in seqs], depth))
+            return chains
+        feature = self._features(seqs)
         if self._native is None:
             self._step_by_step(seqs, chains, feature)
         elif self.is_greedy(seqs):
@@ -73,6 +80,12 @@ class EagleDrafter(HeadDrafter):
         return self.pages.features(torch.tensor(slots, device=self.device))
 
     def grow(self, plots: list[Plot]) -> None:
+        if self._whole is not None:
+            plots = grow_whole(plots, self._whole, self.pages, self.draft_temperature, grow_from)
+        if plots:
+            self._grow_by_levels(plots)
+
+    def _grow_by_levels(self, plots: list[Plot]) -> None:
         native = None if self._native is None else NativeSteps(self._native, self.pages)
         steps = native or DefinedSteps(self.head, self.pages, plots)
         grow_trees(plots, steps, self.chooser, self._features([plot.seq for plot in plots]))
@@ -85,7 +98,8 @@ class EagleDrafter(HeadDrafter):
         tokens = table[0]
         for offset in range(depth):
             look = Look(memory, self.head.config.layer, [length - 1 + offset for length in lengths], ALONE, hidden=1)
-            states = self.head.step(tokens, feature, self.head.turn(table[1] + (offset - 1)), look)
+            turn = self.head.turn_behind(table[1] + (offset - 1))
+            states = self.head.step(tokens, feature, turn, look)
             guesses = self.draw(seqs, offset, self.head.logits(states))
             if not extend(chains, guesses):
                 break

@@ -114,7 +114,7 @@ class DefinedSteps:
         seen = self._seen(alive, wide, depth)
         text, reach = [each.text for each in self.all], (depth - 1,) * wide
         look = Look(self.memory, self.head.config.layer, text, seen.to(self.device), hidden=1, reach=reach)
-        turn = self.head.turn(places.repeat_interleave(wide))
+        turn = self.head.turn_behind(places.repeat_interleave(wide))
         self.behind += wide
         return self._finish(self.head.step(tokens.to(self.device), padded, turn, look)[rows])
 

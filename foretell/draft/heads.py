@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foretell.models.heads import Head
+from foretell.runner.cuda_reading import WholeReader
 from foretell.runner.native_head import Asked, NativeHead, Told
 from foretell.runner.native_reading import NativeReader, Reading
 from foretell.runner.runner import ModelRunner
@@ -53,13 +54,16 @@ class HeadDrafter(Drafter):
         name: str,
         draft_temperature: DraftTemperature = "fixed",
         min_confidence: float = 0.0,
+        whole: bool | None = None,
     ) -> None:
-        """`runner` is the target's: it taps the layers this head wants, and maybe others."""
+        """`runner` is the target's, which taps what this head wants. `whole`: a draft is one piece of work."""
         self.head, self.pages, self.name, self.context = head, pages, name, runner.context
         self.taps, self.device, self.vocab = head.config.taps, runner.device, runner.model.config.vocab
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
+        self.whole = runner.device.type == "cuda" if whole is None else whole
         self._columns = _columns(runner.taps, self.taps, head.config.target_width, runner.device)
         self._reader: NativeReader | None = None  # where the native library can read for it
+        self._whole_reader = WholeReader(head, *pages.kept, pages.page_size) if self.whole else None
         self._trails: dict[int, Trail] = {}
         self.chooser, self.ranks = Chooser(head.draft_ids, draft_temperature), RankRates(head.config.accuracy)
 
@@ -100,6 +104,8 @@ class HeadDrafter(Drafter):
 
     def _read(self, readings: list[Reading]) -> None:
         if not readings:
+            return
+        if self._whole_reader is not None and self._whole_reader.read(readings, self._columns):
             return
         if self._reader is not None:
             self._reader.read(readings)

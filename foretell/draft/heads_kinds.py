@@ -42,12 +42,13 @@ def head_drafter(
     name: str,
     draft_temperature: DraftTemperature = "fixed",
     min_confidence: float = 0.0,
+    whole: bool | None = None,
 ) -> HeadDrafter:
-    """The drafter of a head whose layers stand in the target's cache from `first` on."""
+    """The drafter of a head whose layers stand in the target's cache from `first` on; `whole`: see `HeadDrafter`."""
     pages = HeadPages(runner.cache, first, *_kept(head.config))
     kind: type[HeadDrafter] = MedusaDrafter
     if isinstance(head, BlockHead):
         kind = BlockDrafter
     elif isinstance(head, EagleHead | MtpHead | DistilledHead):
         kind = EagleDrafter
-    return kind(runner, head, pages, name, draft_temperature, min_confidence)
+    return kind(runner, head, pages, name, draft_temperature, min_confidence, whole)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.models.heads import HeadConfig, LayerConfig
+from foretell.runner.head_memory import store
 from foretell.types import Sequence
 
 
@@ -28,19 +29,24 @@ class HeadPages:
         self.keys, self.values = cache.keys[first : first + layers], cache.values[first : first + layers]
         self.kept_features = cache.keys[first + layers] if features else None
 
+    @property
+    def kept(self) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+        """Keys and values of each layer, and the features."""
+        return self.keys, self.values, self.kept_features
+
     def slots(self, seq: Sequence, start: int, stop: int) -> list[int]:
         """Those of places `start` to `stop`."""
         return slots_of(seq.pages, self.page_size, start, stop)
 
     def put(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Keep keys and values [n, kv_heads, dim]."""
-        _store(keys, self.keys[layer], slots)
-        _store(values, self.values[layer], slots)
+        store(keys, self.keys[layer], slots)
+        store(values, self.values[layer], slots)
 
     def put_features(self, slots: Tensor, features: Tensor) -> None:
         """Keep features [n, width]."""
         assert self.kept_features is not None, "this head keeps features"
-        _store(features[:, None], self.kept_features, slots)
+        store(features[:, None], self.kept_features, slots)
 
     def features(self, slots: Tensor) -> Tensor:
         """[n, width]."""
@@ -63,10 +69,6 @@ class HeadPages:
         if count > len(pages) or pages[count - 1] - pages[0] != count - 1:
             return None
         return slice(pages[0], pages[0] + count) if pages[:count] == list(range(pages[0], pages[0] + count)) else None
-
-
-def _store(new: Tensor, cache: Tensor, slots: Tensor) -> None:
-    cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new.to(cache.dtype))
 
 
 def _shown(cache: Tensor, run: slice, columns: int) -> Tensor:

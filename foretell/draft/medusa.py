@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foretell.models.heads import MedusaHead
+from foretell.runner.cuda_blocks import WholeMedusa
 from foretell.runner.native_head import native_for_head
 from foretell.runner.native_medusa import NativeMedusa
 from foretell.runner.native_reading import Reading
@@ -17,7 +18,8 @@ from foretell.types import Budget, Sequence
 from .choosing import Plot
 from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages
-from .tree import ShapedTree
+from .heads_whole import goes_whole, grow_alike, grow_whole, hang_whole, text_of
+from .tree import MOST_WIDE, ShapedTree
 
 
 class MedusaDrafter(HeadDrafter):
@@ -30,13 +32,18 @@ class MedusaDrafter(HeadDrafter):
         super().__init__(runner, head, pages, *settings)
         native = native_for_head(head)
         self._native = None if native is None else NativeMedusa(native, head)
+        assert pages.kept_features is not None, "this head keeps features"
+        self._whole = WholeMedusa(head, pages.kept_features, MOST_WIDE) if self.whole else None
 
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
         self.pages.put_features(slots, states)
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
-        chains, features = self.chains(budgets), self._features(seqs)
-        depth = min(self.deepest, max(budget.depth for budget in budgets))
+        chains, depth = self.chains(budgets), min(self.deepest, max(budget.depth for budget in budgets))
+        if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
+            hang_whole(chains, self._whole.chain([text_of(self.pages, seq, depth) for seq in seqs], depth))
+            return chains
+        features = self._features(seqs)
         if self._native is not None and self.is_greedy(seqs):
             hang(chains, self._native.guess(features, depth))
             return chains
@@ -55,6 +62,12 @@ class MedusaDrafter(HeadDrafter):
         return ShapedTree(self.ranks.shape(budget, self.deepest, max(budget.floor, self.min_confidence)))
 
     def grow(self, plots: list[Plot]) -> None:
+        if self._whole is not None:
+            plots = grow_whole(plots, self._whole, self.pages, self.draft_temperature, grow_alike)
+        if plots:
+            self._grow_by_levels(plots)
+
+    def _grow_by_levels(self, plots: list[Plot]) -> None:
         scores = self._scores(self._features([plot.seq for plot in plots]), self.deepest)
         while live := [(row, plot) for row, plot in enumerate(plots) if plot.tree.goes_on]:
             rows = [[row] * len(plot.tree.level) for row, plot in live]

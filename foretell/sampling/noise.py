@@ -49,13 +49,26 @@ def exponential(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> T
 
     In float32, from whose small end the winners come: log1p keeps it as exact as the probabilities are.
     """
-    part = _bits(seed, position, stream, lanes).float().add_(0.5).mul_(2.0**-52)
+    return _exponential(_bits(seed, position, stream, lanes))
+
+
+def exponential_of(keys: Tensor, lanes: Tensor) -> Tensor:
+    """The same by [n] keys that the host worked out: see `keys`."""
+    return _exponential(_bits_of(keys, lanes))
+
+
+def _exponential(bits: Tensor) -> Tensor:
+    part = bits.float().add_(0.5).mul_(2.0**-52)
     return part.clamp_max_(1 - 2.0**-24).neg_().log1p_().neg_()
 
 
 def _bits(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
-    """[n, width] whole numbers of 52 bits: half of one more must not round up to 2 ** 52."""
     key = _scramble(_scramble(seed + _signed((stream * _GOLDEN) & _WORD)) + position)
+    return _bits_of(key, lanes)
+
+
+def _bits_of(key: Tensor, lanes: Tensor) -> Tensor:
+    """[n, width] whole numbers of 52 bits: half of one more must not round up to 2 ** 52."""
     return _scramble(key[:, None] + lanes * _signed(_GOLDEN)).bitwise_and_((1 << 52) - 1)
 
 

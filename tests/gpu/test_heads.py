@@ -1,13 +1,17 @@
-"""Heads on a CUDA device: the text without a draft, and guesses that depend on it alone."""
+"""Heads on a CUDA device: the text without a draft, and recorded drafts that are those of the definition."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from foretell.draft.base import NoDrafter
 from foretell.models.heads import HeadConfig
-from tests.tiny import HEADS, OwnHead, World, generate
+from foretell.types import Budget, Draft, Sequence
+from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
 
@@ -18,4 +22,64 @@ def test_a_head_never_changes_the_text(config: HeadConfig, packed: bool) -> None
     world = World(device="cuda")
     for temperature in (0.0, 1.0):
         truth = generate(NoDrafter(), world, temperature=temperature)
-        assert generate(OwnHead(config, packed=packed), world, temperature=temperature) == truth
+        for levels in (0, 3):
+            drafter = OwnHead(config, packed=packed)
+            assert generate(drafter, replace(world, levels=levels, budget=9), temperature=temperature) == truth
+
+
+def waiting(config: HeadConfig, whole: bool, temperature: float) -> tuple[Any, list[Sequence]]:
+    """Texts that could be guessed for now."""
+    engine = World(device="cuda", budget=2).engine(drafter := OwnHead(config, whole=whole))
+    prompts = enumerate(PROMPTS)
+    seqs = [add(engine, str(i), each, temperature=temperature, ignore_eos=True)[0].seq for i, each in prompts]
+    for _ in range(4):
+        engine.step()
+    for seq in seqs:
+        assert seq.pending == 1 and engine.runner.reserve(seq, len(seq.tokens) + 40)
+    return drafter.inner, seqs
+
+
+def same(found: Draft, truth: Draft) -> bool:
+    return (found.tokens, found.parents, found.confidence) == (truth.tokens, truth.parents, truth.confidence)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_a_replayed_draft_is_its_first_run_and_the_definition(config: HeadConfig, temperature: float) -> None:
+    (drafter, mine), (defined, theirs) = (waiting(config, whole, temperature) for whole in (True, False))
+    for budget in (Budget(4), Budget(14, levels=3)):
+        budgets = [budget] * len(mine)
+        drafter._whole.recorder.recordings.clear()
+        runs = [drafter.propose(mine, budgets) for _ in range(4)]  # plain, recorded, replayed twice
+        assert all(each is not None for each in drafter._whole.recorder.recordings.values())
+        for run in runs[1:]:
+            assert all(map(same, run, runs[0]))
+        for draft, truth in zip(runs[-1], defined.propose(theirs, budgets), strict=True):
+            assert (draft.tokens, draft.parents) == (truth.tokens, truth.parents)
+            assert draft.confidence == pytest.approx(truth.confidence, rel=2e-2)
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_a_recording_serves_other_texts(config: HeadConfig) -> None:
+    (drafter, mine), (defined, theirs) = (waiting(config, whole, 0.0) for whole in (True, False))
+    for budget in (Budget(3), Budget(14, levels=3)):
+        for order in ((0, 1, 2), (0, 1, 2, 4), (4, 3, 1), (2, 0, 4, 3)):
+            budgets = [budget] * len(order)
+            found = drafter.propose([mine[i] for i in order], budgets)
+            truth = defined.propose([theirs[i] for i in order], budgets)
+            assert [draft.tokens for draft in found] == [draft.tokens for draft in truth]
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_reading_is_recorded_and_gives_what_the_definition_keeps(config: HeadConfig) -> None:
+    (drafter, mine), (defined, theirs) = (waiting(config, whole, 0.0) for whole in (True, False))
+    assert any(each is not None for each in drafter._whole_reader.recorder.recordings.values())
+    for seq, other in zip(mine, theirs, strict=True):
+        own, slots = (drafter.pages.slots(seq, 1, seq.cached - 1), defined.pages.slots(other, 1, other.cached - 1))
+        for kept, truth in zip(tensors(drafter), tensors(defined), strict=True):
+            torch.testing.assert_close(kept.flatten(0, 1)[own], truth.flatten(0, 1)[slots], rtol=1e-3, atol=1e-3)
+
+
+def tensors(drafter: Any) -> list[torch.Tensor]:
+    keys, values, features = drafter.pages.kept
+    return [*keys, *values, *([] if features is None else [features])]

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "kv": BASE | {"kernels"},
     "sampling": BASE | {"kernels"},
     "models": BASE | {"kernels", "hub", "kv"},
-    "runner": BASE | {"kernels", "kv", "models"},
+    "runner": BASE | {"kernels", "kv", "models", "sampling"},
     "parallel": BASE | {"hub", "kernels", "models", "runner"},
     "verify": BASE | {"sampling"},
     "control": BASE,

@@ -118,6 +118,11 @@ class Head(nn.Module, Generic[Settings]):
         rows = self.table[positions]
         return rows[..., :1, :], rows[..., 1:, :]
 
+    def turn_behind(self, positions: Tensor) -> Turn:
+        """The same where texts are guessed for together, and one comes to its end before another has all its guesses:
+        what is guessed behind the end is dropped, and only has to be turned by something."""
+        return self.turn(positions.clamp_max(len(self.table) - 1))
+
     def embedded(self, tokens: Tensor) -> Tensor:
         """[..., width], for the target's tokens."""
         rows = F.embedding(tokens, self.embedding).to(self.like.dtype)

@@ -1,0 +1,107 @@
+"""Drafts of heads that are made in one piece: what goes to the device, and what becomes of that which comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from foretell.runner.cuda_heads import SteppingHead, WholeSteps
+from foretell.runner.head_choice import Found, Grown
+from foretell.runner.head_tables import HeadText, Whole
+from foretell.sampling import noise
+from foretell.sampling.sampling import restricts
+from foretell.types import Sequence
+
+from .choosing import Plot, must_draw
+from .drawing import DraftTemperature
+from .growing import ROOT
+from .heads import Chain
+from .heads_pages import HeadPages
+from .tree import MOST_WIDE, Children, Tree
+
+
+def whole_steps(head: SteppingHead, pages: HeadPages) -> WholeSteps:
+    """For a head that guesses one token after another."""
+    assert pages.kept_features is not None, "this head keeps features"
+    return WholeSteps(head, pages.keys, pages.values, pages.kept_features, MOST_WIDE)
+
+
+def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:
+    """Whether a text's guesses can be drawn without a look at them: tokens that are left out are found by sorting, and
+    a temperature of the draft's own by their entropy."""
+    params = seq.request.params
+    return params.temperature == 0 or (temperature == "fixed" and not restricts(params))
+
+
+def text_of(pages: HeadPages, seq: Sequence, depth: int, wide: int = 1) -> HeadText:
+    """A text as the device sees it."""
+    place, heat = len(seq.tokens) - 1, seq.request.params.temperature
+    keys = _keys(seq, depth) if heat > 0 else np.zeros(0, np.int64)
+    return HeadText(seq.tokens[-1], place, pages.slots(seq, place - 1, place)[0], seq.pages, wide, heat, keys)
+
+
+def _keys(seq: Sequence, depth: int) -> Whole:
+    """Of the noise that draws the token of each depth; `drawing.draw_nodes` says which."""
+    seed, root = seq.request.seed, len(seq.tokens)
+    if must_draw(seq):
+        streams = range(noise.DRAFT_STREAM, noise.DRAFT_STREAM + depth)
+        return np.concatenate([noise.keys([seed], [root], stream) for stream in streams])
+    return noise.keys([seed] * depth, list(range(root, root + depth)))
+
+
+def hang_whole(chains: list[Chain], found: Found) -> None:
+    """Hang on each chain what was guessed for it, as far as it would have been asked for one by one."""
+    for depth, (tokens, sure) in enumerate(zip(found.tokens, found.sure, strict=True)):
+        for text, chain in enumerate(chains):
+            if chain.goes_on:
+                chain.append(tokens[text], sure[text], None if found.probs is None else found.probs[depth, text])
+
+
+class Growing(Protocol):
+    """What makes trees in one piece."""
+
+    def tree(self, texts: list[HeadText], depth: int) -> Grown: ...
+
+
+def grow_whole(
+    plots: list[Plot],
+    head: Growing,
+    pages: HeadPages,
+    temperature: DraftTemperature,
+    grow: Callable[[Tree, Grown, int], None],
+) -> list[Plot]:
+    """Grow the trees whose nodes are the tokens likeliest to be the target's; those that are left."""
+    mine = [plot for plot in plots if not must_draw(plot.seq) and goes_whole(plot.seq, temperature)]
+    if mine:
+        depth = max(len(plot.tree.follows) + 1 for plot in mine)
+        wide = [max(plot.tree.follows, default=1) for plot in mine]
+        texts = [text_of(pages, plot.seq, depth, width) for plot, width in zip(mine, wide, strict=True)]
+        grown = head.tree(texts, depth)
+        for row, plot in enumerate(mine):
+            grow(plot.tree, grown, row)
+    grown_trees = {id(plot.tree) for plot in mine}
+    return [plot for plot in plots if id(plot.tree) not in grown_trees]
+
+
+def grow_from(tree: Tree, grown: Grown, row: int) -> None:
+    """Grow the tree of one text from what was looked at. All that a tree follows was: it leaves out more than was left
+    out there, for it knows how many nodes are kept in the end, and never something likelier."""
+    rows, count = {ROOT: 0}, grown.tokens.shape[-1]
+    while tree.goes_on:
+        depth, level = tree.depth, tree.level
+        tokens, shares = grown.tokens[depth, row], grown.shares[depth, row]
+        children = {node: Children(tokens[rows[node]].tolist(), shares[rows[node]].tolist()) for node in level}
+        tree.grow(list(children.values()))
+        followed = {at: below for below, at in enumerate(grown.followed[depth, row].tolist())}
+        parents = {node: tree.parents[node] for node in tree.level}
+        ranks = {node: children[parent].tokens.index(tree.tokens[node]) for node, parent in parents.items()}
+        rows = {node: followed[rows[parent] * count + ranks[node]] for node, parent in parents.items()}
+
+
+def grow_alike(tree: Tree, grown: Grown, row: int) -> None:
+    """The same where all nodes of a level have the same children."""
+    while tree.goes_on:
+        tokens, shares = (part[tree.depth, row, 0].tolist() for part in (grown.tokens, grown.shares))
+        tree.grow([Children(tokens, shares)] * len(tree.level))

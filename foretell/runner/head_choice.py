@@ -1,0 +1,143 @@
+"""What a head guesses, found where its logits are: the likeliest tokens, or those that win a text's own race."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from foretell.sampling import noise
+
+from .head_tables import WIDE, HeadSizes, HeadTable
+
+TOKENS, SHARES, FOLLOWED = range(3)  # what is told of each child of a tree
+LEAST_HEAT = 1e-6
+
+
+@dataclass(frozen=True)
+class Found:
+    """What comes back of a draft: `told` in one transfer, `probs` stay where they are."""
+
+    told: Tensor  # of chains [tokens and how sure, depth, texts], in float32
+    probs: Tensor | None = None  # [depth, texts, outputs]: what each was drawn from, where any was
+
+    @classmethod
+    def room(cls, sizes: HeadSizes, outputs: int, device: torch.device) -> Found:
+        told = torch.empty(2, sizes.depth, sizes.texts, device=device)
+        return cls(told, torch.empty(*told.shape[1:], outputs, device=device) if sizes.drawn else None)
+
+    def of(self, texts: int) -> Found:
+        """Without those that only fill up, on the host, and never written over."""
+        told = self.told.cpu()[:, :, :texts]  # waits, so the tables may be written again
+        return Found(told, None if self.probs is None else self.probs[:, :texts].clone())
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """By depth and text."""
+        tokens: list[list[int]] = self.told[0].long().tolist()
+        return tokens
+
+    @property
+    def sure(self) -> list[list[float]]:
+        sure: list[list[float]] = self.told[1].tolist()
+        return sure
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What was looked at of some trees, by depth and text: for each followed node its likeliest children."""
+
+    tokens: npt.NDArray[np.int64]  # [depth, texts, followed, children]
+    shares: npt.NDArray[np.float32]  # how likely each is there
+    followed: npt.NDArray[
+        np.int64
+    ]  # [depth, texts, followed]: which children the next depth's are, all counted through
+
+    @classmethod
+    def told(cls, found: Tensor) -> Grown:
+        """Of [depth, what is told, texts, followed, children]; the host waits here."""
+        numbers = found.cpu().numpy()
+        tokens, followed = numbers[:, TOKENS].astype(np.int64), numbers[:, FOLLOWED, :, :, 0].astype(np.int64)
+        return cls(tokens, numbers[:, SHARES], followed)
+
+
+class Race:
+    """Each text's own noise, where any draws."""
+
+    def __init__(self, table: HeadTable, ids: Tensor) -> None:
+        self.heats, self.keys, self.ids = table.heats, table.keys, ids
+        self.draws = self.heats > 0
+
+    def shares(self, logits: Tensor) -> Tensor:
+        """What is drawn from, [texts, rows, outputs]; `sampling.probabilities` defines it."""
+        return (logits / self.heats.clamp_min(LEAST_HEAT)[..., None]).softmax(-1)
+
+    def noise(self, depth: int) -> Tensor:
+        """[texts, outputs]."""
+        return noise.exponential_of(self.keys[:, depth], self.ids)
+
+
+def pick(logits: Tensor, race: Race, found: Found, depth: int) -> Tensor:
+    """The tokens [texts] of logits [texts, outputs], noted with how sure each is; `drawing.draw_nodes` defines it."""
+    best, at = logits.max(-1)
+    sure = (best - logits.logsumexp(-1)).exp()
+    if found.probs is not None:
+        probs = race.shares(logits[:, None])[:, 0]
+        drawn = (probs / race.noise(depth)).argmax(-1)
+        draws = race.draws[:, 0]
+        sure = torch.where(draws, probs.gather(1, drawn[:, None])[:, 0], sure)
+        only = torch.zeros_like(probs).scatter_(1, at[:, None], 1.0)
+        found.probs[depth] = torch.where(race.draws, probs, only)
+        at = torch.where(draws, drawn, at)
+    tokens = race.ids[at]
+    found.told[0, depth] = tokens
+    found.told[1, depth] = sure
+    return tokens
+
+
+def likeliest(logits: Tensor, race: Race, depth: int, drawn: bool, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best children of logits [texts, rows, outputs], and their shares; `choosing.Chooser` defines them."""
+    if not drawn:
+        best, at = logits.topk(count)
+        return race.ids[at], (best - logits.logsumexp(-1, keepdim=True)).exp()
+    ahead = race.shares(logits) / race.noise(depth)[:, None]
+    odds = torch.where(race.draws[..., None], ahead / ahead.sum(-1, keepdim=True), logits.softmax(-1))
+    shares, at = odds.topk(count)
+    return race.ids[at], shares
+
+
+class TreeChoice:
+    """Follows the likeliest branches of some trees level by level; `tree.LevelTree` keeps of them what it wants."""
+
+    def __init__(self, table: HeadTable, ids: Tensor, children: int) -> None:
+        sizes = table.sizes
+        self.table, self.race, self.sizes, self.depth = table, Race(table, ids), sizes, 0
+        self.found = torch.zeros(sizes.depth, 3, sizes.texts, sizes.wide, children, device=table.device)
+        # As the host multiplies shares, so that both find the same.
+        self.chances = torch.ones(sizes.texts, 1, dtype=torch.float64, device=table.device)
+        self.tokens = self.worth = self.chances  # of all children of a level
+
+    def look(self, logits: Tensor) -> None:
+        """Note the likeliest children of each row of logits [texts * rows, outputs]."""
+        (texts, rows), count = self.chances.shape, self.found.shape[-1]
+        tokens, shares = likeliest(logits.view(texts, rows, -1), self.race, self.depth, self.sizes.drawn, count)
+        self.found[self.depth, TOKENS, :, :rows] = tokens
+        self.found[self.depth, SHARES, :, :rows] = shares
+        self.tokens, self.worth = tokens.flatten(1), (self.chances[..., None] * shares).flatten(1)
+
+    def descend(self) -> tuple[Tensor, Tensor]:
+        """Follow the best children: their tokens, [texts * followed], and the rows they hang on, [texts, followed]."""
+        wide, count = self.sizes.wide, self.found.shape[-1]
+        # Of equals the first, as on the host: so it is a sort that leaves them in order.
+        worth, best = self.worth.sort(dim=1, descending=True, stable=True)
+        rank = torch.arange(wide, device=best.device)
+        # What is beyond a text's own width is not followed there, and must not crowd out what hangs on the others.
+        worth = worth[:, :wide].masked_fill(rank >= self.table.field(WIDE)[:, None], 0)
+        chosen, order = best[:, :wide].sort(dim=1)  # a level stands in the order in which its nodes were found
+        self.found[self.depth, FOLLOWED, :, :, 0] = chosen
+        self.chances = worth.gather(1, order)
+        self.depth += 1
+        return self.tokens.gather(1, chosen).flatten(), chosen // count

@@ -1,0 +1,112 @@
+"""Texts a head guesses for as a table of whole numbers of fixed size, brought to the device in one copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+COLUMNS = (256, 512, 1024, 2048, 4096)  # places of text that sizes are made for; behind, powers of two
+MOST_PLACES = 1 << 17  # of all texts together; with more, a draft is not recorded
+WIDTHS = (1, 2, 5)  # branches that are followed in a level; more are filled up to as many as there may be
+
+TOKEN, PLACE, BEFORE, WIDE, HEAT, FIELDS = range(6)
+Whole = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class HeadText:
+    """A text to be guessed for: its last token and that one's place, the slot of the place before, and its pages."""
+
+    token: int
+    place: int
+    before: int
+    pages: list[int]
+    wide: int = 1  # branches to be followed in a level
+    heat: float = 0.0  # what logits are divided by before a guess is drawn; 0: nothing is drawn
+    keys: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # of the noise, by depth; none: nothing is drawn
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Drafts of the same sizes are one graph."""
+
+    texts: int  # filled up
+    columns: int  # places of a text that may be seen, filled up
+    depth: int
+    wide: int = 0  # branches that are followed in a level, filled up; 0: a chain
+    drawn: bool = False  # whether noise decides
+
+    @property
+    def is_small(self) -> bool:
+        """Whether what it works with may be held on to."""
+        return self.texts * self.columns <= MOST_PLACES
+
+
+def sizes_of(texts: list[HeadText], depth: int, most_wide: int = 0) -> HeadSizes:
+    """What these texts are filled up to; `most_wide`: for trees, the most branches that can be followed."""
+    drawn = any(text.heat > 0 for text in texts)
+    wide = min(most_wide, max(text.wide for text in texts))
+    if wide:
+        wide = min(most_wide, next((width for width in WIDTHS if wide <= width), most_wide))
+    longest = max(text.place for text in texts)
+    columns = next((size for size in COLUMNS if longest <= size), power(longest))
+    return HeadSizes(power(len(texts)), columns, depth, wide, drawn)
+
+
+def power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
+class HeadTable:
+    """A row for each text: fields, a key of noise for each depth, and its pages. Rows that fill up see nothing."""
+
+    def __init__(self, sizes: HeadSizes, guesses: int, page_size: int, device: torch.device) -> None:
+        """`guesses`: rows of a draft that are remembered for those behind them."""
+        self.sizes, self.device = sizes, device
+        self.shown = -(-sizes.columns // page_size)  # pages of text; behind them stand places for the guesses
+        self.columns = self.shown * page_size
+        width = FIELDS + sizes.depth + self.shown + -(-guesses // page_size)
+        self._rows = torch.zeros(sizes.texts, width, dtype=torch.int64, device=device)
+        self._host = torch.zeros(sizes.texts, width, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._numbers: Whole = self._host.numpy()
+        self._known: list[list[int]] = [[]] * sizes.texts
+
+    def send(self, texts: list[HeadText]) -> None:
+        """Of these texts; the host has seen the end of what was done with the last ones."""
+        numbers, behind = self._numbers, FIELDS + self.sizes.depth
+        fields = [(text.token, text.place, text.before, text.wide) for text in texts]
+        numbers[: len(texts), :HEAT] = fields
+        numbers[: len(texts), HEAT] = np.array([text.heat for text in texts]).view(np.int64)
+        numbers[len(texts) :, :FIELDS] = 0
+        for row, text in enumerate(texts):
+            if len(text.keys):
+                numbers[row, FIELDS:behind] = text.keys
+            pages = text.pages[: self.shown]
+            if pages != self._known[row]:
+                numbers[row, behind : behind + len(pages)] = pages
+                self._known[row] = pages
+        self._rows.copy_(self._host, non_blocking=True)
+
+    def field(self, which: int) -> Tensor:
+        """[texts]."""
+        return self._rows[:, which]
+
+    @property
+    def heats(self) -> Tensor:
+        """[texts, 1], in float32."""
+        return self._rows[:, HEAT : HEAT + 1].view(torch.float64).float()
+
+    @property
+    def keys(self) -> Tensor:
+        """[texts, depth]."""
+        return self._rows[:, FIELDS : FIELDS + self.sizes.depth]
+
+    @property
+    def pages(self) -> Tensor:
+        """[texts, pages]."""
+        return self._rows[:, FIELDS + self.sizes.depth :]
