@@ -108,8 +108,14 @@ class Stream:
 
     def put(self, piece: Piece) -> None:
         """The next piece has come; `unfinished` knows of it."""
-        if piece.delta.finish is None and self._is_awaited and self._taken(piece):
-            return
+        waiter = self._waiter
+        if piece.delta.finish is None and waiter is not None and not waiter.done():  # nothing stands before it
+            try:
+                if self.take(piece):
+                    return
+            except Exception as error:  # it is this caller's alone
+                self.fail(error)
+                return
         self._came.append(piece)
         if not (self.patient and self.unfinished) or piece.delta.finish == "error" or len(self._came) >= MOST_GATHERED:
             self._wake()
@@ -118,18 +124,6 @@ class Stream:
         """Nothing comes any more."""
         self._failure = error
         self._wake()
-
-    @property
-    def _is_awaited(self) -> bool:
-        """Whether all that came before has been dealt with."""
-        return self._waiter is not None and not self._waiter.done()
-
-    def _taken(self, piece: Piece) -> bool:
-        try:
-            return self.take(piece)
-        except Exception as error:  # it is this caller's alone
-            self.fail(error)
-            return True
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

