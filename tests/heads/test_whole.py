@@ -119,6 +119,16 @@ def test_what_a_text_does_not_follow_crowds_nothing_out() -> None:
     assert tree.depth == 3 and len(tree.tokens) == 10 + 2 * 10 + 2 * 10
 
 
+def test_a_level_stands_in_the_order_in_which_it_was_found() -> None:
+    """As on the host, where the first of equals is the first that was found, not the one with the likelier parent."""
+    table = HeadTable(HeadSizes(1, 256, 2, wide=2), 3, 4, torch.device("cpu"))
+    table.send([HeadText(0, 5, 0, [0], wide=2)])
+    choice = TreeChoice(table, torch.arange(30), 3)
+    choice.tokens, choice.worth = torch.tensor([[7, 8, 9]]), torch.tensor([[0.25, 0.125, 0.5]], dtype=torch.float64)
+    tokens, parents = choice.descend()
+    assert (tokens.tolist(), parents.tolist(), choice.chances.tolist()) == ([7, 9], [[0, 0]], [[0.25, 0.5]])
+
+
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_what_is_drawn_is_too(config: HeadConfig, rule: str) -> None:
