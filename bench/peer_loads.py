@@ -57,7 +57,7 @@ def we_write(port: int, speculative: bool) -> Write:
 
     def write(prompt: str) -> int:
         body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-        body |= {"cache_salt": f"write {next(asked)}"} | ({} if speculative else {"speculative": False})
+        body |= {"cache_salt": f"write {speculative} {next(asked)}"} | ({} if speculative else {"speculative": False})
         return int(post(port, "/v1/completions", body)["timings"]["predicted_n"])
 
     return write

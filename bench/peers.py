@@ -90,8 +90,8 @@ def ours(port: int, tokens: int, speculative: bool) -> Ask:
 
     def ask(prompt: str) -> Answer:
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
-        # A salt of its own for every request: else the second round would replay the first.
-        body |= {"cache_salt": f"{port} {next(asked)}"} | ({} if speculative else {"speculative": False})
+        # A salt of its own for every request of every arm: else one would replay what another wrote.
+        body |= {"cache_salt": f"{port} {speculative} {next(asked)}"} | ({} if speculative else {"speculative": False})
         found = post(port, "/v1/completions", body)
         timings = found["timings"]
         return Answer(found["choices"][0]["text"], timings["predicted_n"], timings["predicted_per_second"])
