@@ -29,8 +29,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     for name, steps in (("poor", "1"), ("good", "80")):
         line = ["train", "eagle", "--target", str(folder / "model"), "--data", str(folder / "data.jsonl")]
-        more = ["--max-tokens", "24", "--context", "64", "--greedy", "1", "--learning-rate", "0.05", "--warmup", "5"]
-        assert main([*line, "--out", str(folder / name), "--steps", steps, *more, "--no-measure"]) == 0
+        more = ["--max-tokens", "24", "--context", "64", "--greedy", "1", "--learning-rate", "0.01", "--warmup", "5"]
+        assert (
+            main([*line, "--out", str(folder / name), "--steps", steps, *more, "--no-measure", "--optimizer", "adamw"])
+            == 0
+        )
     return folder
 
 
