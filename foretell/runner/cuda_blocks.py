@@ -3,6 +3,7 @@ Medusa's heads."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from .recording import Recorder
 WholeHead = TypeVar("WholeHead", BlockHead, MedusaHead)
 
 
-class WholePass(Generic[WholeHead]):
+class WholePass(ABC, Generic[WholeHead]):
     """What both have in common: logits of all places are there before the first token is."""
 
     guesses = 0  # rows of a pass that stand behind a text
@@ -74,9 +75,9 @@ class WholePass(Generic[WholeHead]):
             choice.look(self.nudged(level, tokens))
         return Found(choice.found)
 
+    @abstractmethod
     def scores(self, table: HeadTable) -> tuple[Tensor, Tensor]:
         """States that guess [texts, depth, width], and their logits."""
-        raise NotImplementedError
 
     def nudged(self, logits: Tensor, before: Tensor) -> Tensor:
         """Logits behind these tokens."""
