@@ -29,7 +29,7 @@ from foretell.control.controller import Controller, FixedController
 from foretell.control.costs import CostPrior, StepCosts
 from foretell.control.settings import ArmTraits, Settings
 from foretell.draft.heads import HeadDrafter
-from foretell.draft.heads_kinds import beside, head_drafter
+from foretell.draft.heads_kinds import head_drafter
 from foretell.engine.engine import Engine
 from foretell.engine.profile import Profiler
 from foretell.engine.requests import Limits, RequestMaker
@@ -42,6 +42,7 @@ from foretell.models.load import load_model
 from foretell.models.variants import quantize_weights, round_weights
 from foretell.opened import read_tokenizer
 from foretell.params import SamplingParams
+from foretell.runner.head_pages import beside
 from foretell.runner.runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 from foretell.types import Draft, Sequence, Share, SpeculationChoice

@@ -27,7 +27,7 @@ from .models.read_config import end_ids, sampling_defaults
 from .models.variants import quantized
 from .opened import Opened, Room, choose_device, open_model, say_nothing
 from .pairing import Pairing, judge_pair
-from .parallel import Team, check_ranks, held_bytes, lead, ranks_words, start_team
+from .parallel import Team, check_ranks, head_bytes, held_bytes, lead, ranks_words, start_team
 from .runner.memory import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
@@ -96,7 +96,7 @@ def _build(
             return _plan_memory(config, target, [], drafter.memory, context)
         extra = sum(map(target.copy_bytes, draft.copies_wanted(chosen)))
         models, few = [helpers[name] for name in draft.models_wanted(chosen)], heads.only(draft.heads_wanted(chosen))
-        return _plan_memory(config, target, models, extra + few.weights, context, few.token_bytes)
+        return _plan_memory(config, target, models, extra + few.weights, context, few.token_bytes, few.examining)
 
     def run_helper(name: str) -> ModelRunner:
         helper = helpers[name].runner(helpers[name].load(team), room)
@@ -112,7 +112,7 @@ def _build(
     room = Room(memory.pages, config.page_size, context)
     team, shared = None, [name for name, helper in helpers.items() if helper.shard is not None]
     if ranks > 1:
-        parts = [target.part(room), *(helpers[name].part(room) for name in shared)]
+        parts = [target.part(room, heads.folders), *(helpers[name].part(room) for name in shared)]
         team = start_team(parts, target.device, ranks)
         failing.callback(team.close)
     model = target.load(team)
@@ -122,9 +122,12 @@ def _build(
     runner = target.runner(model, room, () if drafter is None else drafter.taps, heads.beside)
     if team is not None:
         lead(runner, team)
-        say(ranks_words([held_bytes(runner.model), *team.wait()]))
+        others = team.wait()
+    placed = heads.place(runner, say) if drafter is None else {}
+    if team is not None:
+        own = sum(head_bytes(each.head, runner.model) for each in placed.values())
+        say(ranks_words([held_bytes(runner.model) + own, *others]))
     if drafter is None:
-        placed = heads.place(runner, say)
         vocabularies = {name: pairing.vocabularies for name, pairing in pairings.items()}
         loader = draft.Loader(
             speculation, target, runner, helpers, vocabularies, run_helper, room.pages * room.page_size, placed
@@ -198,15 +201,22 @@ def _pair(target: Opened, helper: Opened, name: str, say: Callable[[str], None])
 
 
 def _plan_memory(
-    config: EngineConfig, target: Opened, helpers: list[Opened], extra: int, context: int, beside: int = 0
+    config: EngineConfig,
+    target: Opened,
+    helpers: list[Opened],
+    extra: int,
+    context: int,
+    beside: int = 0,
+    examining: int = 0,
 ) -> MemoryPlan:
-    """A draft model has as many pages as the target, so that it can follow every text; `beside`: bytes of heads."""
+    """A draft model has as many pages as the target, so that it can follow every text; `beside`: bytes of heads for a
+    token; `examining`: bytes that are held while a head is examined."""
     away = [helper for helper in helpers if helper.device != target.device]
     helpers = [helper for helper in helpers if helper.device == target.device]
     token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + beside
     extra += sum(helper.weights for helper in helpers)
     page_bytes = config.page_size * token_bytes
-    loading = max(model.loading for model in (target, *helpers)) + extra
+    loading = max(*(model.loading for model in (target, *helpers)), examining and target.weights + examining) + extra
     needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
     free = device_memory(target.device)
     if target.shard is not None and target.device.type == "cpu":

@@ -13,13 +13,13 @@ import torch
 from .config import SpeculationConfig
 from .draft import PlacedHead
 from .draft.heads_check import OPENINGS, examine
-from .draft.heads_kinds import beside
 from .errors import ModelError
 from .hub import Checkpoint, open_checkpoint, resolve
 from .kv.cache import LayerShape
 from .models.config import ModelConfig
 from .models.decoder import Decoder
-from .models.heads import Head, Lender
+from .models.heads import Head
+from .models.heads.cut import check_split_head
 from .models.heads.open import (
     CONVERT,
     SHIPPED,
@@ -30,9 +30,10 @@ from .models.heads.open import (
     pack_head,
     shipped,
 )
-from .models.lending import lender_bytes, read_lender
+from .models.lending import lend, read_whole, whole_bytes
 from .models.read_config import read_config
 from .models.shard import Shard
+from .runner.head_pages import beside
 from .runner.runner import ModelRunner
 from .tokenizer import Tokenizer
 
@@ -63,7 +64,11 @@ class Heads:
     @classmethod
     def opened(cls, names: Iterable[str], target: Target, model: str) -> Heads:
         """Look at the heads of these drafters; `model` is what the target was asked for by."""
-        return cls(target, {name: _open(name, target, model) for name in names})
+        found = {name: _open(name, target, model) for name in names}
+        for name, head in found.items():
+            if target.shard is not None:
+                check_split_head(head.config, target.shard.size, name)
+        return cls(target, found)
 
     def only(self, names: Iterable[str]) -> Heads:
         """Some of them."""
@@ -71,15 +76,26 @@ class Heads:
 
     @property
     def weights(self) -> int:
-        """Bytes of all their weights, and of what they borrow where the target has it on several ranks."""
-        split = bool(self.found) and self.target.shard is not None
-        lent = lender_bytes(self.target.config, self.target.dtype) if split else 0
-        return lent + sum(head.bytes for head in self.found.values())
+        """Bytes of all their weights, or of the first rank's part of them."""
+        return sum(head.bytes(self.target.shard) for head in self.found.values())
+
+    @property
+    def examining(self) -> int:
+        """Bytes that are held for a while where a head of others has to be examined and is split: all of it."""
+        if self.target.shard is None or all(head.ours for head in self.found.values()):
+            return 0
+        lent = whole_bytes(self.target.config, self.target.dtype)
+        return lent + max(head.bytes() for head in self.found.values() if not head.ours)
+
+    @property
+    def folders(self) -> tuple[Path | None, ...]:
+        """Where other ranks find them."""
+        return tuple(head.folder for head in self.found.values())
 
     @property
     def beside(self) -> tuple[LayerShape, ...]:
         """The layers they need in the target's cache."""
-        return tuple(shape for head in self.found.values() for shape in beside(head.config))
+        return tuple(shape for head in self.found.values() for shape in beside(head.config, self.target.shard))
 
     @property
     def token_bytes(self) -> int:
@@ -89,23 +105,36 @@ class Heads:
     def load(self, model: Decoder, context: int) -> None:
         """Read the weights and borrow the target's, before a runner packs those away."""
         if self.found:
-            split = model.shard is not None
-            lender = read_lender(self.target.checkpoint, model) if split else Lender.of(model)
-            self.loaded = {name: head.load(lender, model.dtype, context) for name, head in self.found.items()}
+            lender = lend(self.target.checkpoint, model)
+            settings = (lender, model.dtype, context, model.shard)
+            self.loaded = {name: head.load(*settings) for name, head in self.found.items()}
 
     def place(self, runner: ModelRunner, say: Callable[[str], None]) -> dict[str, PlacedHead]:
         """Examine them, ready them, and let the target's runner tap what they want."""
         placed, first = {}, len(runner.model.layer_shapes)
         for name, head in self.loaded.items():
-            if not self.found[name].ours:
-                starts = [self.target.tokenizer.encode(text, add_special=True) for text in OPENINGS]
-                if words := examine(runner, head, starts, name):
-                    say(words)
+            if not self.found[name].ours and (words := self._examine(name, runner, first)):
+                say(words)
             pack_head(head, runner.model)
+            if runner.model.ranks is not None:
+                head.meet(runner.model.ranks)
             placed[name] = PlacedHead(head, first)
-            first += len(beside(head.config))
+            first += len(beside(head.config, head.shard))
         runner.taps = tuple(sorted({tap for head in self.loaded.values() for tap in head.config.taps}))
         return placed
+
+    def _examine(self, name: str, runner: ModelRunner, first: int) -> str:
+        """Whether a head of others is wired as its file says; of one that is split, by the whole of it for once."""
+        head, target = self.loaded[name], self.target
+        starts = [target.tokenizer.encode(text, add_special=True) for text in OPENINGS]
+        if head.shard is None:
+            return examine(runner, head, starts, name)
+        whole = self.found[name].load(read_whole(target.checkpoint, runner.model), runner.model.dtype, runner.context)
+        words = examine(runner, whole, starts, name)
+        head.config = whole.config
+        assert runner.followers is not None, "the other parts are there"
+        runner.followers.wire(first, whole.config)
+        return words
 
 
 Model = TypeVar("Model", bound=Target)

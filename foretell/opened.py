@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -82,11 +83,11 @@ class Opened:
             model.meet(team.group)
         return model
 
-    def part(self, room: Room) -> Part:
-        """What other ranks are to load of a model that is split, and the room they give it."""
+    def part(self, room: Room, heads: tuple[Path | None, ...] = ()) -> Part:
+        """What other ranks are to load of a model that is split, and of heads with it, and the room they give it."""
         context = min(room.context, self.config.context)
         ways = (self.dtype, self.bits, self.rounding)
-        return Part(self.checkpoint.path, *ways, room.pages, room.page_size, context)
+        return Part(self.checkpoint.path, *ways, room.pages, room.page_size, context, heads)
 
     def ready(self, model: Decoder) -> Decoder:
         """The loaded model with its weights as they will run; a copy in integers is made before this."""

@@ -12,7 +12,7 @@ import torch
 from foretell.certify.draws import random_decoder
 from foretell.control.controller import FixedController, Offers
 from foretell.draft.base import Drafter, NoDrafter, Wrapper
-from foretell.draft.heads_kinds import beside, head_drafter
+from foretell.draft.heads_kinds import head_drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
@@ -40,6 +40,7 @@ from foretell.models.heads.open import pack_head
 from foretell.models.quantize import Bits
 from foretell.models.variants import first_layers, quantized
 from foretell.params import SamplingParams
+from foretell.runner.head_pages import beside
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 

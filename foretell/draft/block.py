@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from foretell.models.heads import BlockHead
 from foretell.runner.cuda_blocks import WholeBlock
+from foretell.runner.head_jobs import LevelRows, PassBlocks, flat
+from foretell.runner.head_pages import HeadPages
+from foretell.runner.head_work import Answer, BlockWork, PassedBlocks
 from foretell.runner.native_head import NativeBlock, native_for_head
 from foretell.runner.native_reading import Reading
 from foretell.runner.runner import ModelRunner
@@ -17,7 +20,6 @@ from foretell.types import Budget, Sequence
 
 from .choosing import Plot
 from .heads import Chain, HeadDrafter, extend, hang
-from .heads_pages import HeadPages, Look
 from .heads_whole import goes_whole, grow_alike, grow_from, grow_whole, hang_whole, text_of
 from .tree import MOST_WIDE, LevelTree, ShapedTree
 
@@ -30,7 +32,7 @@ class BlockDrafter(HeadDrafter):
 
     def __init__(self, runner: ModelRunner, head: BlockHead, pages: HeadPages, *settings: Any) -> None:
         super().__init__(runner, head, pages, *settings)
-        native = native_for_head(head) if head.config.layer.window is None else None
+        native = native_for_head(head) if head.config.layer.window is None and not self.is_split else None
         places = (pages.keys, pages.values, runner.pool.count)
         self._native = None if native is None else NativeBlock(native, head, *places)
         if self._native is not None:
@@ -38,10 +40,12 @@ class BlockDrafter(HeadDrafter):
         self._whole = WholeBlock(head, pages.keys, pages.values, MOST_WIDE) if self.whole else None
 
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
-        places = [place for each in readings for place in range(each.start, each.stop)]
-        turn = self.head.turn(torch.tensor(places, device=self.device))
-        for layer, (keys, values) in enumerate(self.head.remember(self.head.fuse(states), turn)):
-            self.pages.put(layer, slots, keys, values)
+        if isinstance(self.work, BlockWork):  # it is whole
+            places = [place for each in readings for place in range(each.start, each.stop)]
+            self.work.remember(slots, places, self.head.fuse(states))
+        else:
+            self.work.keep(slots, states)
+            self.work.run(self.to_read(readings, None))
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
         chains = self.chains(budgets)
@@ -52,17 +56,15 @@ class BlockDrafter(HeadDrafter):
         if self._native is not None and len(seqs) <= self._native.most and self.is_greedy(seqs):
             hang(chains, self._native.guess(self.asked(seqs, chains)))
             return chains
-        states, scores = self._states(seqs, chains, depth)
-        tokens = torch.tensor([seq.tokens[-1] for seq in seqs], device=self.device)
+        level = self._passed(seqs, chains, depth)
+        tokens, top = [seq.tokens[-1] for seq in seqs], int(self.is_greedy(seqs))
         for offset in range(depth):
-            logits = scores[:, offset]
-            if self.head.config.markov_rank:
-                logits = logits + self.head.nudge(tokens)
-            guesses = self.draw(seqs, offset, logits)
-            goes_on = extend(chains, guesses, self._sure(states[:, offset], tokens))
-            if not goes_on:
+            found = level(LevelRows(offset, list(range(len(seqs))), tokens, top, self.head.config.confidence))
+            guesses = self.draw(seqs, offset, found.logits)
+            sure: list[float] | None = None if found.sure is None else found.sure.sigmoid().tolist()
+            if not extend(chains, guesses, sure):
                 break
-            tokens = guesses.tokens
+            tokens = guesses.tokens.tolist()
         return chains
 
     @property
@@ -85,46 +87,30 @@ class BlockDrafter(HeadDrafter):
 
     def _grow_by_levels(self, plots: list[Plot]) -> None:
         seqs = [plot.seq for plot in plots]
-        chains = self.chains([Budget(self.deepest)] * len(seqs))
-        _, scores = self._states(seqs, chains, self.deepest)
+        level = self._passed(seqs, self.chains([Budget(self.deepest)] * len(seqs)), self.deepest)
+        top = MOST_WIDE if self.is_greedy(seqs) else 0
         while live := [(row, plot) for row, plot in enumerate(plots) if plot.tree.goes_on]:
-            logits, rows = self._level(live, scores[:, live[0][1].tree.depth])
-            self.chooser.grow([plot for _, plot in live], logits, rows)
+            owners, rows = self._level(live)
+            before = [token for _, token in owners]
+            job = LevelRows(live[0][1].tree.depth, [row for row, _ in owners], before, top, judges=False)
+            self.chooser.grow([plot for _, plot in live], level(job).logits, rows)
 
-    def _level(self, live: list[tuple[int, Plot]], scores: Tensor) -> tuple[Tensor, list[list[int]]]:
-        """Logits of a level, and which of them each node has; what a Markov head adds hangs on the token before."""
+    def _level(self, live: list[tuple[int, Plot]]) -> tuple[list[tuple[int, int]], list[list[int]]]:
+        """Whose guesses a level has, each behind which token, and which of them each node has: what a Markov head adds
+        hangs on the token before."""
         if not self.head.config.markov_rank:
-            return scores, [[row] * len(plot.tree.level) for row, plot in live]
+            rows = [[at] * len(plot.tree.level) for at, (_, plot) in enumerate(live)]
+            return [(row, plot.seq.tokens[-1]) for row, plot in live], rows
         owners = [(row, plot.before(node)) for row, plot in live for node in plot.tree.level]
-        table = torch.tensor(owners, device=self.device).T
         ends = list(accumulate(len(plot.tree.level) for _, plot in live))
         rows = [list(range(stop - len(plot.tree.level), stop)) for (_, plot), stop in zip(live, ends, strict=True)]
-        return scores[table[0]] + self.head.nudge(table[1]), rows
+        return owners, rows
 
-    def _states(self, seqs: list[Sequence], chains: list[Chain], depth: int) -> tuple[Tensor, Tensor]:
-        """States that guess [texts, depth, width], and their logits without what a Markov head adds."""
+    def _passed(self, seqs: list[Sequence], chains: list[Chain], depth: int) -> Callable[[LevelRows], Answer]:
+        """Run a block behind each text; what it guesses is asked for level by level."""
         if self._native is not None and len(seqs) <= self._native.most:
             states, scores = self._native.states(self.asked(seqs, chains))
-            return self.head.guessing(states)[:, :depth], scores
-        tokens = torch.tensor([seq.tokens[-1] for seq in seqs], device=self.device)
-        states = self.head.guessing(self._pass(seqs, tokens))[:, :depth]
-        return states, self.head.scores(states)
-
-    def _pass(self, seqs: list[Sequence], anchors: Tensor) -> Tensor:
-        """Normed states of each text's block, [texts, block, width]."""
-        block = self.head.config.block
+            return PassedBlocks(self.head, self.head.guessing(states)[:, :depth], scores).level
         text = [len(seq.tokens) - 1 for seq in seqs]
-        memory = self.pages.memory(seqs, max(text) + block)
-        seen = torch.ones(block, block, dtype=torch.bool)
-        seen = seen.tril() if self.head.config.causal_in_block else seen
-        look = Look(memory, self.head.config.layer, text, seen, reach=(-1,) * block)  # a window is the anchor's
-        places = torch.tensor(text, device=self.device)[:, None] + torch.arange(block, device=self.device)
-        states = self.head.run(self.head.enter(anchors).flatten(0, 1), self.head.turn(places.flatten()), look)
-        return states.view(len(seqs), block, -1)
-
-    def _sure(self, states: Tensor, before: Tensor) -> list[float] | None:
-        """How likely the guesses are to stand, where the head says so itself."""
-        if not self.head.config.confidence:
-            return None
-        sure: list[float] = self.head.sure(states, before).sigmoid().tolist()
-        return sure
+        self.work.run(PassBlocks([seq.tokens[-1] for seq in seqs], text, depth, *flat([seq.pages for seq in seqs])))
+        return self.work.run

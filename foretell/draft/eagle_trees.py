@@ -8,16 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foretell.models.heads import DistilledHead, EagleHead, MtpHead
+from foretell.runner.head_jobs import StepRows, flat
+from foretell.runner.head_pages import HeadPages
+from foretell.runner.head_work import Work
 from foretell.runner.native_head import Asked, NativeChain
 
 from .choosing import Chooser, Plot
 from .growing import ROOT
-from .heads_pages import HeadPages, Look
-
-ALONE = torch.ones(1, 1, dtype=torch.bool)
-
-SteppingHead = EagleHead | MtpHead | DistilledHead
 
 
 class Branches:
@@ -60,23 +57,23 @@ class Branches:
 
 
 class Steps(Protocol):
-    """How a head's steps are made; each gives logits, and the features behind its rows."""
+    """How a head's steps are made; each gives logits."""
 
-    def first(self, all_of_them: list[Branches], features: Tensor) -> tuple[Tensor, Tensor]:
-        """Behind the last token of each text, whose place before has this feature."""
+    def first(self, all_of_them: list[Branches]) -> Tensor:
+        """Behind the last token of each text."""
 
-    def level(self, live: list[Branches], features: Tensor) -> tuple[Tensor, Tensor]:
-        """Behind the nodes of each tree's level, one after the other, in places that are settled here."""
+    def level(self, live: list[Branches], before: list[int]) -> Tensor:
+        """Behind the nodes of each tree's level, one after the other, in places that are settled here; `before` are the
+        rows of the last step that they hang on."""
 
 
-def grow_trees(plots: list[Plot], steps: Steps, chooser: Chooser, features: Tensor) -> None:
-    """Grow all of them to their ends. `features` [texts, width] are of the places before the last."""
+def grow_trees(plots: list[Plot], steps: Steps, chooser: Chooser) -> None:
+    """Grow all of them to their ends."""
     grown = [Branches(plot) for plot in plots]
-    logits, features = steps.first(grown, features)
+    logits = steps.first(grown)
     chooser.grow(plots, logits, [each.stand(row) for row, each in enumerate(grown)])
     while live := [each for each in grown if each.tree.goes_on]:
-        features = features[[row for each in live for row in each.before]]
-        logits, features = steps.level(live, features)
+        logits = steps.level(live, [row for each in live for row in each.before])
         rows: list[list[int]] = []
         for each in live:
             rows.append(each.stand(sum(map(len, rows))))
@@ -86,64 +83,64 @@ def grow_trees(plots: list[Plot], steps: Steps, chooser: Chooser, features: Tens
 class DefinedSteps:
     """The definition, in torch: all texts side by side, with as many rows each."""
 
-    def __init__(self, head: SteppingHead, pages: HeadPages, plots: list[Plot]) -> None:
-        self.head, self.device = head, pages.device
+    def __init__(self, work: Work, plots: list[Plot], slots: list[int], window: int | None, top: int) -> None:
+        """`slots` are of the places before the last of each text, `top` the tokens that are looked at, 0: all."""
+        self.work, self.slots, self.window, self.top = work, slots, window, top
         widest = [max(level) for level in zip_longest(*(plot.tree.follows for plot in plots), fillvalue=0)]
-        longest = max(len(plot.seq.tokens) for plot in plots)
-        self.memory = pages.memory([plot.seq for plot in plots], longest + sum(widest))
+        self.columns = max(len(plot.seq.tokens) for plot in plots) + sum(widest)
         self.all: list[Branches] = []
         self.behind = 0  # columns behind each text that are taken
 
-    def first(self, all_of_them: list[Branches], features: Tensor) -> tuple[Tensor, Tensor]:
+    def first(self, all_of_them: list[Branches]) -> Tensor:
         self.all = all_of_them
-        table = torch.tensor([[e.seq.tokens[-1], e.text - 1] for e in all_of_them], device=self.device).T
-        look = Look(self.memory, self.head.config.layer, [each.text - 1 for each in all_of_them], ALONE, hidden=1)
-        return self._finish(self.head.step(table[0], features, self.head.turn(table[1]), look))
+        tokens, last = [each.seq.tokens[-1] for each in all_of_them], [each.text - 1 for each in all_of_them]
+        job = StepRows(
+            *(tokens, last, self.slots, list(range(len(last))), last, [1] * len(last), [0], self.top),
+            *(self.columns, *flat([each.seq.pages for each in all_of_them])),
+        )
+        return self.work.run(job).logits
 
-    def level(self, live: list[Branches], features: Tensor) -> tuple[Tensor, Tensor]:
+    def level(self, live: list[Branches], before: list[int]) -> Tensor:
         wide, depth = max(len(each.tree.level) for each in live), live[0].tree.depth
         texts, alive = len(self.all), {id(each) for each in live}
         rows = [i * wide + at for i, e in enumerate(self.all) if id(e) in alive for at in range(len(e.tree.level))]
-        tokens = torch.zeros(texts * wide, dtype=torch.int64)
-        tokens[rows] = torch.tensor([token for each in live for token in each.tokens])
-        padded = features.new_zeros(texts * wide, features.shape[-1])
-        padded[rows] = features
-        places = torch.tensor([each.text - 1 + depth for each in self.all], device=self.device)
+        tokens, sources = [0] * (texts * wide), [0] * (texts * wide)  # what fills up hangs on any row
+        for row, token, source in zip(rows, (t for each in live for t in each.tokens), before, strict=True):
+            tokens[row], sources[row] = token, source
         for each in live:
             each.place(self.behind)
-        seen = self._seen(alive, wide, depth)
-        text, reach = [each.text for each in self.all], (depth - 1,) * wide
-        look = Look(self.memory, self.head.config.layer, text, seen.to(self.device), hidden=1, reach=reach)
-        turn = self.head.turn_behind(places.repeat_interleave(wide))
+        places = [each.text - 1 + depth for each in self.all for _ in range(wide)]
+        seen: list[int] = self._seen(alive, wide, depth).int().flatten().tolist()
         self.behind += wide
-        return self._finish(self.head.step(tokens.to(self.device), padded, turn, look)[rows])
+        text = [each.text for each in self.all]
+        job = StepRows(tokens, places, sources, rows, text, seen, [depth - 1] * wide, self.top)
+        return self.work.run(job).logits
 
     def _seen(self, alive: set[int], wide: int, depth: int) -> Tensor:
         """Which places behind its text each row sees, [texts, rows, places]; a row that fills up sees itself alone."""
         seen = torch.zeros(len(self.all), wide, self.behind + wide, dtype=torch.bool)
         seen[:, :, self.behind :] = torch.eye(wide, dtype=torch.bool)
-        least = 1 if self.head.config.layer.window is None else max(1, depth + 1 - self.head.config.layer.window)
+        least = 1 if self.window is None else max(1, depth + 1 - self.window)
         for i, each in enumerate(self.all):
             if id(each) in alive:
                 for row, node in enumerate(each.tree.level):
                     seen[i, row, each.of(node)[least:]] = True
         return seen
 
-    def _finish(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        return self.head.logits(states), self.head.carry(states)
-
 
 class NativeSteps:
     """The same by the native library: a row for each node, and none besides."""
 
-    def __init__(self, native: NativeChain, pages: HeadPages) -> None:
-        self.native, self.pages = native, pages
+    def __init__(self, native: NativeChain, pages: HeadPages, features: Tensor) -> None:
+        """`features` [texts, width] are of the places before the last."""
+        self.native, self.pages, self.features = native, pages, features
 
-    def first(self, all_of_them: list[Branches], features: Tensor) -> tuple[Tensor, Tensor]:
+    def first(self, all_of_them: list[Branches]) -> Tensor:
         tokens, places = [each.seq.tokens[-1] for each in all_of_them], [each.text - 1 for each in all_of_them]
-        return self.native.step(_asked(tokens, places, all_of_them), features), features
+        return self.native.step(_asked(tokens, places, all_of_them), self.features)
 
-    def level(self, live: list[Branches], features: Tensor) -> tuple[Tensor, Tensor]:
+    def level(self, live: list[Branches], before: list[int]) -> Tensor:
+        self.features = self.features[before]
         owners = [each for each in live for _ in each.tree.level]
         ways: list[list[int]] = []
         for each in live:
@@ -152,7 +149,7 @@ class NativeSteps:
             ways += [[slots[place + 1] for place in each.of(node)] for node in each.tree.level]
         tokens = [token for each in live for token in each.tokens]
         places = [each.text - 1 + each.tree.depth for each in owners]
-        return self.native.step(_asked(tokens, places, owners), features, ways), features
+        return self.native.step(_asked(tokens, places, owners), self.features, ways)
 
 
 def _asked(tokens: list[int], places: list[int], owners: list[Branches]) -> Asked:

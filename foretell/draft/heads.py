@@ -11,6 +11,9 @@ from torch import Tensor
 
 from foretell.models.heads import Head
 from foretell.runner.cuda_reading import WholeReader
+from foretell.runner.head_jobs import ReadPlaces, flat
+from foretell.runner.head_pages import HeadPages
+from foretell.runner.head_work import head_work
 from foretell.runner.native_head import Asked, NativeHead, Told
 from foretell.runner.native_reading import NativeReader, Reading
 from foretell.runner.runner import ModelRunner
@@ -19,7 +22,6 @@ from foretell.types import Budget, Draft, Outcome, Sequence
 from .base import Drafter
 from .choosing import Chooser, Plot, must_draw
 from .drawing import DraftTemperature, draw_nodes
-from .heads_pages import HeadPages
 from .ranks import RankRates
 from .tree import LevelTree, ShapedTree
 
@@ -56,11 +58,14 @@ class HeadDrafter(Drafter):
         min_confidence: float = 0.0,
         whole: bool | None = None,
     ) -> None:
-        """`runner` is the target's, which taps what this head wants. `whole`: a draft is one piece of work."""
+        """`runner` is the target's, which taps what this head wants. `whole`: a draft is one piece of work, unless
+        the head is split."""
         self.head, self.pages, self.name, self.context = head, pages, name, runner.context
         self.taps, self.device, self.vocab = head.config.taps, runner.device, runner.model.config.vocab
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
-        self.whole = runner.device.type == "cuda" if whole is None else whole
+        self.is_split = head.shard is not None
+        self.whole = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
+        self.work = runner.led(head_work(head, pages)) if self.is_split else head_work(head, pages)
         self._columns = _columns(runner.taps, self.taps, head.config.target_width, runner.device)
         self._reader: NativeReader | None = None  # where the native library can read for it
         self._whole_reader = WholeReader(head, *pages.kept, pages.page_size) if self.whole else None
@@ -115,6 +120,14 @@ class HeadDrafter(Drafter):
         states = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         states = states if self._columns is None else states.index_select(1, self._columns)
         self.read(readings, torch.tensor(slots, device=self.device), states)
+
+    def to_read(self, readings: list[Reading], first: int | None) -> ReadPlaces:
+        """The same in plain numbers, with the tokens of places from `first` on, where the head looks at them."""
+        starts, stops = [each.start for each in readings], [each.stop for each in readings]
+        begins = stops if first is None else [max(start, first) for start in starts]
+        spans = zip(readings, begins, stops, strict=True)
+        tokens = [token for each, start, stop in spans for token in each.seq.tokens[start:stop]]
+        return ReadPlaces(starts, stops, tokens, *flat([each.seq.pages for each in readings]))
 
     @abstractmethod
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
@@ -198,6 +211,10 @@ class HeadDrafter(Drafter):
             [chain.budget.depth for chain in chains],
             [chain.floor for chain in chains],
         )
+
+    def slots_before(self, seqs: list[Sequence]) -> list[int]:
+        """Of the last place of each text that was run."""
+        return [self.pages.slots(seq, len(seq.tokens) - 2, len(seq.tokens) - 1)[0] for seq in seqs]
 
     @staticmethod
     def is_greedy(seqs: list[Sequence]) -> bool:

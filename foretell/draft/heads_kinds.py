@@ -1,38 +1,18 @@
-"""Which drafter serves which head, and what it keeps in the target's pages."""
+"""Which drafter serves which head."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from foretell.kv.cache import LayerShape
-from foretell.models.heads import BlockHead, DistilledHead, EagleHead, Head, HeadConfig, MedusaConfig, MtpHead
-from foretell.models.heads.config import BlockConfig, DistilledConfig, EagleConfig, MtpConfig
+from foretell.models.heads import BlockHead, DistilledHead, EagleHead, Head, MtpHead
+from foretell.runner.head_pages import HeadPages
 from foretell.runner.runner import ModelRunner
 
 from .block import BlockDrafter
 from .drawing import DraftTemperature
 from .eagle import EagleDrafter
 from .heads import HeadDrafter
-from .heads_pages import HeadPages, layers_beside
 from .medusa import MedusaDrafter
-
-SPARE = 128  # slots
-
-
-def beside(config: HeadConfig) -> tuple[LayerShape, ...]:
-    """The layers of the target's cache that a head of this config needs."""
-    spare = SPARE if isinstance(config, BlockConfig) else 0  # a block's own keys and values are dropped after its pass
-    return layers_beside(config, *_kept(config), spare)
-
-
-def _kept(config: HeadConfig) -> tuple[int, bool]:
-    """Layers whose keys and values a head keeps, and whether it keeps the feature of each place."""
-    if isinstance(config, BlockConfig):
-        return config.layers, False
-    if isinstance(config, EagleConfig | MtpConfig | DistilledConfig):
-        return config.layers, True
-    assert isinstance(config, MedusaConfig), "there are no other heads"
-    return 0, True
 
 
 def head_drafter(
@@ -45,7 +25,7 @@ def head_drafter(
     whole: bool | None = None,
 ) -> HeadDrafter:
     """The drafter of a head whose layers stand in the target's cache from `first` on; `whole`: see `HeadDrafter`."""
-    pages = HeadPages(runner.cache, first, *_kept(head.config))
+    pages = HeadPages.of(head, runner.cache, first)
     kind: type[HeadDrafter] = MedusaDrafter
     if isinstance(head, BlockHead):
         kind = BlockDrafter

@@ -9,6 +9,7 @@ import numpy as np
 
 from foretell.runner.cuda_heads import SteppingHead, WholeSteps
 from foretell.runner.head_choice import Found, Grown
+from foretell.runner.head_pages import HeadPages
 from foretell.runner.head_tables import HeadText, Whole
 from foretell.sampling import noise
 from foretell.sampling.sampling import restricts
@@ -18,7 +19,6 @@ from .choosing import Plot, must_draw
 from .drawing import DraftTemperature
 from .growing import ROOT
 from .heads import Chain
-from .heads_pages import HeadPages
 from .tree import MOST_WIDE, Children, Tree
 
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from foretell.models.heads import MedusaHead
 from foretell.runner.cuda_blocks import WholeMedusa
+from foretell.runner.head_jobs import SeeAhead
+from foretell.runner.head_pages import HeadPages
 from foretell.runner.native_head import native_for_head
 from foretell.runner.native_medusa import NativeMedusa
 from foretell.runner.native_reading import Reading
@@ -17,7 +19,6 @@ from foretell.types import Budget, Sequence
 
 from .choosing import Plot
 from .heads import Chain, HeadDrafter, extend, hang
-from .heads_pages import HeadPages
 from .heads_whole import goes_whole, grow_alike, grow_whole, hang_whole, text_of
 from .tree import MOST_WIDE, ShapedTree
 
@@ -30,24 +31,23 @@ class MedusaDrafter(HeadDrafter):
 
     def __init__(self, runner: ModelRunner, head: MedusaHead, pages: HeadPages, *settings: Any) -> None:
         super().__init__(runner, head, pages, *settings)
-        native = native_for_head(head)
+        native = None if self.is_split else native_for_head(head)
         self._native = None if native is None else NativeMedusa(native, head)
         assert pages.kept_features is not None, "this head keeps features"
         self._whole = WholeMedusa(head, pages.kept_features, MOST_WIDE) if self.whole else None
 
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
-        self.pages.put_features(slots, states)
+        self.work.keep(slots, states)
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
         chains, depth = self.chains(budgets), min(self.deepest, max(budget.depth for budget in budgets))
         if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
             hang_whole(chains, self._whole.chain([text_of(self.pages, seq, depth) for seq in seqs], depth))
             return chains
-        features = self._features(seqs)
         if self._native is not None and self.is_greedy(seqs):
-            hang(chains, self._native.guess(features, depth))
+            hang(chains, self._native.guess(self._features(seqs), depth))
             return chains
-        scores = self._scores(features, depth)
+        scores = self._scores(seqs, depth, 1)
         for offset in range(depth):
             if not extend(chains, self.draw(seqs, offset, scores[offset])):
                 break
@@ -68,18 +68,18 @@ class MedusaDrafter(HeadDrafter):
             self._grow_by_levels(plots)
 
     def _grow_by_levels(self, plots: list[Plot]) -> None:
-        scores = self._scores(self._features([plot.seq for plot in plots]), self.deepest)
+        scores = self._scores([plot.seq for plot in plots], self.deepest, MOST_WIDE)
         while live := [(row, plot) for row, plot in enumerate(plots) if plot.tree.goes_on]:
             rows = [[row] * len(plot.tree.level) for row, plot in live]
             self.chooser.grow([plot for _, plot in live], scores[live[0][1].tree.depth], rows)
 
     def _features(self, seqs: list[Sequence]) -> Tensor:
         """The target's last states, [texts, width]."""
-        slots = [self.pages.slots(seq, len(seq.tokens) - 2, len(seq.tokens) - 1)[0] for seq in seqs]
-        return self.pages.features(torch.tensor(slots, device=self.device))
+        return self.pages.features(torch.tensor(self.slots_before(seqs), device=self.device))
 
-    def _scores(self, features: Tensor, depth: int) -> Tensor:
-        """[depth, texts, outputs]."""
+    def _scores(self, seqs: list[Sequence], depth: int, top: int) -> Tensor:
+        """[depth, texts, outputs]; where nothing is drawn, no more than `top` tokens of each are looked at."""
         if self._native is not None:
-            return self._native.logits(features, depth)
-        return self.head.logits(self.head(features, depth)).transpose(0, 1)
+            return self._native.logits(self._features(seqs), depth)
+        job = SeeAhead(self.slots_before(seqs), depth, top if self.is_greedy(seqs) else 0)
+        return self.work.run(job).logits.view(len(seqs), depth, -1).transpose(0, 1)

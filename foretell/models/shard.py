@@ -14,6 +14,17 @@ from .config import ModelConfig
 UNIT = 32  # numbers that are rounded together on a CPU: runs are whole ones where there are enough
 
 
+class Dealt(Protocol):
+    """Sizes of a layer that is dealt: a model's or a head's."""
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def ffn(self) -> int: ...
+
+
 class Ranks(Protocol):
     """How ranks tell each other what each has worked out."""
 
@@ -33,14 +44,14 @@ class Shard:
     rank: int
     size: int
 
-    def kv_heads(self, config: ModelConfig) -> range:
+    def kv_heads(self, config: Dealt) -> range:
         """Key heads go in whole groups; where ranks outnumber them, several ranks have the same one."""
         if config.kv_heads >= self.size:
             return dealt(config.kv_heads, self.size, self.rank)
         head = self._key_head(config)
         return range(head, head + 1)
 
-    def heads(self, config: ModelConfig) -> range:
+    def heads(self, config: Dealt) -> range:
         """The query heads that read those key heads; ranks with the same key head share its query heads."""
         share = config.heads // config.kv_heads
         if config.kv_heads >= self.size:
@@ -51,15 +62,19 @@ class Shard:
         own = dealt(share, len(owners), self.rank - owners.start)
         return range(head * share + own.start, head * share + own.stop)
 
-    def _key_head(self, config: ModelConfig) -> int:
+    def _key_head(self, config: Dealt) -> int:
         """Where ranks outnumber key heads: the one this rank has."""
         return next(head for head in range(config.kv_heads) if self.rank in dealt(self.size, config.kv_heads, head))
 
-    def ffn(self, config: ModelConfig) -> range:
-        return run_of(config.ffn, self.size, self.rank)
+    def ffn(self, config: Dealt) -> range:
+        return self.run(config.ffn)
 
     def vocab(self, config: ModelConfig) -> range:
-        return run_of(config.vocab, self.size, self.rank)
+        return self.run(config.vocab)
+
+    def run(self, numbers: int) -> range:
+        """Of so many numbers in a row those that lie here."""
+        return run_of(numbers, self.size, self.rank)
 
     def part_of(self, config: ModelConfig) -> ModelConfig:
         """A config of what this rank has."""

@@ -204,6 +204,13 @@ def make_slots(decoder: Decoder, is_gguf: bool) -> dict[str, Slot]:
     return slots
 
 
+def output_tensor(checkpoint: Checkpoint, config: ModelConfig) -> LazyTensor:
+    """The tensor of the output's rows, which may be the embedding's."""
+    is_gguf = checkpoint.kind == "gguf"
+    wanted = _embedding_name(is_gguf) if config.tied else f"{(GGUF if is_gguf else HF)['head']}.weight"
+    return next(tensor for name, tensor in checkpoint.tensors() if _plain(name) == wanted)
+
+
 def _embedding_name(is_gguf: bool) -> str:
     return f"{(GGUF if is_gguf else HF)['embed']}.weight"
 

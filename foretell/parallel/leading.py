@@ -6,14 +6,22 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+from torch import Tensor
 
 from foretell.errors import RankError
+from foretell.models.heads import HeadConfig
 from foretell.runner.executor import Executor, StepOutput
+from foretell.runner.head_jobs import Job
+from foretell.runner.head_work import Answer, HeadWork
 from foretell.runner.pack import Packed
 from foretell.runner.runner import ModelRunner
 
-from .messages import move_message, step_message
+from .messages import job_message, move_message, step_message, wire_message
 from .team import Team
+
+Result = TypeVar("Result")
 
 
 def lead(runner: ModelRunner, team: Team, model: int = 0) -> None:
@@ -29,16 +37,34 @@ class LeadExecutor:
         self.own, self.team, self.model = own, team, model
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
-        """A step that breaks off leaves the others in the midst of it: then there is no next one."""
-        self.team.check()
-        with uninterrupted():
-            try:
-                self.team.tell(step_message(self.model, packed))
-                return self.own(packed, taps)
-            except RankError:
-                raise
-            except BaseException as error:
-                raise self.team.lost(error) from error
+        return together(self.team, step_message(self.model, packed), lambda: self.own(packed, taps))
+
+
+class LeadWork:
+    """What the first rank's part of a head does, with the others."""
+
+    def __init__(self, own: HeadWork, team: Team) -> None:
+        self.own, self.team = own, team
+
+    def keep(self, slots: Tensor, states: Tensor) -> None:
+        """The others have kept theirs of every step."""
+        self.own.keep(slots, states)
+
+    def run(self, job: Job) -> Answer:
+        return together(self.team, job_message(self.own.pages.first, job), lambda: self.own.run(job))
+
+
+def together(team: Team, message: bytes, run: Callable[[], Result]) -> Result:
+    """Tell the others, and do it. What breaks off leaves them in the midst of it: then there is no next time."""
+    team.check()
+    with uninterrupted():
+        try:
+            team.tell(message)
+            return run()
+        except RankError:
+            raise
+        except BaseException as error:
+            raise team.lost(error) from error
 
 
 class Followers:
@@ -51,6 +77,14 @@ class Followers:
         """Move slots as the first rank does."""
         if source != target:
             self._team.tell(move_message(self._model, source, target))
+
+    def lead(self, work: HeadWork) -> LeadWork:
+        """The first rank's part of a head, with theirs."""
+        return LeadWork(work, self._team)
+
+    def wire(self, head: int, config: HeadConfig) -> None:
+        """Connect their parts of a head as the first rank's is."""
+        self._team.tell(wire_message(head, config))
 
     def check(self) -> None:
         """Raise if a rank was lost meanwhile: a CUDA device then ends a step as if all were well."""

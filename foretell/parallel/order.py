@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from foretell.hub import open_checkpoint
 from foretell.kernels.rounded import Rounding
 from foretell.models.decoder import Decoder
+from foretell.models.heads import Head
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
 from foretell.models.quantize import Bits
@@ -28,10 +30,14 @@ class Part:
     pages: int
     page_size: int
     context: int
+    heads: tuple[Path | None, ...] = ()  # folders of those that are split with it; None: in its own checkpoint
 
     def load(self, shard: Shard, device: torch.device) -> Decoder:
-        """A rank's part of it, with its weights as they will run."""
-        model = load_model(open_checkpoint(self.checkpoint), self.dtype, device, shard)
+        """A rank's part of it, in floats."""
+        return load_model(open_checkpoint(self.checkpoint), self.dtype, device, shard)
+
+    def ready(self, model: Decoder) -> Decoder:
+        """The loaded part with its weights as they will run."""
         if self.rounding is not None:
             return round_weights(model, self.rounding)
         return model if self.bits is None else quantize_weights(model, self.bits)
@@ -45,6 +51,14 @@ class Order:
     device: str
     threads: int
     parts: tuple[Part, ...]
+
+
+def head_bytes(head: Head[Any], target: Decoder) -> int:
+    """What a head's weights take in memory now, without those that are the target's."""
+    packed = {id(each): each.native.bytes for each in head.modules() if isinstance(each, Linear) and each.native}
+    packed.pop(id(target.head), None)
+    shared = {id(tensor) for tensor in target.parameters()}
+    return sum(packed.values()) + sum(tensor.nbytes for tensor in head.parameters() if id(tensor) not in shared)
 
 
 def held_bytes(model: Decoder) -> int:

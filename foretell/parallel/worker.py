@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from foretell.errors import ForetellError
-from foretell.models.shard import Shard
+from foretell.runner.pack import Packed
 from foretell.runner.runner import ModelRunner
 
 from .crew import Report
 from .group import Group, PartedError, find_store
+from .heads import RankHeads, split_runner
 from .messages import read_message
-from .order import Order, Part, held_bytes
+from .order import Order, held_bytes
 
 
 def main(line: Connection) -> None:
@@ -54,20 +55,24 @@ def _work(order: Order, store: Any, patience: float, line: Connection, inbox: Si
     if device.type == "cuda":
         torch.cuda.set_device(device)
     group = Group(store, shard.rank, shard.size, device, patience)
-    runners = [_runner(part, shard, device, group) for part in order.parts]
-    line.send(Report("ready", weights=sum(held_bytes(runner.model) for runner in runners)))
+    models = [part.load(shard, device) for part in order.parts]
+    for model in models:
+        model.meet(group)
+    runners = [split_runner(part, model, group) for part, model in zip(order.parts, models, strict=True)]
+    line.send(Report("ready", weights=sum(held_bytes(runner.model) + heads.bytes for runner, heads in runners)))
     while True:
-        model, message = read_message(inbox.get())
-        if isinstance(message, tuple):
-            runners[model].cache.move(*message)
-        else:
-            runners[model].executor(message, ())
+        _obey(inbox.get(), runners)
 
 
-def _runner(part: Part, shard: Shard, device: torch.device, group: Group) -> ModelRunner:
-    model = part.load(shard, device)
-    model.meet(group)
-    return ModelRunner(model, part.pages, part.page_size, part.context)
+def _obey(message: bytes, runners: list[tuple[ModelRunner, RankHeads]]) -> None:
+    number, told = read_message(message)
+    if isinstance(told, Packed):
+        runner, heads = runners[number]
+        heads.keep(told, runner.executor(told, heads.taps).features)
+    elif isinstance(told, tuple):
+        runners[number][0].cache.move(*told)
+    else:
+        runners[0][1].do(number, told)  # heads guess for the target, which is the first
 
 
 if __name__ == "__main__":

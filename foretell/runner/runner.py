@@ -14,10 +14,12 @@ from foretell.kernels.attention import Layout
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
+from foretell.models.heads import HeadConfig
 from foretell.types import Draft, Sequence, Share
 
 from .cuda_or_eager import cuda_or_eager
 from .executor import EagerExecutor, Executor, StepOutput
+from .head_work import HeadWork, Work
 from .native import NativeExecutor, native_executor
 from .pack import pack
 
@@ -26,6 +28,8 @@ class Followers(Protocol):
     """Other processes that have a part of the model, and of its cache."""
 
     def move(self, source: list[int], target: list[int]) -> None: ...
+    def lead(self, work: HeadWork) -> Work: ...
+    def wire(self, head: int, config: HeadConfig) -> None: ...
     def check(self) -> None: ...
     def listen(self, told: Callable[[RankError], None]) -> None: ...
 
@@ -115,6 +119,11 @@ class ModelRunner:
             if self.followers is not None:
                 self.followers.move(source, target)
             self.cache.move(source, target)
+
+    def led(self, work: HeadWork) -> Work:
+        """The first rank's part of a head, which from now on tells the others what it does."""
+        assert self.followers is not None, "a part of a head goes with the parts of others"
+        return self.followers.lead(work)
 
     def trim(self, seq: Sequence, tokens: int) -> None:
         """Take back the pages that `seq` does not need for its first `tokens` tokens."""

@@ -11,17 +11,16 @@ from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from tests.parallel.world import Split, split
-from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, model_drafter, random_tree, run, tree_around
+from tests.parallel.world import Split, SplitHead, split
+from tests.tiny import HEADS, PROMPTS, World, add, generate, model_drafter, random_tree, run, tree_around
 
 Texts = list[list[int]]
+SERVED = {name: HEADS[name] for name in ("eagle", "eagle 1", "mtp", "block", "medusa")}
 SAMPLING: dict[str, dict[str, object]] = {"greedy": {}, "sampled": {"temperature": 1.0}}
 DRAFTERS: dict[str, Callable[[Texts], Drafter]] = {
     "ngram": lambda truth: NGramDrafter(1, 3),
     "model": lambda truth: model_drafter(seed=5),
-    "eagle": lambda truth: OwnHead(HEADS["eagle"]),
-    "eagle as it is served": lambda truth: OwnHead(HEADS["eagle 1"], packed=True),
-    **{kind: lambda truth, kind=kind: OwnHead(HEADS[kind]) for kind in ("mtp", "block", "medusa")},  # type: ignore[misc]
+    **{name: lambda truth, name=name: SplitHead(name) for name in SERVED},  # type: ignore[misc]
     "random tree": lambda truth: ScriptedDrafter(random_tree),
     "tree around the text": tree_around,
 }
@@ -29,7 +28,7 @@ DRAFTERS: dict[str, Callable[[Texts], Drafter]] = {
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
-    with split(tmp_path_factory.mktemp("models") / "split", 4) as found:
+    with split(tmp_path_factory.mktemp("models") / "split", 4, heads=SERVED) as found:
         yield found
 
 

@@ -2,29 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from foretell.control.controller import FixedController
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft import PlacedHead
+from foretell.draft.base import Drafter, NoDrafter, Wrapper
+from foretell.draft.heads_kinds import head_drafter
 from foretell.engine.engine import Engine
 from foretell.engine.scheduler import Scheduler
 from foretell.hub import open_checkpoint
 from foretell.kv.prefix import PrefixIndex
+from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.heads import Lender
+from foretell.models.heads import HeadConfig, Lender, write_head
+from foretell.models.heads.open import open_head, pack_head
+from foretell.models.lending import lend
 from foretell.models.load import load_model
 from foretell.models.shard import Shard
 from foretell.parallel import Order, Part, Team, lead
+from foretell.runner.head_pages import beside
 from foretell.runner.runner import ModelRunner
 from tests.parallel.splitting import write_folder
-from tests.tiny import CONTEXT, PROMPTS, OwnHead, add, run, tiny_decoder
+from tests.tiny import CONFIG, CONTEXT, PROMPTS, add, random_head, run, tiny_decoder
 
 PAGES, PAGE_SIZE = 256, 4
+
+
+class SplitHead(Wrapper):
+    """One of the heads that were split with the target, as it is served; bound to an engine when that is made."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(NoDrafter())
+        self.name = name
+        self.draws = self.gives_probability = True
+
+    def bind(self, runner: ModelRunner, placed: PlacedHead) -> None:
+        self.inner = head_drafter(runner, placed.head, placed.first, self.name)
+        self.taps = self.inner.taps
+
+    @property
+    def arms(self) -> Mapping[str, Drafter]:
+        return {self.name: self}
 
 
 @dataclass(frozen=True)
@@ -33,27 +57,31 @@ class Split:
 
     model: Decoder
     team: Team
+    heads: Mapping[str, PlacedHead]
 
-    def engine(self, drafter: Drafter | None = None, pages: int = PAGES, nodes: int = 6) -> Engine:
+    def engine(self, drafter: Drafter | None = None, pages: int = PAGES, nodes: int = 6, levels: int = 0) -> Engine:
         """A fresh one; what lies in the other ranks' pages from the last one must not matter."""
-        head = drafter if isinstance(drafter, OwnHead) else None
-        beside = () if head is None else head.beside
-        runner = ModelRunner(self.model, pages, PAGE_SIZE, CONTEXT, () if head is None else head.taps, beside)
+        heads = [each.head for each in self.heads.values()]
+        taps = tuple(sorted({tap for head in heads for tap in head.config.taps}))
+        shapes = tuple(shape for head in heads for shape in beside(head.config, head.shard))
+        runner = ModelRunner(self.model, pages, PAGE_SIZE, CONTEXT, taps, shapes)
         lead(runner, self.team)
-        if head is not None:
-            head.bind(runner, Lender.of(tiny_decoder().to(self.model.embed.device)), self.model.config.layers)
+        if isinstance(drafter, SplitHead):
+            drafter.bind(runner, self.heads[drafter.name])
         scheduler = Scheduler(runner, PrefixIndex(runner.pool), 16, 64)
-        return Engine(runner, drafter or NoDrafter(), FixedController(nodes), scheduler)
+        return Engine(runner, drafter or NoDrafter(), FixedController(nodes, levels), scheduler)
 
     def generate(
         self,
         drafter: Drafter | None = None,
         after_step: Callable[[Engine], None] = lambda engine: None,
         pages: int = PAGES,
+        nodes: int = 6,
+        levels: int = 0,
         **params: object,
     ) -> list[list[int]]:
         """What is written after each prompt, all in one batch."""
-        engine = self.engine(drafter, pages)
+        engine = self.engine(drafter, pages, nodes, levels)
         tracks = [add(engine, str(i), prompt, **params)[0] for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
         run(engine, after_step)
         assert engine.runner.pool.held == 0, "all pages are back"
@@ -61,16 +89,43 @@ class Split:
 
 
 @contextmanager
-def split(folder: Path, size: int, patience: float = 60.0, device: str = "cpu") -> Iterator[Split]:
-    """The tiny decoder on so many processes, this one included, all on one device."""
-    write_folder(tiny_decoder(), folder)
-    part = Part(folder, torch.float32, None, None, PAGES, PAGE_SIZE, CONTEXT)
+def split(
+    folder: Path,
+    size: int,
+    patience: float = 60.0,
+    device: str = "cpu",
+    config: ModelConfig = CONFIG,
+    heads: Mapping[str, HeadConfig] = MappingProxyType({}),
+) -> Iterator[Split]:
+    """A tiny decoder and heads for it on so many processes, this one included, all on one device."""
+    whole = tiny_decoder(config=config)
+    write_folder(whole, folder)
+    for name, head in heads.items():
+        write_head(random_head(head, Lender.of(whole)), folder / name)
+    folders = tuple(folder / name for name in heads)
+    part = Part(folder, torch.float32, None, None, PAGES, PAGE_SIZE, CONTEXT, folders)
     orders = [Order(Shard(rank, size), device, 1, (part,)) for rank in range(1, size)]
     team = Team(orders, torch.device(device), patience)
     try:
         model = load_model(open_checkpoint(folder), torch.float32, device, Shard(0, size))
         model.meet(team.group)
+        placed = place(model, folder, heads)
         team.wait()
-        yield Split(model, team)
+        yield Split(model, team, placed)
     finally:
         team.close()
+
+
+def place(model: Decoder, folder: Path, heads: Mapping[str, HeadConfig]) -> dict[str, PlacedHead]:
+    """The first rank's part of the heads in a folder."""
+    lender, placed, first = lend(open_checkpoint(folder), model), dict[str, PlacedHead](), model.config.layers
+    opened = {name: open_head(folder / name, model.config) for name in heads}
+    loaded = {name: each.load(lender, model.dtype, CONTEXT, model.shard) for name, each in opened.items()}
+    model.prepare(CONTEXT)
+    for name, head in loaded.items():
+        pack_head(head, model)
+        assert model.ranks is not None
+        head.meet(model.ranks)
+        placed[name] = PlacedHead(head, first)
+        first += len(beside(head.config, head.shard))
+    return placed

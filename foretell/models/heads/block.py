@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretell.kernels.norm import rms_norm
 
 from ..layers import Linear, Norm
+from ..shard import Shard
 from .base import Head
 from .config import BlockConfig
 from .layer import Attend, HeadLayer, Turn
@@ -17,17 +17,18 @@ from .layer import Attend, HeadLayer, Turn
 class BlockHead(Head[BlockConfig]):
     """What was read is kept as keys and values of its features alone; a block's own are dropped after its pass."""
 
-    def __init__(self, config: BlockConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: BlockConfig, shard: Shard | None = None) -> None:
+        super().__init__(config, shard)
         width = config.layer.width
-        self.fc = Linear(len(config.taps) * config.target_width, width)
+        self.fc = Linear(len(config.taps) * config.target_width, len(self.columns_here))
         self.feature_norm = Norm(width)
-        self.layers = nn.ModuleList(HeadLayer(config.layer, i) for i in range(config.layers))
+        self.layers = nn.ModuleList(HeadLayer(self.local, i) for i in range(config.layers))
         self.norm = Norm(width)
         self.mask = nn.Parameter(torch.zeros(width), requires_grad=False) if config.mask_token is None else None
         rank = config.markov_rank
-        self.markov_in = nn.Parameter(torch.empty(config.vocab, rank), requires_grad=False) if rank else None
-        self.markov_out = Linear(rank, config.outputs) if rank else None
+        markov = torch.empty(len(self.tokens_here) if rank else 0, rank)
+        self.markov_in = nn.Parameter(markov, requires_grad=False) if rank else None
+        self.markov_out = Linear(rank, len(self.outputs_here)) if rank else None
         seen = width + (rank if config.confidence_with_markov else 0)
         self.surety = Linear(seen, 1, bias=True) if config.confidence else None
 
@@ -37,7 +38,15 @@ class BlockHead(Head[BlockConfig]):
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features [..., taps * target width] as what layers make keys and values of, [..., width]."""
-        return rms_norm(self.fc(self.tapped(features)), self.feature_norm.weight, self.config.layer.norm_eps)
+        return self.normed_feature(self.kept(features))
+
+    def kept(self, features: Tensor) -> Tensor:
+        made: Tensor = self.fc(self.tapped(features))
+        return made
+
+    def normed_feature(self, kept: Tensor) -> Tensor:
+        """The same of what ranks kept, [..., columns here]."""
+        return rms_norm(self.whole(kept), self.feature_norm.weight, self.config.layer.norm_eps)
 
     def remember(self, fused: Tensor, turn: Turn) -> list[tuple[Tensor, Tensor]]:
         """For each layer keys and values of places that were read."""
@@ -66,12 +75,12 @@ class BlockHead(Head[BlockConfig]):
         return states if self.config.sample_from_anchor else states[..., 1:, :]
 
     def logits(self, states: Tensor, before: Tensor | None = None) -> Tensor:
-        """[..., outputs], over `draft_ids`; `before` are the tokens one place before, for a Markov head."""
+        """[..., outputs here], over `draft_ids`; `before` are the tokens one place before, for a Markov head."""
         scores = self.scores(states)
         return scores if before is None or self.markov_out is None else scores + self.nudge(before)
 
     def nudge(self, before: Tensor) -> Tensor:
-        """What a Markov head adds to the scores behind these tokens, [..., outputs]."""
+        """What a Markov head adds to the scores behind these tokens, [..., outputs here]."""
         assert self.markov_out is not None, "there is a Markov head"
         added: Tensor = self.markov_out(self._markov(before))
         return added.float()
@@ -93,7 +102,7 @@ class BlockHead(Head[BlockConfig]):
 
     def _markov(self, before: Tensor) -> Tensor:
         assert self.markov_in is not None, "there is a Markov head"
-        return F.embedding(before, self.markov_in)
+        return self.looked_up(before, self.markov_in)
 
     @property
     def filler(self) -> Tensor:

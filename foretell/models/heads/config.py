@@ -73,8 +73,11 @@ class HeadConfig:
 
     def write(self, folder: Path) -> None:
         """Say in `folder` what the head there is made of."""
-        said = {"format": FORMAT, "version": VERSION, "kind": self.kind, **asdict(self)}
-        (folder / FILE).write_text(json.dumps(said, indent=1) + "\n")
+        (folder / FILE).write_text(json.dumps(self.said(), indent=1) + "\n")
+
+    def said(self) -> dict[str, Any]:
+        """What `config.json` says."""
+        return {"format": FORMAT, "version": VERSION, "kind": self.kind, **asdict(self)}
 
     @classmethod
     def read(cls: type[Config], said: dict[str, Any]) -> Config:

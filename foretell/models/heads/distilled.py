@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from foretell.kernels.norm import rms_norm
 
 from ..layers import Norm
+from ..shard import Shard
 from .base import Head
 from .config import DistilledConfig
 from .layer import Attend, HeadLayer, Turn
@@ -15,9 +16,9 @@ from .layer import Attend, HeadLayer, Turn
 class DistilledHead(Head[DistilledConfig]):
     """Steps like an EAGLE head that looks at no feature, so what serves that one serves this."""
 
-    def __init__(self, config: DistilledConfig) -> None:
-        super().__init__(config)
-        self.layers = nn.ModuleList(HeadLayer(config.layer, i) for i in range(config.layers))
+    def __init__(self, config: DistilledConfig, shard: Shard | None = None) -> None:
+        super().__init__(config, shard)
+        self.layers = nn.ModuleList(HeadLayer(self.local, i) for i in range(config.layers))
         self.norm = Norm(config.layer.width)
 
     def fuse(self, features: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from foretell.kernels.norm import rms_norm
 
 from ..layers import Linear, Norm
+from ..shard import Shard
 from .base import Head
 from .config import EagleConfig
 from .layer import Attend, HeadLayer, Turn
@@ -16,24 +17,27 @@ from .layer import Attend, HeadLayer, Turn
 class EagleHead(Head[EagleConfig]):
     """A step takes the pair (feature of the place before, token) and gives a state: of its guess, and to go on from."""
 
-    def __init__(self, config: EagleConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: EagleConfig, shard: Shard | None = None) -> None:
+        super().__init__(config, shard)
         width, third = config.layer.width, config.generation == 3
         taps = len(config.taps) * config.target_width
-        self.fc = Linear(taps if third else 2 * width, width, config.fc_bias)
+        self.fc = Linear(taps if third else 2 * width, len(self.columns_here), config.fc_bias)
         self.tap_norms = nn.ModuleList(Norm(config.target_width) for _ in config.taps if config.fc_norm)
         self.fc_norm = Norm(taps) if config.norm_before_fc else None
         self.embed_norm = Norm(width) if third else None
         self.feature_norm = Norm(width) if third else None
-        first = HeadLayer(config.layer, 0, 2 * width if third else width, input_norm=False)
-        self.layers = nn.ModuleList([first, *(HeadLayer(config.layer, i) for i in range(1, config.layers))])
+        first = HeadLayer(self.local, 0, 2 * width if third else width, input_norm=False)
+        self.layers = nn.ModuleList([first, *(HeadLayer(self.local, i) for i in range(1, config.layers))])
         self.norm = Norm(width) if third else None
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features [..., taps * target width] as what a step starts from, [..., width]."""
+        return self.whole(self.kept(features))
+
+    def kept(self, features: Tensor) -> Tensor:
         x, config = self.tapped(features), self.config
         if config.generation == 1:
-            return x
+            return super().kept(x)
         eps = config.layer.norm_eps
         if config.fc_norm:
             parts = zip(x.chunk(len(config.taps), -1), self.tap_norms, strict=True)
@@ -69,7 +73,7 @@ class EagleHead(Head[EagleConfig]):
         """What the first layer attends with, and what its result is added to where that is something else."""
         embedded, eps = self.embedded(tokens), self.config.layer.norm_eps
         if self.embed_norm is None or self.feature_norm is None:
-            return self.fc(torch.cat([embedded, feature], -1)), None
+            return self.whole(self.fc(torch.cat([embedded, feature], -1))), None
         normed = rms_norm(feature, self.feature_norm.weight, eps)
         x = torch.cat([rms_norm(embedded, self.embed_norm.weight, eps), normed], -1)
         return x, normed if self.config.norm_before_residual else feature

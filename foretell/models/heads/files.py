@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from foretell.errors import ModelError
 
+from ..shard import Shard
 from .base import Head
 from .block import BlockHead
 from .config import (
@@ -24,6 +26,7 @@ from .config import (
     MtpConfig,
     read_head_config,
 )
+from .cut import part_of_tensor
 from .distilled import DistilledHead
 from .eagle import EagleHead
 from .medusa import MedusaHead
@@ -33,18 +36,18 @@ from .packed import pack_state, unpack_state
 WEIGHTS = "model.safetensors"
 
 
-def make_head(config: HeadConfig) -> Head[Any]:
-    """A head of that config, its weights whatever was in memory."""
+def make_head(config: HeadConfig, shard: Shard | None = None) -> Head[Any]:
+    """A head of that config, or a rank's part of it, its weights whatever was in memory."""
     if isinstance(config, EagleConfig):
-        return EagleHead(config)
+        return EagleHead(config, shard)
     if isinstance(config, MtpConfig):
-        return MtpHead(config)
+        return MtpHead(config, shard)
     if isinstance(config, BlockConfig):
-        return BlockHead(config)
+        return BlockHead(config, shard)
     if isinstance(config, MedusaConfig):
-        return MedusaHead(config)
+        return MedusaHead(config, shard)
     if isinstance(config, DistilledConfig):
-        return DistilledHead(config)
+        return DistilledHead(config, shard)
     raise ModelError(f"no head is made of a {type(config).__name__}")
 
 
@@ -69,9 +72,12 @@ def read_head(folder: Path) -> Head[Any]:
     return head
 
 
-def fill_head(head: Head[Any], state: dict[str, torch.Tensor], where: str) -> None:
-    """Put a file's tensors into the head: each that it has of its own, in its shape, and no other."""
-    wanted = head.own_state()
+def fill_head(head: Head[Any], state: Mapping[str, torch.Tensor], where: str) -> None:
+    """Put a file's tensors into the head: each that it has of its own, in its shape, and no other; into a rank's part
+    of a head its part of each."""
+    with torch.device("meta"):
+        wanted = make_head(head.config).own_state()
+    own = head.own_state()
     if missing := sorted(set(wanted) - set(state)):
         raise ModelError(f"{where}: tensor {missing[0]!r} is missing, {len(missing)} in all")
     if spare := sorted(set(state) - set(wanted)):
@@ -83,4 +89,4 @@ def fill_head(head: Head[Any], state: dict[str, torch.Tensor], where: str) -> No
                 f"{list(wanted[name].shape)}"
             )
         with torch.no_grad():
-            wanted[name].copy_(tensor)
+            own[name].copy_(part_of_tensor(head, name, tensor))

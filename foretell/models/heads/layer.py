@@ -12,6 +12,7 @@ from foretell.kernels.norm import rms_norm
 from foretell.kernels.rotary import rotate
 
 from ..layers import Linear, Norm
+from ..shard import Ranks
 from .config import LayerConfig
 
 Turn = tuple[Tensor, Tensor]  # cosines and sines of the rows' positions, [..., 1, head_dim]
@@ -96,13 +97,17 @@ class HeadLayer(nn.Module):
         self.attention = HeadAttention(config, index, inputs or config.width)
         self.ffn_norm = Norm(config.width)
         self.ffn = HeadFeedForward(config)
+        self.ranks: Ranks | None = None
 
     def forward(self, x: Tensor, turn: Turn, attend: Attend, residual: Tensor | None = None) -> Tensor:
         """`residual` is what attention's result is added to, where that is not `x`."""
         x, residual = self.reads(x), x if residual is None else residual
-        x = residual + self.attention(x, turn, attend)
-        mixed: Tensor = x + self.ffn(rms_norm(x, self.ffn_norm.weight, self.eps))
-        return mixed
+        x = residual + self._all_of(self.attention(x, turn, attend))
+        return x + self._all_of(self.ffn(rms_norm(x, self.ffn_norm.weight, self.eps)))
+
+    def _all_of(self, x: Tensor) -> Tensor:
+        """The sum of what all ranks have."""
+        return x if self.ranks is None else self.ranks.join(x)
 
     def reads(self, x: Tensor) -> Tensor:
         """What attention gets to see of its input."""

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..layers import Linear
+from ..shard import Shard
 from .base import Head
 from .config import MedusaConfig
 
@@ -14,16 +15,17 @@ from .config import MedusaConfig
 class MedusaHead(Head[MedusaConfig]):
     """Blocks that start as nothing, so that an untrained head says what the target's own output says."""
 
-    def __init__(self, config: MedusaConfig) -> None:
-        super().__init__(config)
-        width = config.layer.width
+    def __init__(self, config: MedusaConfig, shard: Shard | None = None) -> None:
+        super().__init__(config, shard)
+        width, columns = config.layer.width, len(self.columns_here)
         self.blocks = nn.ModuleList(
-            nn.ModuleList(Linear(width, width, config.bias) for _ in range(config.layers)) for _ in range(config.heads)
+            nn.ModuleList(Linear(width, columns, config.bias) for _ in range(config.layers))
+            for _ in range(config.heads)
         )
         self.outputs = nn.ModuleList()
         if config.own_output and not config.shared_output:
             del self.output
-            self.outputs = nn.ModuleList(Linear(width, config.outputs) for _ in range(config.heads))
+            self.outputs = nn.ModuleList(Linear(width, len(self.outputs_here)) for _ in range(config.heads))
 
     def start(self, generator: torch.Generator) -> None:
         super().start(generator)
@@ -34,18 +36,20 @@ class MedusaHead(Head[MedusaConfig]):
     def forward(self, features: Tensor, heads: int | None = None) -> Tensor:
         """The target's last states [..., width] -> those of the first `heads` heads or all, [..., heads, width]."""
         x = self.tapped(features)
-        return torch.stack([_through(x, blocks) for blocks in self.blocks[:heads]], -2)
+        states = x[..., None, :].expand(*x.shape[:-1], len(self.blocks[:heads]), -1)
+        for layer in range(self.config.layers):
+            pairs = zip(states.unbind(-2), self.blocks, strict=False)
+            states = states + F.silu(self.whole(torch.stack([_block(blocks, layer)(x) for x, blocks in pairs], -2)))
+        return states
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., heads, width] -> [..., heads, outputs], over `draft_ids`."""
+        """[..., heads, width] -> [..., heads, outputs here], over `draft_ids`."""
         if not len(self.outputs):
             return self.scores(states)
         parts = zip(states.unbind(-2), self.outputs, strict=False)
         return torch.stack([output(state).float() for state, output in parts], -2)
 
 
-def _through(x: Tensor, blocks: nn.Module) -> Tensor:
+def _block(blocks: nn.Module, layer: int) -> nn.Module:
     assert isinstance(blocks, nn.ModuleList), "a head is made of blocks"
-    for block in blocks:
-        x = x + F.silu(block(x))
-    return x
+    return blocks[layer]

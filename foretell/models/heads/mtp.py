@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from foretell.kernels.norm import rms_norm
 
 from ..layers import Linear, Norm
+from ..shard import Shard
 from .base import Head
 from .config import MtpConfig
 from .layer import Attend, HeadLayer, Turn
@@ -16,17 +17,20 @@ from .layer import Attend, HeadLayer, Turn
 class MtpHead(Head[MtpConfig]):
     """Steps like an EAGLE head, and is used again for each further token."""
 
-    def __init__(self, config: MtpConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: MtpConfig, shard: Shard | None = None) -> None:
+        super().__init__(config, shard)
         width = config.layer.width
         self.embed_norm, self.feature_norm = Norm(width), Norm(width)
-        self.fc = Linear(2 * width, width)
-        self.layers = nn.ModuleList(HeadLayer(config.layer, i) for i in range(config.layers))
+        self.fc = Linear(2 * width, len(self.columns_here))
+        self.layers = nn.ModuleList(HeadLayer(self.local, i) for i in range(config.layers))
         self.norm = Norm(width)
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's last state, as a step starts from it."""
         return self.tapped(features)
+
+    def kept(self, features: Tensor) -> Tensor:
+        return super().kept(self.tapped(features))
 
     def step(self, tokens: Tensor, feature: Tensor, turn: Turn, attend: Attend) -> Tensor:
         """States [..., width] behind tokens [...] whose places before have these features, [..., width]."""
@@ -52,8 +56,7 @@ class MtpHead(Head[MtpConfig]):
     def _read(self, tokens: Tensor, feature: Tensor) -> Tensor:
         eps = self.config.layer.norm_eps
         embedded = rms_norm(self.embedded(tokens), self.embed_norm.weight, eps)
-        joined: Tensor = self.fc(torch.cat([embedded, rms_norm(feature, self.feature_norm.weight, eps)], -1))
-        return joined
+        return self.whole(self.fc(torch.cat([embedded, rms_norm(feature, self.feature_norm.weight, eps)], -1)))
 
     def _normed(self, states: Tensor) -> Tensor:
         return rms_norm(states, self.norm.weight, self.config.layer.norm_eps)

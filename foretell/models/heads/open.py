@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from foretell.errors import ModelError, RequestError
 from foretell.hub.checkpoint import Checkpoint
@@ -18,14 +21,16 @@ from ..config import ModelConfig
 from ..decoder import Decoder
 from ..layers import Linear
 from ..quantize import native_for, quantize_linear
+from ..shard import Shard
 from ..weights import is_module
 from .base import Head, Lender
 from .config import FORMAT, HeadConfig, read_head_config
+from .cut import Lazily
 from .files import fill_head, make_head
 from .formats import HeadFile, fill, kind_of, layout_of
 from .formats.mtp import mtp
 from .layer import HeadAttention
-from .packed import unpack_state
+from .packed import SCALE, unpacked
 
 SHIPPED = Path(__file__).parents[2] / "heads_data"
 CONVERT = (
@@ -72,30 +77,41 @@ class OpenedHead:
     """A head that was looked at and not yet loaded."""
 
     where: str
+    folder: Path | None  # None: the target's own checkpoint
     config: HeadConfig
     file: HeadFile
     ours: bool  # whether this project wrote it: then nothing about it has to be found out
 
-    @property
-    def bytes(self) -> int:
-        """What its weights take at most, in float32."""
+    def bytes(self, shard: Shard | None = None) -> int:
+        """What its weights take at most, in float32; those of the first rank, where it is split."""
         with torch.device("meta"):
-            return sum(tensor.numel() * 4 for tensor in make_head(self.config).own_state().values())
+            return sum(tensor.numel() * 4 for tensor in make_head(self.config, shard).own_state().values())
 
-    def load(self, lender: Lender, dtype: torch.dtype, context: int) -> Head[Any]:
-        """The head with its weights and what it borrows, before a target's own are packed away."""
+    def load(self, lender: Lender, dtype: torch.dtype, context: int, shard: Shard | None = None) -> Head[Any]:
+        """The head with its weights and what it borrows, before a target's own are packed away; or a rank's part."""
         if self.ours:
-            head = make_head(self.config)
-            state = unpack_state({name: tensor.load() for name, tensor in self.file.tensors.items()})
-            fill_head(head, state, self.where)
+            head = make_head(self.config, shard)
+            fill_head(head, self._own_tensors(), self.where)
         else:
-            head = fill(layout_of(self.file), self.file)
+            head = fill(layout_of(self.file), self.file, shard)
         head.to(lender.embed.device, dtype).eval()
         if head.embed is not None and torch.equal(head.embed, lender.embed.to(dtype)):  # many files have the target's
             head.embed, head.config = None, replace(head.config, own_embed=False)
         head.borrow(lender)
         head.prepare(context)
         return head
+
+    def _own_tensors(self) -> Lazily:
+        tensors = self.file.tensors
+
+        def read(name: str) -> Tensor:
+            scale = tensors.get(name + SCALE)
+            return unpacked(tensors[name].load(), None if scale is None else scale.load())
+
+        reads: dict[str, Callable[[], Tensor]] = {
+            name: partial(read, name) for name in tensors if not name.endswith(SCALE)
+        }
+        return Lazily(reads)
 
 
 def open_head(folder: Path, target: ModelConfig) -> OpenedHead:
@@ -104,11 +120,11 @@ def open_head(folder: Path, target: ModelConfig) -> OpenedHead:
     config = read_json(folder / CONFIG)
     file = HeadFile.of(str(folder), config, folder_tensors(folder), target)
     if config.get("format") != FORMAT:
-        return OpenedHead(str(folder), layout_of(file).config, file, ours=False)
+        return OpenedHead(str(folder), folder, layout_of(file).config, file, ours=False)
     head = read_head_config(config)
     if (head.vocab, head.target_width) != (target.vocab, target.width) or max(head.taps) > target.layers:
         raise ModelError(f"{folder}: a head for {head.target or 'another target'}, which does not fit this one")
-    return OpenedHead(str(folder), head, file, ours=True)
+    return OpenedHead(str(folder), folder, head, file, ours=True)
 
 
 def open_own(checkpoint: Checkpoint, target: ModelConfig) -> OpenedHead:
@@ -116,13 +132,13 @@ def open_own(checkpoint: Checkpoint, target: ModelConfig) -> OpenedHead:
     file = HeadFile.of(str(checkpoint.path), checkpoint.config, dict(checkpoint.tensors()), target)
     module = {name: tensor for name, tensor in file.tensors.items() if is_module(name, file.tensors)}
     file = HeadFile(file.where, file.config, module, target)
-    return OpenedHead(file.where, mtp(file).config, file, ours=False)
+    return OpenedHead(file.where, None, mtp(file).config, file, ours=False)
 
 
 def pack_head(head: Head[Any], target: Decoder) -> None:
     """Ready the weights to run: on a CPU as 8-bit integers, which cost a guess nothing to speak of."""
     room, device = Room(), head.draft_ids.device
-    if not head.config.own_output and head.config.draft_vocab is None and target.shard is None:
+    if not head.config.own_output and head.config.draft_vocab is None and target.shard == head.shard:
         head._modules["output"] = target.head  # ready already, and the same rows
     for module in list(head.modules()):
         if isinstance(module, HeadAttention):

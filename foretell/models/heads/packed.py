@@ -26,8 +26,10 @@ def pack_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def unpack_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """What `pack_state` was given, within half a step; what is not packed stays as it is."""
-    return {
-        name: tensor.float() * state[name + SCALE][..., None] if name + SCALE in state else tensor
-        for name, tensor in state.items()
-        if not name.endswith(SCALE)
-    }
+    names = (name for name in state if not name.endswith(SCALE))
+    return {name: unpacked(state[name], state.get(name + SCALE)) for name in names}
+
+
+def unpacked(tensor: Tensor, scale: Tensor | None) -> Tensor:
+    """One of them."""
+    return tensor if scale is None else tensor.float() * scale[..., None]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +15,11 @@ from foretell.errors import ModelError, UnsupportedModelError
 from foretell.models.config import ModelConfig
 from foretell.models.fields import Fields
 from foretell.models.read_rope import hf_rope
+from foretell.models.shard import Shard
 
 from ..base import Head
 from ..config import HeadConfig, LayerConfig
+from ..cut import Lazily
 from ..files import fill_head, make_head
 
 if TYPE_CHECKING:
@@ -122,21 +125,25 @@ def layer_parts(layer: LayerConfig, index: int, first: str, input_norm: str | No
     return parts
 
 
-def fill(layout: Layout, file: HeadFile) -> Head[Any]:
-    """The head with its weights; every tensor of the file has its place, or is known to be spare."""
+def fill(layout: Layout, file: HeadFile, shard: Shard | None = None) -> Head[Any]:
+    """The head with its weights, or a rank's part; every tensor of the file has its place, or is known to be spare."""
     used = {name for names in layout.parts.values() for name in names} | layout.spare
     used |= {name for name in (layout.offsets, layout.ids) if name is not None}
     if unknown := sorted(set(file.tensors) - used):
         raise ModelError(f"{file.where}: tensor {unknown[0]!r} has no place in a head of {layout.source}'s format")
-    state = {ours: _stacked(file, theirs) for ours, theirs in layout.parts.items()}
+    reads: dict[str, Callable[[], Tensor]] = {
+        ours: partial(_read, file, ours, theirs, layout.config.vocab) for ours, theirs in layout.parts.items()
+    }
     if (ids := draft_ids(layout, file)) is not None:
-        state["draft_ids"] = ids
-    for name in ("embed", "markov_in"):  # padded vocabularies of one family differ in length
-        if name in state:
-            state[name] = _fitted(state[name], layout.config.vocab)
-    head = make_head(layout.config)
-    fill_head(head, state, file.where)
+        reads["draft_ids"] = lambda: ids
+    head = make_head(layout.config, shard)
+    fill_head(head, Lazily(reads), file.where)
     return head
+
+
+def _read(file: HeadFile, ours: str, theirs: tuple[str, ...], vocab: int) -> Tensor:
+    found = _stacked(file, theirs)
+    return _fitted(found, vocab) if ours in ("embed", "markov_in") else found  # padded vocabularies differ in length
 
 
 def _stacked(file: HeadFile, names: Iterable[str]) -> Tensor:

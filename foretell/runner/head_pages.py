@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from foretell.kv.cache import KVCache, LayerShape, slots_of
-from foretell.models.heads import HeadConfig, LayerConfig
-from foretell.runner.head_memory import store
+from foretell.models.heads import BlockConfig, Head, HeadConfig, LayerConfig, MedusaConfig
+from foretell.models.heads.base import part_of
+from foretell.models.shard import Shard
 from foretell.types import Sequence
 
+from .head_memory import store
 
-def layers_beside(config: HeadConfig, layers: int, features: bool, spare: int) -> tuple[LayerShape, ...]:
-    """The layers a head keeps in the target's cache: keys and values of its own, and the feature of each place."""
-    own = (LayerShape(config.layer.kv_heads, config.layer.head_dim, spare=spare),) * layers
-    return own + ((LayerShape(1, config.layer.width, has_values=False),) if features else ())
+SPARE = 128  # slots
+
+
+def beside(config: HeadConfig, shard: Shard | None = None) -> tuple[LayerShape, ...]:
+    """The layers a head keeps in the target's cache: keys and values of its own, and the feature of each place; of one
+    of several ranks those of its part."""
+    layers, features = _kept(config, shard is not None)
+    # A block's own keys and values are dropped after its pass; a part's are never in pages.
+    spare = SPARE if isinstance(config, BlockConfig) and shard is None else 0
+    own = (LayerShape(part_of(config.layer, shard).kv_heads, config.layer.head_dim, spare=spare),) * layers
+    columns = config.layer.width if shard is None else len(shard.run(config.layer.width))
+    return own + ((LayerShape(1, columns, has_values=False),) if features else ())
+
+
+def _kept(config: HeadConfig, split: bool) -> tuple[int, bool]:
+    """Layers whose keys and values a head keeps, and whether it keeps the feature of each place. Of one that is split
+    every rank keeps its part of it, until the first one says that places are to be read."""
+    if isinstance(config, MedusaConfig):
+        return 0, True
+    layers: int = config.layers  # type: ignore[attr-defined]
+    return layers, split or not isinstance(config, BlockConfig)
 
 
 class HeadPages:
@@ -25,9 +45,14 @@ class HeadPages:
 
     def __init__(self, cache: KVCache, first: int, layers: int, features: bool) -> None:
         """Its layers stand in the cache from `first` on."""
+        self.first = first
         self.page_size, self.device = cache.page_size, cache.keys[first].device
         self.keys, self.values = cache.keys[first : first + layers], cache.values[first : first + layers]
         self.kept_features = cache.keys[first + layers] if features else None
+
+    @classmethod
+    def of(cls, head: Head[Any], cache: KVCache, first: int) -> HeadPages:
+        return cls(cache, first, *_kept(head.config, head.shard is not None))
 
     @property
     def kept(self) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
@@ -53,13 +78,14 @@ class HeadPages:
         assert self.kept_features is not None, "this head keeps features"
         return self.kept_features.view(-1, self.kept_features.shape[-1]).index_select(0, slots)
 
-    def memory(self, seqs: list[Sequence], columns: int) -> Memory:
-        """All places of some texts as columns, `columns` in all; what is written there is good for guesses only."""
-        run = self._in_one_run(seqs[0].pages, columns) if len(seqs) == 1 else None
+    def memory(self, texts: list[list[int]], columns: int) -> Memory:
+        """All places of some texts, by their pages, as columns, `columns` in all; what is written there is good for
+        guesses only."""
+        run = self._in_one_run(texts[0], columns) if len(texts) == 1 else None
         if run is not None:
             return Memory([_shown(t, run, columns) for t in self.keys], [_shown(t, run, columns) for t in self.values])
         wanted = -(-columns // self.page_size)
-        rows = [seq.pages[:wanted] + seq.pages[:1] * (wanted - len(seq.pages)) for seq in seqs]
+        rows = [pages[:wanted] + pages[:1] * (wanted - len(pages)) for pages in texts]
         pages = torch.tensor(rows, device=self.device)
         return Memory([t[pages].flatten(1, 2) for t in self.keys], [t[pages].flatten(1, 2) for t in self.values])
 
@@ -81,6 +107,36 @@ class Memory:
 
     keys: list[Tensor]
     values: list[Tensor]
+
+
+Span = tuple[list[int], int, int]  # a text's pages, and of its places those from the one to the other
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Attention of places that are read, over those before them; what a head of several layers needs."""
+
+    pages: HeadPages
+    config: LayerConfig
+    spans: list[Span]
+    slots: Tensor
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.pages.put(layer, self.slots, k, v)
+        rows = [stop - start for _, start, stop in self.spans]
+        pairs = zip(self.spans, torch.split(q, rows), strict=True)
+        return torch.cat([self._text(layer, part, *span) for span, part in pairs])
+
+    def _text(self, layer: int, q: Tensor, pages: list[int], start: int, stop: int) -> Tensor:
+        slots = torch.tensor(slots_of(pages, self.pages.page_size, 1, stop), device=q.device)
+        keys, values = (t.flatten(0, 1)[slots] for t in (self.pages.keys[layer], self.pages.values[layer]))
+        column, row = torch.arange(1, stop, device=q.device), torch.arange(start, stop, device=q.device)[:, None]
+        seen = column <= row
+        if self.config.window is not None:
+            seen &= column > row - self.config.window
+        q, keys, values = (t.to(self.pages.keys[layer].dtype).transpose(0, 1)[None] for t in (q, keys, values))
+        out = F.scaled_dot_product_attention(q, keys, values, seen, scale=self.config.scale, enable_gqa=True)
+        return out[0].transpose(0, 1)
 
 
 @dataclass(frozen=True)

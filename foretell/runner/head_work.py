@@ -1,0 +1,185 @@
+"""Does what a head is asked to: the definition, in torch, of a whole head or of one rank's part of it alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from foretell.kv.cache import slots_of
+from foretell.models.heads import BlockHead, DistilledHead, EagleHead, Head, MedusaHead, MtpHead
+
+from .head_jobs import Job, LevelRows, Numbers, PassBlocks, ReadPlaces, SeeAhead, StepRows, by_text
+from .head_pages import HeadPages, Look, Memory, Pass, Span
+from .head_scores import all_scores
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Logits over all the head can guess, in the order of what was asked for. Of several ranks the first has them."""
+
+    logits: Tensor
+    sure: Tensor | None = None  # logits of a confidence head
+
+
+NOTHING = Answer(torch.empty(0))
+
+
+class Work(Protocol):
+    """What a drafter asks of its head, wherever that lies."""
+
+    def keep(self, slots: Tensor, states: Tensor) -> None: ...
+    def run(self, job: Job) -> Answer: ...
+
+
+class HeadWork(ABC):
+    """A head, and what it keeps of each place."""
+
+    def __init__(self, head: Head[Any], pages: HeadPages) -> None:
+        self.head: Any = head
+        self.pages, self.device = pages, pages.device
+
+    def keep(self, slots: Tensor, states: Tensor) -> None:
+        """Keep what becomes of the target's states [places, tapped width] here, until places are read and after."""
+        self.pages.put_features(slots, self.head.kept(states))
+
+    @abstractmethod
+    def run(self, job: Job) -> Answer:
+        """Do it, all ranks at once."""
+
+    def numbers(self, of: Numbers) -> Tensor:
+        return torch.tensor(of, device=self.device)
+
+    def features(self, slots: Tensor) -> Tensor:
+        """[places, width]: what all ranks keep of them."""
+        features: Tensor = self.head.whole(self.pages.features(slots))
+        return features
+
+    def spans(self, job: ReadPlaces, first: int) -> list[Span]:
+        """Pages, start and stop of each text's places, none of them before `first`."""
+        found = zip(by_text(job.pages, job.counts), job.starts, job.stops, strict=True)
+        return [(pages, max(start, first), stop) for pages, start, stop in found if stop > first]
+
+    def slots(self, spans: list[Span], back: int = 0) -> Tensor:
+        """Those of all places, or of the ones `back` before them."""
+        runs = (slots_of(pages, self.pages.page_size, start - back, stop - back) for pages, start, stop in spans)
+        return self.numbers([slot for run in runs for slot in run])
+
+
+class SteppingWork(HeadWork):
+    """Of a head that guesses one token after another."""
+
+    head: EagleHead | MtpHead | DistilledHead
+
+    def __init__(self, head: Head[Any], pages: HeadPages) -> None:
+        super().__init__(head, pages)
+        self._memory, self._behind = Memory([], []), torch.empty(0)
+
+    def run(self, job: Job) -> Answer:
+        if isinstance(job, ReadPlaces):
+            self._read(job)
+            return NOTHING
+        assert isinstance(job, StepRows), "there is nothing else it can do"
+        return Answer(self._step(job))
+
+    def _read(self, job: ReadPlaces) -> None:
+        """At place p it keeps the pair of p's token and the feature of p-1: that depends on nothing behind p."""
+        spans = self.spans(job, 1)  # the first place of a text has no feature before it
+        tokens, own = self.numbers(job.tokens), self.slots(spans)
+        features = self.features(self.slots(spans, back=1))
+        turn = self.head.turn(self.numbers([place for _, start, stop in spans for place in range(start, stop)]))
+        if len(self.pages.keys) == 1:
+            self.pages.put(0, own, *self.head.remember(tokens, features, turn))
+        else:
+            self.head.step(tokens, features, turn, Pass(self.pages, self.head.config.layer, spans, own))
+
+    def _step(self, job: StepRows) -> Tensor:
+        before = self.numbers(job.before)
+        if job.counts:
+            self._memory = self.pages.memory(by_text(job.pages, job.counts), job.columns)
+            feature = self.features(before)
+        else:
+            feature = self._behind[before]
+        seen = torch.tensor(job.seen, dtype=torch.bool, device=self.device).view(len(job.text), len(job.reach), -1)
+        look = Look(self._memory, self.head.config.layer, job.text, seen, hidden=1, reach=tuple(job.reach))
+        turn = self.head.turn_behind(self.numbers(job.places))
+        states = self.head.step(self.numbers(job.tokens), feature, turn, look)[self.numbers(job.wanted)]
+        self._behind = self.head.carry(states)
+        return all_scores(self.head, self.head.logits(states), job.top)
+
+
+class PassedBlocks:
+    """What a pass came to: states that guess [texts, depth, width], and scores without what a Markov head adds."""
+
+    def __init__(self, head: BlockHead, states: Tensor, scores: Tensor) -> None:
+        self.head, self.states, self.scores = head, states, scores
+
+    def level(self, job: LevelRows) -> Answer:
+        owners, before = torch.tensor([job.owners, job.before], device=self.scores.device)
+        logits = self.scores[owners, job.depth]
+        if self.head.config.markov_rank:
+            logits = logits + self.head.nudge(before)
+        sure = self.head.sure(self.states[owners, job.depth], before) if job.judges else None
+        return Answer(all_scores(self.head, logits, job.top), sure)
+
+
+class BlockWork(HeadWork):
+    """Of a head that guesses a block at once."""
+
+    head: BlockHead
+
+    def __init__(self, head: Head[Any], pages: HeadPages) -> None:
+        super().__init__(head, pages)
+        self._passed: PassedBlocks | None = None
+
+    def run(self, job: Job) -> Answer:
+        if isinstance(job, ReadPlaces):
+            spans = self.spans(job, 0)
+            slots = self.slots(spans)
+            fused = self.head.normed_feature(self.pages.features(slots))
+            self.remember(slots, [place for _, start, stop in spans for place in range(start, stop)], fused)
+        elif isinstance(job, PassBlocks):
+            self._passed = PassedBlocks(self.head, *self._pass(job))
+        else:
+            assert isinstance(job, LevelRows) and self._passed is not None, "there is nothing else it can do"
+            return self._passed.level(job)
+        return NOTHING
+
+    def remember(self, slots: Tensor, places: Numbers, fused: Tensor) -> None:
+        """Keep keys and values of each layer."""
+        for layer, (keys, values) in enumerate(self.head.remember(fused, self.head.turn(self.numbers(places)))):
+            self.pages.put(layer, slots, keys, values)
+
+    def _pass(self, job: PassBlocks) -> tuple[Tensor, Tensor]:
+        config, texts = self.head.config, len(job.text)
+        memory = self.pages.memory(by_text(job.pages, job.counts), max(job.text) + config.block)
+        seen = torch.ones(config.block, config.block, dtype=torch.bool)
+        seen = seen.tril() if config.causal_in_block else seen
+        look = Look(memory, config.layer, job.text, seen, reach=(-1,) * config.block)  # a window is the anchor's
+        places = self.numbers(job.text)[:, None] + torch.arange(config.block, device=self.device)
+        rows = self.head.enter(self.numbers(job.anchors)).flatten(0, 1)
+        states = self.head.run(rows, self.head.turn(places.flatten()), look).view(texts, config.block, -1)
+        states = self.head.guessing(states)[:, : job.depth]
+        return states, self.head.scores(states)
+
+
+class MedusaWork(HeadWork):
+    """Of heads that each guess one place further."""
+
+    head: MedusaHead
+
+    def run(self, job: Job) -> Answer:
+        """Logits [texts * depth, outputs], each text's places in order."""
+        assert isinstance(job, SeeAhead), "there is nothing else it can do"
+        logits = self.head.logits(self.head(self.features(self.numbers(job.slots)), job.depth))
+        return Answer(all_scores(self.head, logits.flatten(0, 1), job.top))
+
+
+def head_work(head: Head[Any], pages: HeadPages) -> HeadWork:
+    """The one for its kind."""
+    if isinstance(head, BlockHead):
+        return BlockWork(head, pages)
+    return MedusaWork(head, pages) if isinstance(head, MedusaHead) else SteppingWork(head, pages)

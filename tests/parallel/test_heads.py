@@ -1,0 +1,92 @@
+"""Heads that are split with their target, in processes: the text is the same, their guesses are good, nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foretell.draft.heads import HeadDrafter
+from foretell.engine.engine import Engine
+from foretell.errors import RankError
+from foretell.models.heads import HeadConfig
+from tests.parallel.test_lost import gone
+from tests.parallel.world import Split, SplitHead, split
+from tests.tiny import CONFIG, HEADS, PROMPTS, World, add, generate, run
+
+Texts = list[list[int]]
+MODEL = replace(CONFIG, heads=6, kv_heads=3)  # key heads that do not divide by two
+SERVED: dict[str, HeadConfig] = {
+    name: replace(HEADS[name], layer=replace(HEADS[name].layer, heads=6, kv_heads=3))
+    for name in ("eagle", "eagle of two layers", "mtp", "block", "medusa", "distilled")
+}
+SAMPLING: dict[str, dict[str, object]] = {"greedy": {}, "sampled": {"temperature": 1.0}}
+SHAPES = {"chains": 0, "trees": 3}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
+    folder = tmp_path_factory.mktemp("models") / "split"
+    with split(folder, request.param, config=MODEL, heads=SERVED) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def plain(ranks: Split) -> dict[str, Texts]:
+    found = {name: ranks.generate(**params) for name, params in SAMPLING.items()}  # type: ignore[arg-type]
+    assert found["greedy"] == generate(world=World(config=MODEL))
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", SERVED)
+def test_a_draft_changes_nothing(ranks: Split, plain: dict[str, Texts], name: str, shape: str) -> None:
+    assert ranks.generate(SplitHead(name), nodes=7, levels=SHAPES[shape]) == plain["greedy"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", SERVED)
+def test_preemption_changes_nothing(ranks: Split, plain: dict[str, Texts], name: str, shape: str) -> None:
+    turn = iter(range(10_000))
+
+    def preempt_some(engine: Engine) -> None:
+        if next(turn) % 4 == 1 and engine.scheduler.running:
+            engine.scheduler.preempt(engine.scheduler.running[-1])
+
+    found = ranks.generate(SplitHead(name), preempt_some, 24, 7, SHAPES[shape], temperature=1.0)
+    assert found == plain["sampled"]
+
+
+def test_an_abort_in_between_changes_nothing(ranks: Split, plain: dict[str, Texts]) -> None:
+    engine = ranks.engine(SplitHead("eagle"))
+    tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
+    for _ in range(3):
+        engine.step()
+    engine.abort("1")
+    run(engine)
+    for i, track in enumerate(tracks):
+        written = track.seq.tokens[len(track.seq.request.prompt) :]
+        assert written == plain["greedy"][i][: len(written)]
+
+
+def test_a_rank_that_is_lost_while_a_head_guesses_is_named(tmp_path: Path) -> None:
+    with split(tmp_path, 2, config=MODEL, heads={"eagle": SERVED["eagle"]}) as ranks:
+        engine = ranks.engine(drafter := SplitHead("eagle"))
+        add(engine, "0", [1, 2, 3])
+        engine.step()
+        assert isinstance(drafter.inner, HeadDrafter)
+        run_job = drafter.inner.work.run
+
+        def run_without_one(job: object) -> object:
+            os.kill(ranks.team.processes[0], signal.SIGKILL)
+            assert gone(ranks.team.processes[0])
+            return run_job(job)  # type: ignore[arg-type]
+
+        drafter.inner.work.run = run_without_one  # type: ignore[method-assign, assignment]
+        with pytest.raises(RankError, match="rank 1 of 2 was ended by SIGKILL"):
+            for _ in range(100):
+                engine.step()
