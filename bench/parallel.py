@@ -3,7 +3,8 @@
 Beginnings of texts are continued without guesses and with several drafters, in batches, with texts that make way and
 texts that are given up; with each drafter the texts must be those without. `--against FILE` holds them against another
 run's, of one rank: where two differ, the scores there say whether it is a near-tie. Pieces (`--first`, `--prompts`)
-keep a run short.
+keep a run short. `--drafter eagle` takes that drafter alone: how many tokens its steps yield, and what each rank holds
+of its head.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from foretell.bench.workloads import load
 from foretell.certify.texts import NEAR_TIE, scores_after
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
+from foretell.draft.heads import HeadDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
+from foretell.engine.stats import Speculation
 from foretell.models.config import ModelConfig
 from foretell.models.heads import EagleConfig, LayerConfig, make_head, write_head
-from foretell.parallel import held_bytes
+from foretell.parallel import head_bytes, held_bytes
 from foretell.types import Budget, Draft, Sequence
 
 BEGINNING = 24  # tokens of a prompt
@@ -90,15 +93,15 @@ def disturbed(llm: LLM, prompts: Texts) -> Iterator[list[int]]:
         engine.step = step  # type: ignore[method-assign]
 
 
-def write(llm: LLM, prompts: Texts, args: argparse.Namespace, arm: str) -> tuple[Texts, float]:
+def write(llm: LLM, prompts: Texts, args: argparse.Namespace, arm: str) -> tuple[Texts, Speculation]:
     choice = SpeculationChoice(enabled=False) if arm == "none" else SpeculationChoice(drafter=arm)
     params = SamplingParams(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
     outputs = llm.generate(prompts, params, speculation=choice)
     found = [list(output.outputs[0].token_ids) for output in outputs]
-    return found, sum(output.speculation.accepted for output in outputs)
+    return found, Speculation.total(output.speculation for output in outputs)
 
 
-def write_trees(llm: LLM, prompts: Texts, truth: Texts, args: argparse.Namespace) -> tuple[Texts, float]:
+def write_trees(llm: LLM, prompts: Texts, truth: Texts, args: argparse.Namespace) -> tuple[Texts, Speculation]:
     """By an engine of its own over the same ranks: trees are scripted."""
     old, drafter = llm.engine, tree_around(prompts, truth)
     drafter.name = "tree"
@@ -121,32 +124,38 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         write_random_head(plain.engine.runner.model.config, Path(folder))
         prompts = beginnings(plain, args.first, args.prompts)
         del plain
-        arms = [f"model:{args.model}", "ngram", f"eagle:{folder}"]
+        arms = [args.drafter] if args.drafter else [f"model:{args.model}", "ngram", f"eagle:{folder}"]
         with LLM(
             args.model, drafter=",".join(arms), quiet=True, quantization="none", kv_memory=1.0, max_model_len=256,
             num_speculative_tokens=NODES, tensor_parallel_size=args.ranks, max_num_batched_tokens=512,
+            tree_nodes=args.tree_nodes,
         ) as llm:  # fmt: skip
             return record(llm, prompts, arms, args)
 
 
 def record(llm: LLM, prompts: Texts, arms: list[str], args: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {"ranks": args.ranks, "prompts": prompts, "differ": {}, "accepted": {}, "seconds": {}}
+    found: dict[str, Any] = {"ranks": args.ranks, "prompts": prompts}
+    found |= {"differ": {}, "accepted": {}, "per_step": {}, "seconds": {}}
     team = llm.assembly.team
-    found["weights"] = [held_bytes(llm.engine.runner.model), *([] if team is None else team.wait())]
+    model, drafters = llm.engine.runner.model, llm.engine.drafter.arms.values()
+    heads = sum(head_bytes(each.head, model) for each in drafters if isinstance(each, HeadDrafter))
+    found["weights"] = [held_bytes(model) + heads, *([] if team is None else team.wait())]
+    found["heads"] = [heads, *([] if team is None else team.heads)]
     truth: Texts = []
     steps = [0]
     for arm in ["none", *arms, "disturbed", "tree"]:
         began, name = time.perf_counter(), arm.partition(":")[0]
         if arm == "tree":
-            texts, accepted = write_trees(llm, prompts, truth, args)
+            texts, counted = write_trees(llm, prompts, truth, args)
         elif arm == "disturbed":
             with disturbed(llm, prompts) as steps:
-                texts, accepted = write(llm, prompts, args, "ngram")
+                texts, counted = write(llm, prompts, args, args.drafter or "ngram")
         else:
-            texts, accepted = write(llm, prompts, args, arm)
+            texts, counted = write(llm, prompts, args, arm)
         truth = truth or texts
         found["differ"][name] = sum(a != b for a, b in zip(texts, truth, strict=True))
-        found["accepted"][name], found["seconds"][name] = accepted, round(time.perf_counter() - began, 1)
+        found["accepted"][name], found["per_step"][name] = counted.accepted, round(counted.accepted_per_step, 3)
+        found["seconds"][name] = round(time.perf_counter() - began, 1)
     return found | {"texts": truth, "made_way": steps[0] // 2, "given_up": steps[0]}
 
 
@@ -172,6 +181,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--drafter", help="the only one to try")
+    parser.add_argument("--tree-nodes", type=int)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--against", type=Path)
     args = parser.parse_args()

@@ -30,7 +30,8 @@ class Report:
     kind: Literal["here", "ready", "failed"]
     words: str = ""
     parted: bool = False  # whether it ends only because another did
-    weights: int = 0  # bytes it holds
+    weights: int = 0  # bytes it holds, heads included
+    heads: int = 0  # bytes of heads it holds
 
 
 class Crew:

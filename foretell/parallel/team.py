@@ -42,6 +42,11 @@ class Team:
         """Until all ranks can run; bytes of weights that each of the others holds."""
         return [report.weights for report in self._crew.expect("ready")]
 
+    @property
+    def heads(self) -> list[int]:
+        """Of these, bytes of heads."""
+        return [report.heads for report in self._crew.expect("ready")]
+
     def tell(self, message: bytes) -> None:
         """To all others. Refused, with the reason, when a rank is lost."""
         self.check()

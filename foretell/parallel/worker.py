@@ -59,7 +59,8 @@ def _work(order: Order, store: Any, patience: float, line: Connection, inbox: Si
     for model in models:
         model.meet(group)
     runners = [split_runner(part, model, group) for part, model in zip(order.parts, models, strict=True)]
-    line.send(Report("ready", weights=sum(held_bytes(runner.model) + heads.bytes for runner, heads in runners)))
+    weights, guessing = sum(held_bytes(runner.model) for runner, _ in runners), sum(heads.bytes for _, heads in runners)
+    line.send(Report("ready", weights=weights + guessing, heads=guessing))
     while True:
         _obey(inbox.get(), runners)
 

@@ -38,7 +38,6 @@ OWN = {
 CASES: dict[str, HeadConfig] = {**THREE, **OWN}
 PAGES, PAGE_SIZE, TEXT = [3, 1, 5, 2], 4, [9, 4, 8, 30, 2, 61, 7]
 READ = ReadPlaces([0], [len(TEXT) - 1], [], PAGES, [len(PAGES)])
-TREE = [0, 1, 1, 0, 0, 1]  # of two nodes each sees itself, and not the other
 
 
 def target() -> Decoder:
