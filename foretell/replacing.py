@@ -75,7 +75,7 @@ class Replacement:
         figures = f"{after:.0%} of its first guesses are right, {before:.0%} of those served now"
         if after <= before:
             return f"{self.folder}: not taken: {figures}"
-        arm.head = candidate.head
+        arm.take(candidate.head)
         self.engine.scheduler.start_over()  # what pages keep was made by the other head
         return f"{self.folder}: taken for {candidate.name}: {figures}"
 

@@ -61,6 +61,7 @@ class HeadDrafter(Drafter):
         """`runner` is the target's, which taps what this head wants. `whole`: a draft is one piece of work, unless
         the head is split."""
         self.head, self.pages, self.name, self.context = head, pages, name, runner.context
+        self._runner = runner
         self.taps, self.device, self.vocab = head.config.taps, runner.device, runner.model.config.vocab
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
         self.is_split = head.shard is not None
@@ -71,6 +72,11 @@ class HeadDrafter(Drafter):
         self._whole_reader = WholeReader(head, *pages.kept, pages.page_size) if self.whole else None
         self._trails: dict[int, Trail] = {}
         self.chooser, self.ranks = Chooser(head.draft_ids, draft_temperature), RankRates(head.config.accuracy)
+
+    def take(self, head: Head[Any]) -> None:
+        """Guess with another head of the same shape from now on: all that was readied for the old one is made anew."""
+        settings = (self.name, self.draft_temperature, self.min_confidence, self.whole)
+        vars(self).update(vars(type(self)(self._runner, head, self.pages, *settings)))
 
     @torch.inference_mode()
     def follow(self, outcomes: list[Outcome]) -> None:

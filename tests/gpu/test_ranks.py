@@ -24,16 +24,17 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.errors import RankError
 from foretell.parallel import team as module
 from foretell.parallel.group import Group
-from tests.parallel.world import Split, split
-from tests.tiny import HEADS, OwnHead, add, generate, model_drafter, tree_around
+from tests.parallel.world import Split, SplitHead, split
+from tests.tiny import HEADS, add, generate, model_drafter, tree_around
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
+SERVED = {name: HEADS[name] for name in ("eagle", "mtp", "block", "medusa")}
 SAMPLING: dict[str, dict[str, object]] = {"greedy": {}, "sampled": {"temperature": 1.0}}
 DRAFTERS: dict[str, Callable[[list[list[int]]], Drafter]] = {
     "ngram": lambda truth: NGramDrafter(1, 3),
     "model": lambda truth: model_drafter(seed=5, device="cuda"),
-    "eagle": lambda truth: OwnHead(HEADS["eagle"]),
+    **{name: lambda truth, name=name: SplitHead(name) for name in SERVED},  # type: ignore[misc]
     "tree around the text": tree_around,
 }
 SOON = 20.0  # seconds
@@ -58,7 +59,8 @@ def on_two_machines() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
-    with on_two_machines(), split(tmp_path_factory.mktemp("models") / "split", 2, device="cuda:0") as found:
+    folder = tmp_path_factory.mktemp("models") / "split"
+    with on_two_machines(), split(folder, 2, device="cuda:0", heads=SERVED) as found:
         yield found
 
 

@@ -28,7 +28,7 @@ SHORT: dict[str, object] = {"max_tokens": 8}
 SAMPLING: dict[str, dict[str, object]] = {"greedy": SHORT, "sampled": {**SHORT, "temperature": 1.0}}
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
     folder = tmp_path_factory.mktemp("models") / "split"
     with split(folder, request.param, config=MODEL, heads=SERVED) as found:

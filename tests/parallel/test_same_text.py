@@ -20,7 +20,6 @@ SAMPLING: dict[str, dict[str, object]] = {"greedy": {}, "sampled": {"temperature
 DRAFTERS: dict[str, Callable[[Texts], Drafter]] = {
     "ngram": lambda truth: NGramDrafter(1, 3),
     "model": lambda truth: model_drafter(seed=5),
-    **{name: lambda truth, name=name: SplitHead(name) for name in SERVED},  # type: ignore[misc]
     "random tree": lambda truth: ScriptedDrafter(random_tree),
     "tree around the text": tree_around,
 }
@@ -47,6 +46,12 @@ def test_it_is_what_one_process_writes(plain: dict[str, Texts]) -> None:
 def test_a_draft_changes_nothing(ranks: Split, plain: dict[str, Texts], drafter: str, sampling: str) -> None:
     truth, params = plain[sampling], SAMPLING[sampling]
     assert ranks.generate(DRAFTERS[drafter](truth), **params) == truth  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_head_in_parts_changes_nothing(ranks: Split, plain: dict[str, Texts], name: str) -> None:
+    found = ranks.generate(SplitHead(name), nodes=3, max_tokens=8, temperature=1.0)
+    assert found == [text[:8] for text in plain["sampled"]]
 
 
 @pytest.mark.parametrize("drafter", ["model", "tree around the text"])

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,9 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(place: Path, tmp_path: Pa
     put(place / "good", tmp_path / "new", 1)
     better = replacement.read()
     assert better is not None and ": taken for eagle" in replacement.judge(better)
-    assert llm.engine.drafter.arms[better.name].head is better.head  # type: ignore[attr-defined]
+    arm: Any = llm.engine.drafter.arms[better.name]
+    assert arm.head is arm.work.head is better.head
+    assert arm._native is None or arm._native.head is better.head, "and it is the one that guesses"
     assert replacement.read() is None, "it was looked at already"
     assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)] == before
     put(place / "poor", tmp_path / "new", 2)
