@@ -18,7 +18,8 @@ from foretell.types import Budget, Sequence
 
 from .choosing import Plot
 from .eagle_trees import DefinedSteps, NativeSteps, grow_trees
-from .heads import Chain, HeadDrafter, extend, hang
+from .heads import HeadDrafter
+from .heads_chains import Chain, extend, hang
 from .heads_whole import goes_whole, grow_from, grow_whole, hang_whole, text_of, whole_steps
 from .tree import MOST_WIDE
 

@@ -14,7 +14,7 @@ from foretell.runner.cuda_reading import WholeReader
 from foretell.runner.head_jobs import ReadPlaces, flat
 from foretell.runner.head_pages import HeadPages
 from foretell.runner.head_work import head_work
-from foretell.runner.native_head import Asked, NativeHead, Told
+from foretell.runner.native_head import Asked, NativeHead
 from foretell.runner.native_reading import NativeReader, Reading
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Draft, Outcome, Sequence
@@ -22,6 +22,7 @@ from foretell.types import Budget, Draft, Outcome, Sequence
 from .base import Drafter
 from .choosing import Chooser, Plot, must_draw
 from .drawing import DraftTemperature, draw_nodes
+from .heads_chains import Chain, Guesses
 from .ranks import RankRates
 from .tree import LevelTree, ShapedTree
 
@@ -251,57 +252,6 @@ class HeadDrafter(Drafter):
     @property
     def memory(self) -> int:
         return self.head.bytes
-
-
-@dataclass(frozen=True)
-class Guesses:
-    """One for each text."""
-
-    tokens: Tensor  # [texts]
-    confidence: list[float]
-    probs: Tensor | None = None  # [texts, outputs]: what each was drawn from, where any was
-
-
-@dataclass
-class Chain:
-    """A draft in the making, which goes on while it is likely enough to stand."""
-
-    budget: Budget
-    floor: float
-    tokens: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)
-    sureness: float = 1.0
-
-    @property
-    def goes_on(self) -> bool:
-        """Decided by what was drawn before, never by the token to come."""
-        return len(self.tokens) < self.budget.depth and self.sureness >= self.floor
-
-    def append(self, token: int, confidence: float, probs: Tensor | None) -> None:
-        self.tokens.append(token)
-        self.confidence.append(confidence)
-        self.sureness *= confidence
-        if probs is not None:
-            self.probs.append(probs)
-
-
-def extend(chains: list[Chain], guesses: Guesses, confidence: list[float] | None = None) -> bool:
-    """Hang a guess on each chain that goes on; whether any does after that."""
-    tokens: list[int] = guesses.tokens.tolist()
-    for i, chain in enumerate(chains):
-        if chain.goes_on:
-            probs = None if guesses.probs is None else guesses.probs[i]
-            chain.append(tokens[i], (confidence or guesses.confidence)[i], probs)
-    return any(chain.goes_on for chain in chains)
-
-
-def hang(chains: list[Chain], told: Told) -> None:
-    """Hang on each chain what was guessed for it in one go."""
-    for tokens, sure in zip(told.tokens, told.sure, strict=True):
-        for chain, token, confidence in zip(chains, tokens, sure, strict=True):
-            if token >= 0 and chain.goes_on:
-                chain.append(token, confidence, None)
 
 
 def _of_the_text(outcome: Outcome, places: int) -> Tensor:

@@ -18,7 +18,7 @@ from foretell.types import Sequence
 from .choosing import Plot, must_draw
 from .drawing import DraftTemperature
 from .growing import ROOT
-from .heads import Chain
+from .heads_chains import Chain
 from .tree import MOST_WIDE, Children, Tree
 
 

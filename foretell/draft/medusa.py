@@ -18,7 +18,8 @@ from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence
 
 from .choosing import Plot
-from .heads import Chain, HeadDrafter, extend, hang
+from .heads import HeadDrafter
+from .heads_chains import Chain, extend, hang
 from .heads_whole import goes_whole, grow_alike, grow_whole, hang_whole, text_of
 from .tree import MOST_WIDE, ShapedTree
 

@@ -18,6 +18,7 @@ from tests.folder import write_tiny_folder
 from tests.heads.teaching import LAYER, Lesson
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+ON_RANKS = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 PROMPTS = ["The history of bread begins", "She sells sea shells"]
 
 
@@ -68,7 +69,10 @@ def test_a_stranger_is_refused(lesson: Lesson) -> None:
         examine(lesson.runner, head, lesson.starts, "it")
 
 
-def test_an_eagle3_checkpoint_serves(lesson: Lesson, taught: EagleHead, folder: Path, tmp_path: Path) -> None:
+@ON_RANKS
+def test_an_eagle3_checkpoint_serves(
+    lesson: Lesson, taught: EagleHead, folder: Path, tmp_path: Path, ranks: int
+) -> None:
     """Written under the names its authors use, with taps as SpecForge counts them: 1 is what layer 1 gives, h[2]."""
     state = taught.own_state()
     kv, gate_up = state["layers.0.attention.kv.weight"].chunk(2), state["layers.0.ffn.gate_up.weight"].chunk(2)
@@ -96,15 +100,16 @@ def test_an_eagle3_checkpoint_serves(lesson: Lesson, taught: EagleHead, folder: 
     (head / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, head / "model.safetensors")
     plain = LLM(folder, drafter="none", quiet=True).generate(PROMPTS, PARAMS)
-    llm = LLM(folder, drafter=str(head), num_speculative_tokens=3, quiet=True)
-    found = llm.generate(PROMPTS, PARAMS)
+    with LLM(folder, drafter=str(head), num_speculative_tokens=3, tensor_parallel_size=ranks, quiet=True) as llm:
+        found = llm.generate(PROMPTS, PARAMS)
     assert [text.outputs[0].token_ids for text in found] == [text.outputs[0].token_ids for text in plain]
     assert llm.engine.runner.taps == (1,), "2 was said, and 1 found out"
     assert llm.engine.stats.speculation.accepted > 10
     assert next(iter(llm.engine.drafter.arms)) == f"eagle:{head}"
 
 
-def test_a_targets_own_module_serves(lesson: Lesson, folder: Path, tmp_path: Path) -> None:
+@ON_RANKS
+def test_a_targets_own_module_serves(lesson: Lesson, folder: Path, tmp_path: Path, ranks: int) -> None:
     head = lesson.teach(lesson.head(MtpConfig(LAYER, lesson.config.vocab, 32, (2,), target_norm=True)))
     assert isinstance(head, MtpHead)
     own = write_tiny_folder(tmp_path / "own")
@@ -125,6 +130,7 @@ def test_a_targets_own_module_serves(lesson: Lesson, folder: Path, tmp_path: Pat
     tensors |= {f"{first}.{name}.weight": tensor.contiguous() for name, tensor in module.items()}
     save_file(tensors, own / "model.safetensors")
     plain = LLM(own, drafter="none", quiet=True).generate(PROMPTS, PARAMS)
-    llm = LLM(own, drafter="mtp", num_speculative_tokens=3, quiet=True)
-    assert [t.outputs[0].token_ids for t in llm.generate(PROMPTS, PARAMS)] == [t.outputs[0].token_ids for t in plain]
+    with LLM(own, drafter="mtp", num_speculative_tokens=3, tensor_parallel_size=ranks, quiet=True) as llm:
+        found = llm.generate(PROMPTS, PARAMS)
+    assert [text.outputs[0].token_ids for text in found] == [text.outputs[0].token_ids for text in plain]
     assert llm.engine.stats.speculation.accepted > 5
