@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 Numbers = list[int]
@@ -38,8 +38,8 @@ class StepRows(Job):
     reach: Numbers  # how far behind its text each row of a text stands
     top: int  # how many of the likeliest tokens are looked at; 0: all
     columns: int = 0  # places of a text, guesses included; what follows is told in a first step only
-    pages: Numbers = ()  # type: ignore[assignment]
-    counts: Numbers = ()  # type: ignore[assignment]
+    pages: Numbers = field(default_factory=list)
+    counts: Numbers = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from foretell.errors import RequestError
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 from foretell.models.heads import BlockConfig, Head, HeadConfig, Lender, MedusaConfig, make_head
-from foretell.models.heads.cut import part_of_tensor
+from foretell.models.heads.cut import check_split_head, part_of_tensor
 from foretell.models.shard import Ranks, Shard
 from foretell.runner.head_jobs import Job, LevelRows, PassBlocks, ReadPlaces, SeeAhead, StepRows
 from foretell.runner.head_pages import HeadPages, beside
@@ -169,3 +170,10 @@ def test_shares_are_right_where_one_token_has_all() -> None:
 
     logits = run_ranks(2, one)[0]
     assert logits.softmax(-1).argmax() == 25 + 7 and float(logits.softmax(-1).max()) == pytest.approx(1.0)
+
+
+def test_more_ranks_than_a_head_has_parts_are_refused() -> None:
+    check_split_head(THREE["eagle"], 6, "eagle")
+    check_split_head(THREE["medusa"], 32, "medusa")
+    with pytest.raises(RequestError, match="the head eagle can be split into 6 parts, and there are 7 ranks"):
+        check_split_head(THREE["eagle"], 7, "eagle")

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from foretell.kernels.attention import Span
-from foretell.parallel.messages import move_message, read_message, step_message
+from foretell.models.heads import HeadConfig
+from foretell.parallel.messages import job_message, move_message, read_message, step_message, wire_message
+from foretell.runner.head_jobs import Job, LevelRows, PassBlocks, ReadPlaces, SeeAhead, StepRows
 from foretell.runner.pack import Packed
+from tests.tiny import HEADS
 
 SPANS = {
     "one": [Span(0, 5, 3, (7, 2), ())],
@@ -24,6 +27,27 @@ def test_steps(spans: list[Span], wanted: list[int]) -> None:
     assert isinstance(found, Packed)
     assert (model, found.spans, found.wanted) == (3, spans, wanted)
     assert np.array_equal(found.table, packed.table)
+
+
+JOBS_TOLD: list[Job] = [
+    ReadPlaces([0, 3], [2, 4], [5, 6], [7, 8, 9], [2, 1]),
+    ReadPlaces([0], [1], [], [3], [1]),
+    StepRows([1, 2], [3, 4], [0, 0], [1], [9], [1, 0, 0, 1], [0, 0], 3),
+    StepRows([1], [3], [0], [0], [9], [1], [0], 0, 12, [4, 5], [2]),
+    PassBlocks([4], [9], 3, [1, 2], [2]),
+    LevelRows(2, [0, 1], [5, 6], 0, True),
+    SeeAhead([11, 12], 2, 1),
+]
+
+
+@pytest.mark.parametrize("job", JOBS_TOLD, ids=lambda job: type(job).__name__)
+def test_jobs(job: Job) -> None:
+    assert read_message(job_message(7, job)) == (7, job)
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_how_a_head_is_connected(config: HeadConfig) -> None:
+    assert read_message(wire_message(5, config)) == (5, config)
 
 
 def test_moves() -> None:

@@ -10,6 +10,7 @@ How one is made, trained or served alike:
     head.start(generator)               # random weights, to train from; `head.trained()` gives what may be trained
     write_head(head, folder)            # config.json and model.safetensors, without what is borrowed
     head = read_head(folder)            # what `write_head` wrote; `borrow` and `prepare` as above
+    part = make_head(config, shard)     # what one of several ranks has of it; `part.meet(ranks)` before it runs
 
 Features are the target's states, [..., taps * target_width]: `Decoder.forward(batch, cache, taps)` gives the list, and
 `cat` along the last dimension is what heads read, in the order of `config.taps`. Taps are canonical: 0 is the
