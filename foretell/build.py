@@ -216,7 +216,9 @@ def _plan_memory(
     token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + beside
     extra += sum(helper.weights for helper in helpers)
     page_bytes = config.page_size * token_bytes
-    loading = max(*(model.loading for model in (target, *helpers)), examining and target.weights + examining) + extra
+    loading = max(model.loading for model in (target, *helpers)) + extra
+    if examining:  # when the target's weights are what they will be
+        loading = max(loading, target.weights + extra + examining)
     needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
     free = device_memory(target.device)
     if target.shard is not None and target.device.type == "cpu":
