@@ -7,12 +7,14 @@ parts that sum to the original, with noise that cancels. Layers beyond the small
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
+from foretell.models.heads import Head, LayerConfig, Lender, make_head
 
 SMOLLM2 = ModelConfig(
     vocab=49152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, ffn=1536, context=8192, norm_eps=1e-5
@@ -85,3 +87,34 @@ def inflate(base: Decoder, times: int = 7, layers: int = 32, dtype: torch.dtype 
             kept = 1.0 if layer < c.layers else 0.0  # more depth costs as much and changes nothing
             large[f"{to}{name}.weight"].copy_(inflater.rows(weight, [len(weight)]) * kept)
     return big
+
+
+@torch.no_grad()
+def inflate_head(head: Head[Any], target: Decoder, times: int, context: int) -> Head[Any]:
+    """The head's larger twin, for a target that was inflated as often: the same guesses at a large head's cost."""
+    c = head.config
+    layer = replace(
+        c.layer, width=c.layer.width * times, heads=c.layer.heads * times, kv_heads=c.layer.kv_heads * times,
+        ffn=c.layer.ffn * times,
+    )  # fmt: skip
+    embed = target.embed
+    with torch.device(embed.device):
+        big: Head[Any] = make_head(replace(c, layer=layer, target_width=c.target_width * times))
+    inflater, large = Inflater(times, str(embed.device)), big.state_dict()
+    for name, small in head.own_state().items():
+        large[name].copy_(_inflated(inflater, name, small, c.layer) if name != "draft_ids" else small)
+    big.to(embed.dtype).eval()
+    big.borrow(Lender.of(target))
+    big.prepare(context)
+    return big
+
+
+def _inflated(inflater: Inflater, name: str, weight: Tensor, layer: LayerConfig) -> Tensor:
+    """A head's tensor; matrices that read several states, or give several things, are made of as many parts."""
+    if weight.dim() == 1:
+        return inflater.repeated(weight)
+    keys = layer.kv_heads * layer.head_dim
+    given = {"attention.kv": [keys, keys], "ffn.gate_up": [layer.ffn, layer.ffn]}
+    sizes = next((found for part, found in given.items() if part in name), [len(weight)])
+    read = layer.width if name.startswith("fc.") or weight.shape[1] == 2 * layer.width else weight.shape[1]
+    return torch.cat([inflater.rows(part.float(), sizes) for part in weight.split(read, 1)], 1)
