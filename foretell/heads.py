@@ -33,6 +33,7 @@ from .models.heads.open import (
 from .models.lending import lender_bytes, read_lender
 from .models.read_config import read_config
 from .models.shard import Shard
+from .runner.head_bytes import HeadNeeds, HeadWork, head_step_bytes
 from .runner.runner import ModelRunner
 from .tokenizer import Tokenizer
 
@@ -85,6 +86,13 @@ class Heads:
     def token_bytes(self) -> int:
         """Bytes of cache they take for a token."""
         return sum(shape.bytes_per_token(self.target.dtype) for shape in self.beside)
+
+    def needs(self, work: HeadWork) -> HeadNeeds:
+        """What they ask of memory on a GPU; elsewhere what they work with is not counted."""
+        each = [
+            head_step_bytes(head.config, beside(head.config), work, self.target.dtype) for head in self.found.values()
+        ]
+        return HeadNeeds(self.weights, self.token_bytes, sum(each))
 
     def load(self, model: Decoder, context: int) -> None:
         """Read the weights and borrow the target's, before a runner packs those away."""

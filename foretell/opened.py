@@ -21,7 +21,7 @@ from .models.read_config import read_config
 from .models.shard import Shard
 from .models.variants import prepared_bytes, quantize_weights, quantized_bytes, round_weights
 from .parallel import Part, Team
-from .runner.memory import step_bytes
+from .runner.memory import recorded_bytes, step_bytes
 from .runner.runner import ModelRunner
 from .tokenizer import Tokenizer
 
@@ -69,11 +69,12 @@ class Opened:
         layer = LayerShape(self.local.kv_heads, self.config.head_dim)
         return self.config.layers * layer.bytes_per_token(self.dtype)
 
-    def step_bytes(self, tokens: int) -> int:
-        """What its steps work with on a GPU."""
-        c = self.local
+    def step_bytes(self, tokens: int, context: int) -> int:
+        """What its steps work with on a GPU, recorded ones and others."""
+        c, vocab, itemsize = self.local, self.config.vocab, self.dtype.itemsize
         width = 3 * c.width + 3 * c.ffn + (2 * c.heads + 2 * c.kv_heads) * c.head_dim
-        return step_bytes(width, tokens, self.config.vocab, self.dtype.itemsize)
+        recorded = recorded_bytes(c.heads * c.head_dim, min(context, c.context), vocab, itemsize)
+        return step_bytes(width, tokens, vocab, itemsize) + recorded
 
     def load(self, team: Team | None = None) -> Decoder:
         """Its weights, or the first rank's part of them, and what joins it to the others."""

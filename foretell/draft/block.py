@@ -18,7 +18,7 @@ from foretell.types import Budget, Sequence
 from .choosing import Plot
 from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages, Look
-from .heads_whole import goes_whole, grow_alike, grow_from, grow_whole, hang_whole, text_of
+from .heads_whole import chain_whole, goes_whole, grow_alike, grow_from, grow_whole, text_of
 from .tree import MOST_WIDE, LevelTree, ShapedTree
 
 
@@ -47,7 +47,7 @@ class BlockDrafter(HeadDrafter):
         chains = self.chains(budgets)
         depth = min(self.deepest, max(budget.depth for budget in budgets))
         if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
-            hang_whole(chains, self._whole.chain([text_of(self.pages, seq, depth) for seq in seqs], depth))
+            chain_whole(chains, self._whole, [text_of(self.pages, seq, depth) for seq in seqs], depth)
             return chains
         if self._native is not None and len(seqs) <= self._native.most and self.is_greedy(seqs):
             hang(chains, self._native.guess(self.asked(seqs, chains)))

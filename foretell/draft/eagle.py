@@ -19,7 +19,7 @@ from .choosing import Plot
 from .eagle_trees import ALONE, DefinedSteps, NativeSteps, grow_trees
 from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages, Look
-from .heads_whole import goes_whole, grow_from, grow_whole, hang_whole, text_of, whole_steps
+from .heads_whole import chain_whole, goes_whole, grow_from, grow_whole, text_of, whole_steps
 
 
 class EagleDrafter(HeadDrafter):
@@ -63,7 +63,7 @@ class EagleDrafter(HeadDrafter):
         chains = self.chains(budgets)
         if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
             depth = max(budget.depth for budget in budgets)
-            hang_whole(chains, self._whole.chain([text_of(self.pages, seq, depth) for seq in seqs], depth))
+            chain_whole(chains, self._whole, [text_of(self.pages, seq, depth) for seq in seqs], depth)
             return chains
         feature = self._features(seqs)
         if self._native is None:

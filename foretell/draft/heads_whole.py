@@ -9,7 +9,7 @@ import numpy as np
 
 from foretell.runner.cuda_heads import SteppingHead, WholeSteps
 from foretell.runner.head_choice import Found, Grown
-from foretell.runner.head_tables import HeadText, Whole
+from foretell.runner.head_tables import HeadText, Whole, passes
 from foretell.sampling import noise
 from foretell.sampling.sampling import restricts
 from foretell.types import Sequence
@@ -51,8 +51,20 @@ def _keys(seq: Sequence, depth: int) -> Whole:
     return noise.keys([seed] * depth, list(range(root, root + depth)))
 
 
-def hang_whole(chains: list[Chain], found: Found) -> None:
-    """Hang on each chain what was guessed for it, as far as it would have been asked for one by one."""
+class Chaining(Protocol):
+    """What makes chains in one piece."""
+
+    def chain(self, texts: list[HeadText], depth: int) -> Found: ...
+
+
+def chain_whole(chains: list[Chain], head: Chaining, texts: list[HeadText], depth: int) -> None:
+    """Hang on each text's chain what is guessed for it."""
+    for some in passes(texts):
+        _hang(chains[some], head.chain(texts[some], depth))
+
+
+def _hang(chains: list[Chain], found: Found) -> None:
+    """As far as each would have been asked for one by one."""
     for depth, (tokens, sure) in enumerate(zip(found.tokens, found.sure, strict=True)):
         for text, chain in enumerate(chains):
             if chain.goes_on:
@@ -78,9 +90,10 @@ def grow_whole(
         depth = max(len(plot.tree.follows) + 1 for plot in mine)
         wide = [max(plot.tree.follows, default=1) for plot in mine]
         texts = [text_of(pages, plot.seq, depth, width) for plot, width in zip(mine, wide, strict=True)]
-        grown = head.tree(texts, depth)
-        for row, plot in enumerate(mine):
-            grow(plot.tree, grown, row)
+        for some in passes(texts):
+            grown = head.tree(texts[some], depth)
+            for row, plot in enumerate(mine[some]):
+                grow(plot.tree, grown, row)
     grown_trees = {id(plot.tree) for plot in mine}
     return [plot for plot in plots if id(plot.tree) not in grown_trees]
 

@@ -18,7 +18,7 @@ from foretell.types import Budget, Sequence
 from .choosing import Plot
 from .heads import Chain, HeadDrafter, extend, hang
 from .heads_pages import HeadPages
-from .heads_whole import goes_whole, grow_alike, grow_whole, hang_whole, text_of
+from .heads_whole import chain_whole, goes_whole, grow_alike, grow_whole, text_of
 from .tree import MOST_WIDE, ShapedTree
 
 
@@ -41,7 +41,7 @@ class MedusaDrafter(HeadDrafter):
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
         chains, depth = self.chains(budgets), min(self.deepest, max(budget.depth for budget in budgets))
         if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
-            hang_whole(chains, self._whole.chain([text_of(self.pages, seq, depth) for seq in seqs], depth))
+            chain_whole(chains, self._whole, [text_of(self.pages, seq, depth) for seq in seqs], depth)
             return chains
         features = self._features(seqs)
         if self._native is not None and self.is_greedy(seqs):

@@ -8,7 +8,7 @@ from torch import Tensor
 from foretell.models.heads import DistilledHead, EagleHead, MtpHead
 from foretell.models.heads.layer import Turn
 
-from .head_choice import Found, Grown, Race, TreeChoice, pick
+from .head_choice import Found, Grown, ProbsRoom, Race, TreeChoice, pick
 from .head_memory import Glance, HeadMemory
 from .head_tables import BEFORE, PLACE, TOKEN, HeadSizes, HeadTable, HeadText, sizes_of
 from .recording import Recorder
@@ -29,13 +29,15 @@ class WholeSteps:
         self.children = min(most_children, head.config.outputs)
         self.page_size = keys[0].shape[1]
         self.tables: dict[HeadSizes, HeadTable] = {}
+        self.room = ProbsRoom(head.config.outputs, features.device)
         self.recorder: Recorder[HeadSizes, Found] = Recorder(features.device)
 
     def chain(self, texts: list[HeadText], depth: int) -> Found:
         """For each text a token, again and again: the likeliest, or the one that wins its race."""
         sizes = sizes_of(texts, depth)
         self._table(sizes).send(texts)
-        return self.recorder(sizes, lambda: self.run_chain(sizes), sizes.is_small).of(len(texts))
+        probs = self.room(sizes)
+        return self.recorder(sizes, lambda: self.run_chain(sizes, probs), sizes.is_small).of(len(texts))
 
     def tree(self, texts: list[HeadText], depth: int) -> Grown:
         """The likeliest branches of each, as many as its text wants followed."""
@@ -49,12 +51,13 @@ class WholeSteps:
             self.tables[sizes] = HeadTable(sizes, guesses, self.page_size, self.features.device)
         return self.tables[sizes]
 
-    def run_chain(self, sizes: HeadSizes) -> Found:
+    def run_chain(self, sizes: HeadSizes, probs: Tensor | None) -> Found:
+        """Leaves in `probs` what was drawn from."""
         table = self.tables[sizes]
         memory, race = self._memory(table), Race(table, self.head.draft_ids)
         bias = memory.bias(self._chain_seen(memory, table))
         tokens, feature = table.field(TOKEN), self.features.index_select(0, table.field(BEFORE))
-        found = Found.room(sizes, self.head.config.outputs, bias.device)
+        found = Found(torch.empty(2, sizes.depth, sizes.texts, device=table.device), probs)
         for offset in range(sizes.depth):
             glance = Glance(memory, bias[:, offset : offset + 1], table.columns + offset)
             states = self.head.step(tokens, feature, self._turn(table, offset), glance)

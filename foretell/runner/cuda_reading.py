@@ -13,7 +13,7 @@ from torch import Tensor
 from foretell.models.heads import BlockHead, Head, MedusaHead
 
 from .head_memory import HeadMemory, attend, store
-from .head_tables import COLUMNS, Whole, power
+from .head_tables import Whole, columns_for, power
 from .native_reading import Reading
 from .recording import Recorder
 
@@ -104,6 +104,7 @@ class WholeReader:
     ) -> None:
         self.head, self.keys, self.values, self.features, self.page_size = head, keys, values, features, page_size
         self.tables: dict[ReadSizes, ReadTable] = {}
+        self._inputs: Tensor | None = None
         self.recorder: Recorder[ReadSizes, None] = Recorder(head.draft_ids.device)
 
     def read(self, readings: list[Reading], columns: Tensor | None) -> bool:
@@ -127,14 +128,14 @@ class WholeReader:
         if len(self.keys) <= 1 or isinstance(self.head, BlockHead):
             return ReadSizes(power(rows))
         each, longest = max(r.stop - r.start for r in readings), max(r.stop for r in readings)
-        columns = next((size for size in COLUMNS if longest <= size), power(longest))
-        return ReadSizes(power(rows), power(len(readings)), power(each), columns)
+        return ReadSizes(power(rows), power(len(readings)), power(each), columns_for(longest))
 
     def _table(self, sizes: ReadSizes, dtype: torch.dtype) -> ReadTable:
         if sizes not in self.tables:
-            width, device = len(self.head.config.taps) * self.head.config.target_width, self.head.draft_ids.device
-            inputs = torch.zeros(sizes.rows, width, dtype=dtype, device=device)
-            self.tables[sizes] = ReadTable(sizes, self.page_size, inputs)
+            if self._inputs is None:  # one for all sizes: they are read one after the other
+                width = len(self.head.config.taps) * self.head.config.target_width
+                self._inputs = torch.zeros(MOST_ROWS, width, dtype=dtype, device=self.head.draft_ids.device)
+            self.tables[sizes] = ReadTable(sizes, self.page_size, self._inputs[: sizes.rows])
         return self.tables[sizes]
 
     def run(self, table: ReadTable) -> None:
