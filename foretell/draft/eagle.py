@@ -32,7 +32,7 @@ class EagleDrafter(HeadDrafter):
         self, runner: ModelRunner, head: EagleHead | MtpHead | DistilledHead, pages: HeadPages, *settings: Any
     ) -> None:
         super().__init__(runner, head, pages, *settings)
-        native = None if isinstance(head, DistilledHead) else native_for_head(head)
+        native = native_for_head(head)
         self._native = None if native is None else NativeChain(native, head, pages.keys, pages.values)
         if self._native is not None:
             self.read_natively(self._native, runner.taps)

@@ -16,7 +16,7 @@ from tests.tiny import HEADS, PROMPTS, OwnHead, World, add
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library here")
 Served = EagleDrafter | BlockDrafter | MedusaDrafter
-SERVED = {name: HEADS[name] for name in HEADS if name not in ("causal block", "distilled")}
+SERVED = {name: HEADS[name] for name in HEADS if name != "causal block"}
 KEEPS = {name: config for name, config in SERVED.items() if name != "medusa"}
 
 
