@@ -11,7 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foretell.kernels.native.head_records import BlockChainRecord, BlockHeadRecord, ChainRecord, HeadRecord
+from foretell.kernels.native.head_records import (
+    BlockChainRecord,
+    BlockHeadRecord,
+    ChainRecord,
+    HeadRecord,
+    ReadingRecord,
+)
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.records import LayerRecord
 from foretell.models.heads import BlockHead, Head
@@ -43,6 +49,29 @@ class Told:
 
     tokens: list[list[int]]
     sure: list[list[float]]
+    probs: Tensor | None = None  # [texts, depth, vocab]: what each was drawn from, where any was
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """Places to be read, as the library wants them; the record has the tables' addresses only."""
+
+    record: ReadingRecord
+    tables: list[npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What goes with a call: of rows that are nodes of trees the slots of the last places each sees, as many for all,
+    its own the last of them; how guesses are drawn, [depth, texts] of DRAW; what is read first, by heads of tokens
+    alone."""
+
+    branches: list[list[int]] | None = None
+    draws: npt.NDArray[np.void] | None = None
+    along: LaidOut | None = None
+
+
+NOTHING = Beside()
 
 
 class NativeHead:
@@ -111,20 +140,19 @@ class NativeHead:
 class NativeChain(NativeHead):
     """For heads that guess one token after another."""
 
-    def guess(self, asked: Asked, features: Tensor) -> Told:
-        """The likeliest token, again and again; `features` [texts, width] of the places before are written over."""
+    def guess(self, asked: Asked, features: Tensor, beside: Beside = NOTHING) -> Told:
+        """A token, again and again: the likeliest, or as `beside` says; `features` [texts, width] of the places before
+        are written over."""
         depth, texts = max(asked.depths), len(asked.tokens)
         guesses, sure = np.empty((depth, texts), np.int64), np.empty((depth, texts), np.float32)
-        made = self._run(asked, features, (guesses.ctypes.data, sure.ctypes.data), depth)[0]
-        return Told(guesses[:made].tolist(), sure[:made].tolist())
+        probs = None if beside.draws is None else torch.zeros(texts, depth, self.head.config.vocab)
+        out = (guesses.ctypes.data, sure.ctypes.data)
+        made = self._run(asked, features, out, depth, beside, probs)[0]
+        return Told(guesses[:made].tolist(), sure[:made].tolist(), probs)
 
-    def step(self, asked: Asked, features: Tensor, branches: list[list[int]] | None = None) -> Tensor:
-        """Logits [rows, outputs] of one guess; `features` become those behind it.
-
-        `branches`: of rows that are nodes of trees the slots of the last places each sees, as many for all, its own the
-        last of them.
-        """
-        return self._run(asked, features, (None, None), 1, branches)[1]
+    def step(self, asked: Asked, features: Tensor, beside: Beside = NOTHING) -> Tensor:
+        """Logits [rows, outputs] of one guess; `features` become those behind it."""
+        return self._run(asked, features, (None, None), 1, beside)[1]
 
     def _run(
         self,
@@ -132,16 +160,20 @@ class NativeChain(NativeHead):
         features: Tensor,
         out: tuple[int | None, int | None],
         depth: int,
-        branches: list[list[int]] | None = None,
+        beside: Beside,
+        probs: Tensor | None = None,
     ) -> tuple[int, Tensor]:
         assert features.is_contiguous() and features.dtype == torch.float32, "what the library reads"
         tables = asked.tables()
         logits = torch.empty(len(asked.tokens), self._outputs)
         addresses = (table.ctypes.data for table in tables)
         places = (features.data_ptr(), logits.data_ptr())
-        own = None if branches is None else np.array(branches, np.int64)
+        own = None if beside.branches is None else np.array(beside.branches, np.int64)
         tree = (None, 0) if own is None else (own.ctypes.data, own.shape[1])
-        record = ChainRecord(*addresses, *places, *out, len(asked.tokens), depth, *tree)
+        drawn = (None, None) if beside.draws is None or probs is None else (beside.draws.ctypes.data, probs.data_ptr())
+        along = None if beside.along is None else ctypes.addressof(beside.along.record)
+        more = (*tree, *drawn, self.head.config.vocab, along)
+        record = ChainRecord(*addresses, *places, *out, len(asked.tokens), depth, *more)
         return self.library.chain(self.record, record), logits
 
 
