@@ -16,7 +16,7 @@ from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence
 
 from .chains import Chain, extend, hang
-from .choosing import Plot
+from .choosing import Plot, must_draw
 from .eagle_trees import ALONE, DefinedSteps, NativeSteps, grow_trees
 from .heads import HeadDrafter
 from .heads_draws import draws_of
@@ -67,21 +67,26 @@ class EagleDrafter(HeadDrafter):
             depth = max(budget.depth for budget in budgets)
             hang_whole(chains, self._whole.chain([text_of(self.pages, seq, depth) for seq in seqs], depth))
             return chains
-        feature = self._features(seqs)
         if self._native is None:
-            self._step_by_step(seqs, chains, feature)
+            self._step_by_step(seqs, chains, self.features_before(seqs))
         elif self.draft_temperature == "fixed" or self.is_greedy(seqs):
-            draws = draws_of(seqs, max(budget.depth for budget in budgets))
-            hang(chains, self._native.guess(self.asked(seqs, chains), feature, Beside(draws=draws, along=self.along())))
+            self._guess_natively(self._native, seqs, chains)
         else:
-            self._draw_natively(self._native, seqs, chains, feature)
+            self._draw_natively(self._native, seqs, chains, self.features_before(seqs))
         return chains
+
+    def _guess_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[Chain]) -> None:
+        """All in one call."""
+        draws, tells = draws_of(seqs, max(chain.budget.depth for chain in chains)), any(map(must_draw, seqs))
+        features = None if self.pages.kept_features is None else self.features_before(seqs)
+        beside = Beside(draws=draws, tells=tells, along=self.along())
+        hang(chains, native.guess(self.asked(seqs, chains), features, beside))
 
     def along(self) -> LaidOut | None:
         """What the library is to read with the first guess that it makes now."""
         return None
 
-    def _features(self, seqs: list[Sequence]) -> Tensor:
+    def features_before(self, seqs: list[Sequence]) -> Tensor:
         """Of the places before the last, [texts, width]."""
         slots = [self.pages.slots(seq, len(seq.tokens) - 2, len(seq.tokens) - 1)[0] for seq in seqs]
         return self.features_at(torch.tensor(slots, device=self.device))
@@ -103,7 +108,7 @@ class EagleDrafter(HeadDrafter):
     def _grow_by_levels(self, plots: list[Plot]) -> None:
         native = None if self._native is None else NativeSteps(self._native, self.pages, self.along())
         steps = native or DefinedSteps(self.head, self.pages, plots)
-        grow_trees(plots, steps, self.chooser, self._features([plot.seq for plot in plots]))
+        grow_trees(plots, steps, self.chooser, self.features_before([plot.seq for plot in plots]))
 
     def _step_by_step(self, seqs: list[Sequence], chains: list[Chain], feature: Tensor) -> None:
         """The definition."""

@@ -228,18 +228,14 @@ class HeadDrafter(Drafter):
 
     def _draft(self, seq: Sequence, chain: Chain) -> Draft:
         parents = tuple(range(-1, len(chain.tokens) - 1))
-        probs = self._probs(chain)
-        if probs is None:
-            return Draft(tuple(chain.tokens), parents, self.name, None, tuple(chain.confidence))
-        drawn = (seq.request.params.temperature > 0,) * len(parents)
+        # What is drawn with the target's own noise is judged by its token, as what is likeliest is.
+        drawn, probs = ((True,) * len(parents), self._probs(chain)) if must_draw(seq) else (None, None)
         return Draft(tuple(chain.tokens), parents, self.name, drawn, tuple(chain.confidence), probs)
 
-    def _probs(self, chain: Chain) -> Tensor | None:
-        """What its guesses were drawn from, [guesses, vocab]; None where nothing was."""
+    def _probs(self, chain: Chain) -> Tensor:
+        """What its guesses were drawn from, [guesses, vocab]."""
         if chain.spread is not None:
             return chain.spread[: len(chain.tokens)]
-        if not chain.probs:
-            return None
         probs = torch.zeros(len(chain.probs), self.vocab, device=self.device)
         return probs.index_copy_(1, self.head.draft_ids, torch.stack(chain.probs))
 

@@ -279,7 +279,7 @@ float draw_among(const float* x, int64_t width, const int64_t* ids, const Draw& 
     if (found < 0) return 0;  // nothing is a number: any guess will do
     const std::vector<float>& weights = room.weights;
     const float sum = sum_kept(weights.data(), width, room.least);
-    for (int64_t i = 0; i < width; ++i)
+    for (int64_t i = 0; i < width && probs != nullptr; ++i)
         if (weights[i] >= room.least) probs[ids == nullptr ? i : ids[i]] = weights[i] / sum;
     return weights[found] / sum;
 }

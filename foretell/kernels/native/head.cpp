@@ -75,7 +75,7 @@ class ChainRun {
         layers.finish(count);
         layers.linear(*h.output, layers.t.normed.data(), count, c.logits);
         const std::vector<float>& next = h.norm_output ? layers.t.normed : layers.t.states;
-        std::memcpy(c.features, next.data(), count * h.width * sizeof(float));
+        if (c.features != nullptr) std::memcpy(c.features, next.data(), count * h.width * sizeof(float));
     }
 
     // Which output each row takes, and how sure it is of it.
@@ -106,7 +106,8 @@ class ChainRun {
             rows[kept] = row;
             tokens[kept] = guesses[row];
             places[kept] = places[i] + 1;
-            std::memmove(c.features + kept * h.width, c.features + i * h.width, h.width * sizeof(float));
+            if (c.features != nullptr)
+                std::memmove(c.features + kept * h.width, c.features + i * h.width, h.width * sizeof(float));
             ++kept;
         }
         rows.resize(kept);
