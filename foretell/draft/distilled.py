@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
@@ -46,13 +45,11 @@ class DistilledDrafter(EagleDrafter):
         self._guessed = {}
 
     def known_of(self, outcome: Outcome) -> int:
-        seq, start = outcome.share.seq, outcome.share.start
-        if seq.id not in self._guessed or outcome.draft.source != self.name:
+        draft, guessed = outcome.draft, self._guessed.get(outcome.share.seq.id, [])
+        if draft.source != self.name or list(draft.tokens) != guessed[: len(draft)]:
             return 0
-        guessed = self._guessed[seq.id][:-1]  # behind the last one nothing was asked
-        pairs = zip(guessed, seq.tokens[start + 1 :], strict=False)
-        stood = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return min(1 + stood, seq.cached - start)
+        # The text's last token was looked at, and all guesses but the last.
+        return min(len(guessed), outcome.share.seq.cached - outcome.share.start)
 
     def keep_features(self, slots: Tensor, states: Tensor) -> None:
         """None: nobody looks at them."""
