@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from foretell.kernels.native.library import DRAW
 from foretell.sampling import noise
+from foretell.sampling.native_choice import draw_rows
 from foretell.types import Sequence
 
 from .choosing import must_draw
@@ -25,10 +25,5 @@ def draws_of(seqs: list[Sequence], depth: int) -> npt.NDArray[np.void] | None:
     """As the native library wants them, [depth, texts]; None where nothing is drawn for any text."""
     if all(seq.request.params.temperature == 0 for seq in seqs):
         return None
-    draws = np.zeros((depth, len(seqs)), DRAW)
-    for column, seq in enumerate(seqs):
-        params = seq.request.params
-        if params.temperature > 0:
-            same = (params.temperature, params.top_p, params.min_p, params.top_k)
-            draws[:, column] = [(*same, key) for key in noise_keys(seq, depth)]
-    return draws
+    keys = np.stack([noise_keys(seq, depth) for seq in seqs], 1)
+    return draw_rows([seq.request.params for seq in seqs] * depth, keys.ravel()).reshape(depth, len(seqs))
