@@ -115,30 +115,28 @@ def parts(model: Decoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def restored(native: Library, config: ModelConfig, bits: Bits | None, tensors: dict[str, Tensor]) -> Decoder:
-    """The decoder with these `parts`; what a step reads whole is copied where the file's pages are small."""
+    """The decoder with these `parts`, which are copied where the pages of the file are small."""
     model = sketch(config, torch.float32)
-    room = None if in_large_pages(max(tensors.values(), key=lambda tensor: tensor.nbytes)) else Room()
+    if not in_large_pages(max(tensors.values(), key=lambda tensor: tensor.nbytes)):
+        room = Room()
+        tensors = {name: room.put(tensor) for name, tensor in tensors.items()}  # all: nothing is in memory twice
     for path, module in list(model.named_modules()):
         prefix = f"{path}." if path else ""
         for name, child in module._modules.items():
             if isinstance(child, Linear):
                 held = {part: tensors.get(f"{prefix}{name}.{part}") for part in ("values", "scales", "bias")}
-                module._modules[name] = _linear(
-                    native, child, None if bits is None else bits_of(name, bits), held, room
-                )
+                module._modules[name] = _linear(native, child, bits and bits_of(name, bits), held)
         if not isinstance(module, Linear):
             for name in module._parameters:
                 module._parameters[name] = nn.Parameter(tensors[f"{prefix}{name}"], requires_grad=False)
     return model.eval()
 
 
-def _linear(
-    native: Library, like: Linear, bits: Bits | None, held: dict[str, Tensor | None], room: Room | None
-) -> Linear:
+def _linear(native: Library, like: Linear, bits: Bits | None, held: dict[str, Tensor | None]) -> Linear:
     values = held["values"]
     assert values is not None, "a layer has weights"
     weights = PackedWeights(bits or 32, like.outputs, like.inputs, values, held["scales"])
-    product = PackedLinear(native, weights, held["bias"], room)
+    product = PackedLinear(native, weights, held["bias"])
     if bits is not None:
         return QuantizedLinear(product)
     like.weight, like.packed = None, product
