@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from foretell.hub.home import packed_folder
 from foretell.hub.mapped_file import (
     MappedFileError,
     OutdatedError,
@@ -26,7 +27,6 @@ from foretell.hub.mapped_file import (
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.packed import PackedLinear, PackedWeights
 from foretell.kernels.native.room import Room, in_large_pages
-from foretell.system import home
 
 from .config import ModelConfig
 from .decoder import Decoder
@@ -46,11 +46,6 @@ WORTH = 32 << 20  # bytes; what is smaller is made anew in no time
 FORGOTTEN = 24 * 3600.0  # seconds after which nobody is writing a file any more
 
 
-def kept_folder() -> Path:
-    """Where such files lie."""
-    return home() / "packed"
-
-
 @dataclass(frozen=True)
 class Kept:
     """The file of one checkpoint in so many bits; None for floats."""
@@ -63,7 +58,7 @@ class Kept:
     def path(self) -> Path:
         path = self.checkpoint.path.absolute()
         kind = "float32" if self.bits is None else f"int{self.bits}"
-        return kept_folder() / f"{path.stem}-{kind}-{hashlib.sha256(bytes(path)).hexdigest()[:12]}"
+        return packed_folder() / f"{path.stem}-{kind}-{hashlib.sha256(bytes(path)).hexdigest()[:12]}"
 
     def about(self) -> dict[str, Any]:
         """What has to be the same for the file to be of use."""
@@ -93,7 +88,7 @@ class Kept:
             write_mapped(self.path, self.about(), tensors)
         except OSError as error:
             LOG.warning("%s cannot be kept, so the next start takes as long: %s", self.path, error)
-        tidy(kept_folder())
+        tidy(packed_folder())
 
 
 def parts(model: Decoder) -> Iterator[tuple[str, Tensor]]:

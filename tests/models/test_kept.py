@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from foretell.config import EngineConfig
+from foretell.hub.home import packed_folder
 from foretell.hub.mapped_file import read_mapped, write_mapped
 from foretell.kernels.native.library import library
 from foretell.kernels.native.room import in_large_pages
@@ -20,7 +21,7 @@ from foretell.llm import LLM
 from foretell.models import kept
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.kept import kept_folder, parts, restored, tidy
+from foretell.models.kept import parts, restored, tidy
 from foretell.models.quantize import Bits
 from foretell.models.variants import quantize_weights
 from foretell.opened import Opened, Room, open_model, say_nothing
@@ -62,7 +63,7 @@ def all_bytes(model: Decoder) -> dict[str, bytes]:
 
 
 def only_file() -> Path:
-    (file,) = kept_folder().iterdir()
+    (file,) = packed_folder().iterdir()
     return file
 
 
@@ -162,7 +163,7 @@ def test_where_nothing_can_be_kept_the_model_runs_all_the_same(
         (tmp_path / "home").write_text("no folder")
     assert not start(opened(folder))[0]
     assert len(caplog.messages) >= 1 and "cannot be kept" in caplog.messages[-1]
-    assert not full or not list(kept_folder().iterdir()), "nothing is left of it"
+    assert not full or not list(packed_folder().iterdir()), "nothing is left of it"
 
 
 def test_several_may_start_at_once(folder: Path) -> None:
@@ -178,15 +179,15 @@ def test_several_may_start_at_once(folder: Path) -> None:
 
 def test_what_nobody_needs_is_tidied_away(folder: Path) -> None:
     start(opened(folder))
-    old, young = kept_folder() / "making-old", kept_folder() / "making-young"
+    old, young = packed_folder() / "making-old", packed_folder() / "making-young"
     for each in (old, young):
         each.mkdir()
     os.utime(old, (1, 1))
-    tidy(kept_folder())
-    assert young.exists() and not old.exists() and len(list(kept_folder().iterdir())) == 2
+    tidy(packed_folder())
+    assert young.exists() and not old.exists() and len(list(packed_folder().iterdir())) == 2
     shutil.rmtree(folder)
-    tidy(kept_folder())
-    assert list(kept_folder().iterdir()) == [young]
+    tidy(packed_folder())
+    assert list(packed_folder().iterdir()) == [young]
 
 
 def test_small_models_are_not_kept_and_who_says_no_is_heeded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +195,7 @@ def test_small_models_are_not_kept_and_who_says_no_is_heeded(folder: Path, monke
     monkeypatch.undo()
     monkeypatch.setenv("FORETELL_HOME", str(folder / "home"))
     start(opened(folder))
-    assert not kept_folder().exists()
+    assert not packed_folder().exists()
 
 
 @pytest.mark.parametrize("drafter", ["none", "self:int4"])
