@@ -9,7 +9,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 MAGIC = b"foretell"
 PREAMBLE = struct.Struct("<8sQI4x")  # the magic word, how long the header is, its checksum
 LINE = 64  # where tensors begin: a cache line, which is what kernels want
+PIECE = 16 << 20  # bytes written at a time
 LONGEST_HEADER = 1 << 26
 UNFINISHED = "making-"  # what a folder is called in which a file is being written
+
+
+Buffer = bytes | bytearray | memoryview
 
 
 class MappedFileError(Exception):
@@ -47,11 +51,29 @@ def write_mapped(path: Path, about: Mapping[str, Any], tensors: Mapping[str, tor
     with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as folder:
         draft = Path(folder) / path.name
         with draft.open("wb") as file:
-            file.write(PREAMBLE.pack(MAGIC, len(header), zlib.crc32(header)) + header)
-            for tensor in tensors.values():
-                file.write(_bytes(tensor))
-                file.write(bytes(-tensor.nbytes % LINE))
+            for piece in _in_pieces(
+                (PREAMBLE.pack(MAGIC, len(header), zlib.crc32(header)) + header, *_padded(tensors))
+            ):
+                file.write(piece)
         draft.replace(path)
+
+
+def _padded(tensors: Mapping[str, torch.Tensor]) -> Iterator[Buffer]:
+    for tensor in tensors.values():
+        yield _bytes(tensor)
+        yield bytes(-tensor.nbytes % LINE)
+
+
+def _in_pieces(parts: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The same bytes in pieces of whole large pages: so the system keeps them in such, and maps them so."""
+    waiting = bytearray()
+    for part in parts:
+        for at in range(0, len(part), PIECE):
+            waiting += part[at : at + PIECE]
+            if len(waiting) >= PIECE:
+                yield bytes(waiting[:PIECE])
+                del waiting[:PIECE]
+    yield waiting
 
 
 def read_mapped(path: Path, about: Mapping[str, Any]) -> dict[str, torch.Tensor]:
