@@ -101,7 +101,7 @@ def _build(
         return _plan_memory(config, target, models, extra, context, few.needs(_head_work(config, chosen, context)))
 
     def run_helper(name: str) -> ModelRunner:
-        helper = helpers[name].runner(helpers[name].load(team), room)
+        helper = helpers[name].runner(helpers[name].load_packed(team), room)
         helper.answers_on = target.device
         if team is not None and name in shared:
             lead(helper, team, 1 + shared.index(name))
@@ -117,8 +117,8 @@ def _build(
         parts = [target.part(room), *(helpers[name].part(room) for name in shared)]
         team = start_team(parts, target.device, ranks)
         failing.callback(team.close)
-    model = target.load(team)
     copies = () if drafter is not None else draft.copies_wanted(speculation)
+    model = target.load(team) if copies else target.load_packed(team)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
     runner = target.runner(model, room, () if drafter is None else drafter.taps, heads.beside)

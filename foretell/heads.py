@@ -97,8 +97,7 @@ class Heads:
     def load(self, model: Decoder, context: int) -> None:
         """Read the weights and borrow the target's, before a runner packs those away."""
         if self.found:
-            split = model.shard is not None
-            lender = read_lender(self.target.checkpoint, model) if split else Lender.of(model)
+            lender = Lender.of(model) if model.lends else read_lender(self.target.checkpoint, model)
             self.loaded = {name: head.load(lender, model.dtype, context) for name, head in self.found.items()}
 
     def place(self, runner: ModelRunner, say: Callable[[str], None]) -> dict[str, PlacedHead]:

@@ -47,7 +47,7 @@ class Head(nn.Module, Generic[Settings]):
         super().__init__()
         self.config = config
         width = config.layer.width
-        ids = torch.arange(config.outputs)
+        ids = torch.arange(config.outputs, device="cpu")  # of shapes alone it would be made by symbols: half a second
         self.register_buffer("draft_ids", ids, persistent=config.draft_vocab is not None)
         self.register_buffer("like", torch.zeros(0), persistent=False)  # has the type and device the head is in
         self.embed = nn.Parameter(torch.empty(config.vocab, width), requires_grad=False) if config.own_embed else None
