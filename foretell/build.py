@@ -117,7 +117,9 @@ def _build(
         parts = [target.part(room), *(helpers[name].part(room) for name in shared)]
         team = start_team(parts, target.device, ranks)
         failing.callback(team.close)
-    model = target.load(team)
+    spare = device_memory(target.device) - max(memory.weights + memory.drafter, target.loading)
+    with target.warming(room, spare, drafter is not None or speculation.budget > 0, bool(heads.found)):
+        model = target.load(team)
     copies = () if drafter is not None else draft.copies_wanted(speculation)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
