@@ -1,8 +1,8 @@
 """Time until a model of 5.9 billion weights on local disk is ready on a CUDA device, and its first request against the
 tenth: with kernels compiled anew, and with those of the run before.
 
-Run it as `python bench/gpu_start.py [--folder DIR] [--layers 32] [--drafter auto]`. A folder that is not there is
-written first, 12 GB in bf16 of weights that mean nothing; what that takes is said apart. After that the files lie in
+Run it as `python bench/gpu_start.py [--folder DIR] [--base smollm2-135m] [--drafter auto]`. A folder that is not there
+is written first, 12 GB in bf16 (`inflate.py`), and stays; what that takes is said apart. After that the files lie in
 the page cache, unless `--from-disk` has them dropped. `--device cpu --times 1 --layers 2` tries the script elsewhere.
 """
 
@@ -20,54 +20,11 @@ from time import monotonic, perf_counter
 from typing import Any
 
 import torch
-from inflate import SMOLLM2
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from inflate import inflate, load_base, write_folder
 
 REQUESTS, PROMPT, WRITTEN = 10, 256, 64
 GOALS = {"cold": 40.0, "warm": 20.0}  # seconds until ready
 MOST_OVER = 2.0  # the first request over the tenth
-
-
-def write_folder(folder: Path, times: int, layers: int, device: str) -> None:
-    """A Llama of SmolLM2's shape, `times` as wide, in files of four layers each."""
-    folder.mkdir(parents=True)
-    c = SMOLLM2
-    config = {
-        "model_type": "llama", "vocab_size": c.vocab, "hidden_size": c.width * times, "head_dim": c.head_dim,
-        "intermediate_size": c.ffn * times, "num_hidden_layers": layers, "num_attention_heads": c.heads * times,
-        "num_key_value_heads": c.kv_heads * times, "max_position_embeddings": c.context, "rms_norm_eps": c.norm_eps,
-        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 0,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({"<end>": 0} | {letter: i + 1 for i, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
-    width, ffn, kv = c.width * times, c.ffn * times, c.kv_heads * times * c.head_dim
-    shapes = {
-        "self_attn.q_proj": (width, width), "self_attn.k_proj": (kv, width), "self_attn.v_proj": (kv, width),
-        "self_attn.o_proj": (width, width), "mlp.gate_proj": (ffn, width), "mlp.up_proj": (ffn, width),
-        "mlp.down_proj": (width, ffn), "input_layernorm": (width,), "post_attention_layernorm": (width,),
-    }  # fmt: skip
-    ends = {"model.embed_tokens": (c.vocab, width), "lm_head": (c.vocab, width), "model.norm": (width,)}
-    save_file({f"{name}.weight": weights(shape, device) for name, shape in ends.items()}, folder / "ends.safetensors")
-    for first in range(0, layers, 4):
-        save_file(
-            {
-                f"model.layers.{layer}.{name}.weight": weights(shape, device)
-                for layer in range(first, min(first + 4, layers))
-                for name, shape in shapes.items()
-            },
-            folder / f"layers-{first:03}.safetensors",
-        )
-
-
-def weights(shape: tuple[int, ...], device: str) -> torch.Tensor:
-    if len(shape) == 1:
-        return torch.ones(shape, dtype=torch.bfloat16)
-    return (torch.randn(shape, device=device) * shape[1] ** -0.5).to(torch.bfloat16).cpu()
 
 
 def forget_files(folder: Path) -> None:
@@ -131,6 +88,7 @@ def measure(folder: Path, given: argparse.Namespace, cache: Path) -> dict[str, A
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--base", help="a model's name; else random weights of SmolLM2-135M's shape")
     parser.add_argument("--times", type=int, default=7, help="how much wider than SmolLM2-135M")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--drafter", default="auto")
@@ -146,7 +104,10 @@ def main() -> None:
         folder = given.folder or Path(place) / "model"
         began = perf_counter()
         if not folder.exists():
-            write_folder(folder, given.times, given.layers, given.device)
+            base = load_base(given.base, given.device)
+            write_folder(inflate(base, given.times, given.layers), given.base, folder)
+            del base
+            torch.cuda.empty_cache()
         figures: dict[str, Any] = {"layers": given.layers, "times": given.times, "drafter": given.drafter}
         figures |= {"from_disk": given.from_disk, "written_in": round(perf_counter() - began, 1)}
         figures["gigabytes"] = round(sum(file.stat().st_size for file in folder.iterdir()) / 1e9, 1)
