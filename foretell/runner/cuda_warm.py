@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from threading import Event, Thread
 
@@ -81,12 +82,18 @@ class Warming:
     def _work(self) -> None:
         try:
             model = self._make()
-            taps = (0, model.config.layers) if self._taps else ()
-            pages = -(-self._context // self._page_size)  # as many as the tables of the real one are wide
-            runner = ModelRunner(model, pages, self._page_size, self._context, taps)
-            self.steps = rehearse(runner, self._wanted, self._stop.is_set)
+            with (
+                torch.cuda.device(model.embed.device) if model.embed.is_cuda else nullcontext()
+            ):  # a thread has its own
+                self._run(model)
         except Exception:
             LOG.exception("kernels could not be made ready ahead; the first requests wait for them")
+
+    def _run(self, model: Decoder) -> None:
+        taps = (0, model.config.layers) if self._taps else ()
+        pages = -(-self._context // self._page_size)  # as many as the tables of the real one are wide
+        runner = ModelRunner(model, pages, self._page_size, self._context, taps)
+        self.steps = rehearse(runner, self._wanted, self._stop.is_set)
 
     def __enter__(self) -> Warming:
         return self
