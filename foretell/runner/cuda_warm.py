@@ -29,11 +29,25 @@ class Nothing:
     take: int = 1
     draft: Draft = Draft()
 
+    @property
+    def length(self) -> int:
+        """Of each text with its draft."""
+        return self.cached + self.take + len(self.draft)
+
 
 # One for each choice of kernels that soon comes: they differ by rows, by how many keys there are, and by trees.
-PLAIN = (Nothing(), Nothing(cached=0, take=40), Nothing(texts=2), Nothing(texts=16), Nothing(cached=2000))
-GUESSED = tuple(Nothing(draft=Draft.chain([0] * nodes)) for nodes in (3, 7, 15, 16)) + (
-    Nothing(draft=Draft((0, 0, 0), (-1, -1, 0))),
+PLAIN = (
+    Nothing(),
+    Nothing(cached=0, take=40),
+    Nothing(cached=0, take=600),
+    Nothing(texts=2),
+    Nothing(texts=16),
+    Nothing(cached=2000),
+    Nothing(cached=3000),
+)
+GUESSED = (
+    *(Nothing(draft=Draft.chain([0] * nodes)) for nodes in (3, 7, 15, 16)),
+    *(Nothing(draft=Draft((0,) * nodes, (-1, -1, *range(nodes - 2)))) for nodes in (3, 9)),
     Nothing(cached=2000, draft=Draft.chain([0] * 3)),
     Nothing(draft=Draft.chain([0] * 63)),
 )
@@ -53,7 +67,7 @@ def rehearse(runner: ModelRunner, steps: Iterable[Nothing], stopped: Callable[[]
     for step in steps:
         if stopped():
             break
-        if step.cached + step.take + len(step.draft) <= runner.context:
+        if step.length <= runner.context:
             shares = [_share(number, step, runner.layout.page_size) for number in range(step.texts)]
             runner.forward(shares, [step.draft] * step.texts)
             count += 1
@@ -61,9 +75,9 @@ def rehearse(runner: ModelRunner, steps: Iterable[Nothing], stopped: Callable[[]
 
 
 def _share(number: int, step: Nothing, page_size: int) -> Share:
-    tokens = step.cached + step.take
-    seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), [0] * tokens, step.cached)
-    seq.pages = [0] * -(-(tokens + len(step.draft)) // page_size)
+    tokens = [0] * (step.cached + step.take)
+    seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, step.cached)
+    seq.pages = [0] * -(-step.length // page_size)
     return Share.of(seq, step.take)
 
 

@@ -41,14 +41,15 @@ def test_each_kind_of_layer_is_there_once(ropes: tuple[Rope, ...], windows: tupl
 
 def test_steps_that_fit_are_run_and_others_left_out() -> None:
     runner = ModelRunner(tiny_decoder(), 8, 16, 128, (0, 2))
-    assert rehearse(runner, PLAIN + GUESSED) == len(PLAIN + GUESSED) - 2, "two have 2000 tokens"
+    fitting = [step for step in PLAIN + GUESSED if step.length <= 128]
+    assert rehearse(runner, PLAIN + GUESSED) == len(fitting) < len(PLAIN + GUESSED)
     assert rehearse(runner, PLAIN, lambda: True) == 0
     assert runner.pool.held == 0
 
 
 @pytest.mark.parametrize("guesses", [False, True])
 def test_it_is_done_when_the_load_is_over(guesses: bool) -> None:
-    with Warming(blank, 2048, 16, guesses, taps=True) as warming:
+    with Warming(blank, 4096, 16, guesses, taps=True) as warming:
         pass
     assert warming.steps == len(PLAIN) + guesses * len(GUESSED)
 
