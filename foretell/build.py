@@ -118,7 +118,9 @@ def _build(
         team = start_team(parts, target.device, ranks)
         failing.callback(team.close)
     copies = () if drafter is not None else draft.copies_wanted(speculation)
-    model = target.load(team) if copies else target.load_packed(team)
+    spare = device_memory(target.device) - max(memory.weights + memory.drafter, target.loading)
+    with target.warming(room, spare, drafter is not None or speculation.budget > 0, bool(heads.found)):
+        model = target.load(team) if copies else target.load_packed(team)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
     runner = target.runner(model, room, () if drafter is None else drafter.taps, heads.beside)

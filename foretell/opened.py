@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 
 import torch
 
@@ -17,12 +19,13 @@ from .kv.cache import LayerShape
 from .models.config import ModelConfig
 from .models.decoder import Decoder
 from .models.kept import Kept
-from .models.load import choose_dtype, is_rounded, load_model
+from .models.load import choose_dtype, is_rounded, load_model, sketch, take_memory
 from .models.quantize import Bits, native_for
 from .models.read_config import read_config
 from .models.shard import Shard
 from .models.variants import prepared_bytes, quantize_weights, quantized_bytes, round_weights
 from .parallel import Part, Team
+from .runner.cuda_warm import Warming, few_layers
 from .runner.memory import recorded_bytes, step_bytes
 from .runner.runner import ModelRunner
 from .tokenizer import Tokenizer
@@ -122,6 +125,19 @@ class Opened:
         if made_now and (kept := self._kept) is not None:
             kept.write(runner.model)
         return runner
+
+    def warming(self, room: Room, free: int, guesses: bool, taps: bool) -> AbstractContextManager[object]:
+        """Gets kernels ready beside the load, where there are any and that leaves memory for it: `free` bytes."""
+        few = few_layers(self.local)
+        needed = prepared_bytes(few, self.dtype, "meta") + room.context * self.token_bytes // self.config.layers
+        if self.device.type != "cuda" or find_spec("triton") is None or self.shard is not None or 2 * needed > free:
+            return nullcontext()
+
+        def make() -> Decoder:
+            model = take_memory(sketch(few, self.dtype), self.device)
+            return model if self.rounding is None else round_weights(model, self.rounding)
+
+        return Warming(make, min(room.context, self.config.context), room.page_size, guesses, taps)
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""
