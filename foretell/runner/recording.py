@@ -41,6 +41,8 @@ class Recorder(Generic[Sizes, Result]):
     def _record(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         """The same once more, to be kept; it is not run here."""
         graph = torch.cuda.CUDAGraph()
+        if not any(self.recordings.values()):
+            self._pool = torch.cuda.graph_pool_handle()  # memory that no graph holds any more cannot be taken up again
         torch.cuda.synchronize(self.device)
         with torch.cuda.stream(self._aside):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
