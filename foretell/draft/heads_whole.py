@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +26,13 @@ from .tree import MOST_WIDE, Children, Tree
 def whole_steps(head: SteppingHead, pages: HeadPages) -> WholeSteps:
     """For a head that guesses one token after another."""
     assert pages.kept_features is not None, "this head keeps features"
-    return WholeSteps(head, pages.keys, pages.values, pages.kept_features, MOST_WIDE)
+    parts = (pages.keys, pages.values, pages.kept_features, MOST_WIDE)
+    if pages.kept_features.is_cuda and find_spec("triton") is not None:
+        from foretell.runner.cuda_fused import FusedSteps, is_fused
+
+        if is_fused(head, pages.keys, pages.kept_features):
+            return FusedSteps(head, *parts)
+    return WholeSteps(head, *parts)
 
 
 def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:
