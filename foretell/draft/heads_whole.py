@@ -98,8 +98,8 @@ def grow_from(tree: Tree, grown: Grown, row: int) -> None:
     rows, count = {ROOT: 0}, grown.tokens.shape[-1]
     while tree.goes_on:
         depth, level = tree.depth, tree.level
-        tokens, shares = grown.tokens[depth, row], grown.shares[depth, row]
-        children = {node: Children(tokens[rows[node]].tolist(), shares[rows[node]].tolist()) for node in level}
+        tokens, shares = grown.tokens[depth, row].tolist(), grown.shares[depth, row].tolist()
+        children = {node: Children(tokens[rows[node]], shares[rows[node]]) for node in level}
         tree.grow(list(children.values()))
         followed = {at: below for below, at in enumerate(grown.followed[depth, row].tolist())}
         parents = {node: tree.parents[node] for node in tree.level}

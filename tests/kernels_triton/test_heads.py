@@ -20,6 +20,8 @@ from foretell.kernels.triton.glance import Cells, Sight, glance
 from foretell.kernels.triton.guess import Draw, guess
 from foretell.kernels.triton.pairs import Side, read_pairs
 from foretell.models.heads import HeadConfig
+from foretell.models.layers import Linear
+from foretell.models.quantize import round_linear
 from foretell.runner.cuda_fused import FusedSteps, is_fused
 from foretell.runner.head_choice import Found, Race, TreeChoice, likeliest, pick
 from foretell.runner.head_memory import attend
@@ -32,12 +34,16 @@ from tests.tiny import HEADS, LAYER
 FUSED = {name: HEADS[name] for name in ("eagle of two layers", "eagle with a window")}
 
 
+# With a device all heads are drafted for by these kernels in `tests/gpu`.
+interpreted = pytest.mark.skipif(DEVICE.type == "cuda", reason="the texts of these tests lie on a CPU")
+
+
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def texts_at(heats: list[float], depth: int, wide: int = 0, own: int = 1) -> HeadTable:
-    """A table of as many texts, of which the last draws first."""
+    """A table of as many texts."""
     table = HeadTable(HeadSizes(len(heats), 256, depth, wide, any(heats)), 1 + (depth - 1) * max(1, wide), 4, DEVICE)
     noise = [np.arange(depth) * 7919 + 31 * i for i in range(len(heats))]
     table.send([HeadText(1, 5, 4, [0, 1], own, heat, keys) for heat, keys in zip(heats, noise, strict=True)])
@@ -177,6 +183,7 @@ def fused(drafter: HeadDrafter) -> HeadDrafter:
     return drafter
 
 
+@interpreted
 @pytest.mark.parametrize("config", FUSED.values(), ids=FUSED)
 def test_a_whole_draft_is_that_of_the_definition(config: HeadConfig) -> None:
     drafters, texts = waiting(config)
@@ -185,6 +192,7 @@ def test_a_whole_draft_is_that_of_the_definition(config: HeadConfig) -> None:
     both(drafters, texts, [Budget(5 + 2 * i, levels=3) for i in range(len(LONG))], slice(1, 3))
 
 
+@interpreted
 def test_a_drawn_draft_is_too() -> None:
     drafters, texts = waiting(HEADS["eagle"], heats=(0.0, 1.3, 0.7))
     fused(drafters[1])
@@ -196,3 +204,16 @@ def test_other_heads_are_not_served() -> None:
     for name in ("eagle 1", "mtp", "distilled"):
         drafter: Any = waiting(HEADS[name])[0][1]
         assert not is_fused(drafter.head, drafter.pages.keys, drafter.pages.kept_features)
+
+
+@interpreted
+def test_a_head_in_8_bits_is_served_too() -> None:
+    drafters, texts = waiting(HEADS["eagle of two layers"])
+    for drafter in drafters:
+        for layer in drafter.head.layers:
+            for module in (layer.ffn, layer.attention):
+                for name, child in list(module.named_children()):
+                    if isinstance(child, Linear) and name in ("out", "gate_up", "down"):
+                        setattr(module, name, round_linear(child, "int8"))
+    fused(drafters[1])
+    both(drafters, texts, [Budget(2)] * len(LONG), slice(1, 2))
