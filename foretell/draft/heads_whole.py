@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +25,13 @@ from .tree import MOST_WIDE, Children, Tree
 
 def whole_steps(head: SteppingHead, pages: HeadPages) -> WholeSteps:
     """For a head that guesses one token after another."""
-    return WholeSteps(head, pages.keys, pages.values, pages.kept_features, MOST_WIDE)
+    features = pages.kept_features
+    if features is not None and features.is_cuda and find_spec("triton") is not None:
+        from foretell.runner.cuda_fused import FusedSteps, is_fused
+
+        if is_fused(head, pages.keys, features):
+            return FusedSteps(head, pages.keys, pages.values, features, MOST_WIDE)
+    return WholeSteps(head, pages.keys, pages.values, features, MOST_WIDE)
 
 
 def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:
@@ -94,8 +101,8 @@ def grow_from(tree: Tree, grown: Grown, row: int) -> None:
     rows, count = {ROOT: 0}, grown.tokens.shape[-1]
     while tree.goes_on:
         depth, level = tree.depth, tree.level
-        tokens, shares = grown.tokens[depth, row], grown.shares[depth, row]
-        children = {node: Children(tokens[rows[node]].tolist(), shares[rows[node]].tolist()) for node in level}
+        tokens, shares = grown.tokens[depth, row].tolist(), grown.shares[depth, row].tolist()
+        children = {node: Children(tokens[rows[node]], shares[rows[node]]) for node in level}
         tree.grow(list(children.values()))
         followed = {at: below for below, at in enumerate(grown.followed[depth, row].tolist())}
         parents = {node: tree.parents[node] for node in tree.level}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretell.kv.cache import slots_of
 from foretell.models.heads import BlockHead, Head, MedusaHead
 
 from .head_memory import HeadMemory, attend, store
@@ -51,25 +52,18 @@ class ReadTable:
         """Of these places."""
         if self._sent is not None:
             self._sent.synchronize()  # until the last ones have left, which they mostly have
-        counts = [each.stop - each.start for each in readings]
-        rows = self._numbers[: self.grid_at].reshape(FIELDS, -1)
-        filled = sum(counts)
-        rows[TOKEN, :filled] = [token for each in readings for token in each.seq.tokens[each.start : each.stop]]
-        rows[PLACE, :filled] = np.concatenate([np.arange(each.start, each.stop) for each in readings])
-        pages = [np.array(each.seq.pages, np.int64) for each in readings]
-        own = np.repeat(np.arange(len(readings)), counts)
-        firsts = np.cumsum([0, *(len(some) for some in pages)])[own]
-        for field, places in ((SLOT, rows[PLACE, :filled]), (BEFORE, np.maximum(rows[PLACE, :filled] - 1, 0))):
-            held = np.concatenate(pages)[firsts + places // page_size]
-            rows[field, :filled] = held * page_size + places % page_size
+        counts, pages = [each.stop - each.start for each in readings], [each.seq.pages for each in readings]
+        rows, filled = self._numbers[: self.grid_at].reshape(FIELDS, -1), sum(counts)
+        rows[:HOME, :filled] = _fields(readings, page_size)  # as lists: they are few, and numpy takes long to begin
         if self.sizes.texts:
             self._send_texts(rows, counts, pages)
-        rows[:, filled:] = rows[:, filled - 1 : filled]
+        if filled < self.sizes.rows:
+            rows[:, filled:] = rows[:, filled - 1 : filled]
         self._device.copy_(self._host, non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
-    def _send_texts(self, rows: Whole, counts: list[int], pages: list[Whole]) -> None:
+    def _send_texts(self, rows: Whole, counts: list[int], pages: list[list[int]]) -> None:
         """Where rows stand side by side, as many for each text."""
         grid = self._numbers[self.grid_at : self.pages_at].reshape(self.sizes.texts, -1)
         held = self._numbers[self.pages_at :].reshape(self.sizes.texts, -1)
@@ -96,6 +90,22 @@ class ReadTable:
         return self._device[self.pages_at :].view(self.sizes.texts, -1)
 
 
+def _fields(readings: list[Reading], page_size: int) -> list[list[int]]:
+    """Of all places, end to end: tokens, places, slots, and the slots of the places before."""
+    tokens: list[int] = []
+    places: list[int] = []
+    slots: list[int] = []
+    before: list[int] = []
+    for each in readings:
+        first = max(each.start - 1, 0)  # a text's first place has none before it
+        own = slots_of(each.seq.pages, page_size, each.start, each.stop)
+        tokens += each.seq.tokens[each.start : each.stop]
+        places += range(each.start, each.stop)
+        slots += own
+        before += slots_of(each.seq.pages, page_size, first, first + 1) + own[:-1]
+    return [tokens, places, slots, before]
+
+
 class WholeReader:
     """Reads for a head of any kind."""
 
@@ -119,7 +129,8 @@ class WholeReader:
             torch.cat(pieces, out=table.inputs[:rows])
         else:
             torch.index_select(torch.cat(pieces), 1, columns, out=table.inputs[:rows])
-        table.inputs[rows:] = table.inputs[rows - 1]
+        if rows < table.sizes.rows:
+            table.inputs[rows:] = table.inputs[rows - 1]
         table.send(readings, self.page_size)
         self.recorder(table.sizes, lambda: self.run(table))
         return True

@@ -81,7 +81,7 @@ class HeadTable:
 
     def __init__(self, sizes: HeadSizes, guesses: int, page_size: int, device: torch.device) -> None:
         """`guesses`: rows of a draft that are remembered for those behind them."""
-        self.sizes, self.device = sizes, device
+        self.sizes, self.guesses, self.device = sizes, guesses, device
         self.shown = -(-sizes.columns // page_size)  # pages of text; behind them stand places for the guesses
         self.columns = self.shown * page_size
         width = FIELDS + sizes.depth + self.shown + -(-guesses // page_size)

@@ -48,6 +48,10 @@ class Capture:
                 return None
         return graph, found
 
+    def renew(self) -> None:
+        """Take other memory: what no graph holds any more cannot be taken up again."""
+        self._pool = torch.cuda.graph_pool_handle()
+
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """Leave a recording that failed: else all that comes would be taken for a part of it."""
         self.failures += 1
@@ -60,7 +64,7 @@ class Capture:
             with suppress(RuntimeError):  # where it was the end that failed, it knows
                 torch._C._cuda_endAllocateToPool(index, self._pool)
                 torch._C._cuda_releasePool(index, self._pool)
-            self._pool = torch.cuda.graph_pool_handle()
+            self.renew()
 
 
 class Recorder(Generic[Sizes, Result]):
@@ -85,5 +89,7 @@ class Recorder(Generic[Sizes, Result]):
             return known[1]
         found = run()
         again = sizes in self.recordings
+        if self._capture is not None and not any(self.recordings.values()):
+            self._capture.renew()
         self.recordings[sizes] = self._capture(run) if again and keep and self._capture is not None else None
         return found
