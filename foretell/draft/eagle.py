@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +15,7 @@ from foretell.models.heads import DistilledHead, EagleHead, MtpHead
 from foretell.runner.native_head import NativeChain, native_for_head
 from foretell.runner.native_reading import Reading
 from foretell.runner.runner import ModelRunner
+from foretell.sampling.native_choice import draws_of
 from foretell.types import Budget, Sequence
 
 from .choosing import Plot
@@ -68,11 +71,20 @@ class EagleDrafter(HeadDrafter):
         feature = self._features(seqs)
         if self._native is None:
             self._step_by_step(seqs, chains, feature)
-        elif self.is_greedy(seqs):
-            hang(chains, self._native.guess(self.asked(seqs, chains), feature))
+        elif self.runs_natively(seqs):
+            hang(chains, self._native.guess(self.asked(seqs, chains), feature, self._draws(seqs, budgets)))
         else:
             self._draw_natively(self._native, seqs, chains, feature)
         return chains
+
+    def _draws(self, seqs: list[Sequence], budgets: list[Budget]) -> npt.NDArray[np.void] | None:
+        """How each guess is drawn, depth by depth; None: none is."""
+        if self.is_greedy(seqs):
+            return None
+        depths = range(max(budget.depth for budget in budgets))
+        requests, places = [seq.request for seq in seqs], [len(seq.tokens) + depth for depth in depths for seq in seqs]
+        params, seeds = [each.params for each in requests], [each.seed for each in requests]
+        return draws_of(params * len(depths), seeds * len(depths), places)
 
     def _features(self, seqs: list[Sequence]) -> Tensor:
         """Of the places before the last, [texts, width]."""

@@ -204,6 +204,11 @@ class HeadDrafter(Drafter):
         """Whether nothing is drawn for any of them."""
         return all(seq.request.params.temperature == 0 for seq in seqs)
 
+    def runs_natively(self, seqs: list[Sequence]) -> bool:
+        """Whether the library can choose each of the guesses itself: nobody asks what they were drawn from."""
+        races = self.draft_temperature == "fixed" or self.is_greedy(seqs)
+        return races and not any(must_draw(seq) for seq in seqs)
+
     def draw(self, seqs: list[Sequence], offset: int, logits: Tensor) -> Guesses:
         """A guess for each text of logits [texts, outputs]; drawn, where any request draws."""
         if self.is_greedy(seqs):
@@ -215,12 +220,11 @@ class HeadDrafter(Drafter):
 
     def _draft(self, seq: Sequence, chain: Chain) -> Draft:
         parents = tuple(range(-1, len(chain.tokens) - 1))
-        if not chain.probs:
+        if not chain.probs or not must_draw(seq):  # judged by the tokens alone
             return Draft(tuple(chain.tokens), parents, self.name, None, tuple(chain.confidence))
         probs = torch.zeros(len(parents), self.vocab, device=self.device)
         probs.index_copy_(1, self.head.draft_ids, torch.stack(chain.probs))
-        drawn = (seq.request.params.temperature > 0,) * len(parents)
-        return Draft(tuple(chain.tokens), parents, self.name, drawn, tuple(chain.confidence), probs)
+        return Draft(tuple(chain.tokens), parents, self.name, (True,) * len(parents), tuple(chain.confidence), probs)
 
     def forget(self, seq: Sequence) -> None:
         self._trails.pop(seq.id, None)

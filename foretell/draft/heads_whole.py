@@ -15,7 +15,7 @@ from foretell.sampling.sampling import restricts
 from foretell.types import Sequence
 
 from .choosing import Plot, must_draw
-from .drawing import DraftTemperature
+from .drawing import DraftTemperature, races
 from .growing import ROOT
 from .heads import Chain
 from .heads_pages import HeadPages
@@ -39,7 +39,8 @@ def text_of(pages: HeadPages, seq: Sequence, depth: int, wide: int = 1) -> HeadT
     """A text as the device sees it."""
     place, heat = len(seq.tokens) - 1, seq.request.params.temperature
     keys = _keys(seq, depth) if heat > 0 else np.zeros(0, np.int64)
-    return HeadText(seq.tokens[-1], place, pages.slots(seq, place - 1, place)[0], seq.pages, wide, heat, keys)
+    before = pages.slots(seq, place - 1, place)[0]
+    return HeadText(seq.tokens[-1], place, before, seq.pages, wide, heat, keys, races(seq))
 
 
 def _keys(seq: Sequence, depth: int) -> Whole:

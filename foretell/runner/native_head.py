@@ -111,11 +111,15 @@ class NativeHead:
 class NativeChain(NativeHead):
     """For heads that guess one token after another."""
 
-    def guess(self, asked: Asked, features: Tensor) -> Told:
-        """The likeliest token, again and again; `features` [texts, width] of the places before are written over."""
+    def guess(self, asked: Asked, features: Tensor, draws: npt.NDArray[np.void] | None = None) -> Told:
+        """The likeliest token, again and again; `features` [texts, width] of the places before are written over.
+
+        `draws` [depth * texts] of DRAW, where any are drawn: what wins the text's own race.
+        """
         depth, texts = max(asked.depths), len(asked.tokens)
         guesses, sure = np.empty((depth, texts), np.int64), np.empty((depth, texts), np.float32)
-        made = self._run(asked, features, (guesses.ctypes.data, sure.ctypes.data), depth)[0]
+        places = (guesses.ctypes.data, sure.ctypes.data, None if draws is None else draws.ctypes.data)
+        made = self._run(asked, features, places, depth)[0]
         return Told(guesses[:made].tolist(), sure[:made].tolist())
 
     def step(self, asked: Asked, features: Tensor, branches: list[list[int]] | None = None) -> Tensor:
@@ -124,13 +128,13 @@ class NativeChain(NativeHead):
         `branches`: of rows that are nodes of trees the slots of the last places each sees, as many for all, its own the
         last of them.
         """
-        return self._run(asked, features, (None, None), 1, branches)[1]
+        return self._run(asked, features, (None, None, None), 1, branches)[1]
 
     def _run(
         self,
         asked: Asked,
         features: Tensor,
-        out: tuple[int | None, int | None],
+        guesses: tuple[int | None, int | None, int | None],
         depth: int,
         branches: list[list[int]] | None = None,
     ) -> tuple[int, Tensor]:
@@ -141,7 +145,7 @@ class NativeChain(NativeHead):
         places = (features.data_ptr(), logits.data_ptr())
         own = None if branches is None else np.array(branches, np.int64)
         tree = (None, 0) if own is None else (own.ctypes.data, own.shape[1])
-        record = ChainRecord(*addresses, *places, *out, len(asked.tokens), depth, *tree)
+        record = ChainRecord(*addresses, *places, *guesses[:2], len(asked.tokens), depth, *tree, guesses[2])
         return self.library.chain(self.record, record), logits
 
 

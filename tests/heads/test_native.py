@@ -10,7 +10,7 @@ from foretell.draft.eagle import EagleDrafter
 from foretell.draft.medusa import MedusaDrafter
 from foretell.kernels.native.library import library
 from foretell.models.heads import HeadConfig
-from foretell.types import Budget, Draft, Sequence
+from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import remembered
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add
 
@@ -19,11 +19,18 @@ Served = EagleDrafter | BlockDrafter | MedusaDrafter
 SERVED = {name: HEADS[name] for name in HEADS if name not in ("causal block", "distilled")}
 KEEPS = {name: config for name, config in SERVED.items() if name != "medusa"}
 
+DRAWN = [(0.0, "match", 1.0), (1.0, "match", 1.0), (0.7, "match", 0.8), (1.0, "block", 1.0)]
 
-def waiting(config: HeadConfig, temperature: float, page_size: int = 4) -> tuple[Served, list[Sequence]]:
+
+def waiting(
+    config: HeadConfig, temperature: float, page_size: int = 4, rule: str = "match", top_p: float = 1.0
+) -> tuple[Served, list[Sequence]]:
     """Texts of several lengths that could be guessed for now, in pages that do not lie side by side."""
     engine = World(page_size=page_size, budget=2).engine(drafter := OwnHead(config, packed=True))
-    tracks = [add(engine, str(i), prompt, temperature=temperature)[0] for i, prompt in enumerate(PROMPTS)]
+    choice = SpeculationChoice(rule=rule)
+    tracks = [
+        add(engine, str(i), prompt, choice, temperature=temperature, top_p=top_p)[0] for i, prompt in enumerate(PROMPTS)
+    ]
     for _ in range(6):
         engine.step()
     seqs = [track.seq for track in tracks if track.seq.finish is None]
@@ -41,10 +48,10 @@ def plainly(drafter: Served, seqs: list[Sequence], budgets: list[Budget]) -> lis
         drafter._native = native  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("temperature", "rule", "top_p"), DRAWN)
 @pytest.mark.parametrize("config", SERVED.values(), ids=SERVED)
-def test_guesses_are_those_of_the_definition(config: HeadConfig, temperature: float) -> None:
-    drafter, seqs = waiting(config, temperature)
+def test_guesses_are_those_of_the_definition(config: HeadConfig, temperature: float, rule: str, top_p: float) -> None:
+    drafter, seqs = waiting(config, temperature, rule=rule, top_p=top_p)
     budgets = [Budget(1 + i % 4, floor=0.001 * i) for i in range(len(seqs))]
     for some in (slice(0, 1), slice(1, 3), slice(None)):
         found = drafter.propose(seqs[some], budgets[some])

@@ -19,12 +19,6 @@
 
 namespace foretell {
 
-// How one row is drawn, as Python hands it over.
-struct Draw {
-    double temperature, top_p, min_p;
-    int64_t top_k, key;  // what the noise of a lane is made of; see foretell/sampling/noise.py
-};
-
 namespace {
 
 constexpr int64_t kRun = 64;  // lanes whose noise is made together
@@ -98,33 +92,56 @@ struct Winner {
     }
 };
 
-// Which of a run's lanes may win: a race is at most the weight over its number, since -log(1 - u) is at least u.
-SEVERAL bool may_win(const float* weights, uint64_t key, int64_t from, float best, float* parts) {
-    int32_t any = 0;
+SEVERAL void make_parts(uint64_t key, int64_t from, float* parts) {
     for (int64_t at = 0; at < kRun; ++at) parts[at] = uniform(key, static_cast<uint64_t>(from + at));
-    for (int64_t at = 0; at < kRun; ++at) any |= weights[from + at] * 1.0001f >= best * parts[at];
+}
+
+SEVERAL void make_parts_of(uint64_t key, const int64_t* lanes, float* parts) {
+    for (int64_t at = 0; at < kRun; ++at) parts[at] = uniform(key, static_cast<uint64_t>(lanes[at]));
+}
+
+// Whether any of a run's lanes may win: a race is at most the weight over its number, since -log(1 - u) is at least u.
+SEVERAL bool may_win(const float* weights, const float* parts, float best) {
+    int32_t any = 0;
+    for (int64_t at = 0; at < kRun; ++at) any |= weights[at] * 1.0001f >= best * parts[at];
     return any != 0;
 }
 
-int64_t draw_of_all(const float* weights, int64_t width, uint64_t key, int64_t likeliest) {
+// The noise of a row: of each place by its lane, which is the place itself where there are no others.
+struct Noise {
+    uint64_t key;
+    const int64_t* lanes;
+
+    float of(int64_t at) const { return uniform(key, static_cast<uint64_t>(lanes == nullptr ? at : lanes[at])); }
+
+    void of_run(int64_t from, float* parts) const {
+        if (lanes == nullptr)
+            make_parts(key, from, parts);
+        else
+            make_parts_of(key, lanes + from, parts);
+    }
+};
+
+int64_t draw_of_all(const float* weights, int64_t width, const Noise& noise, int64_t likeliest) {
     Winner winner;
-    winner.meet(race(weights[likeliest], uniform(key, likeliest)), likeliest);
+    winner.meet(race(weights[likeliest], noise.of(likeliest)), likeliest);
     float parts[kRun];
     int64_t from = 0;
     for (; from + kRun <= width; from += kRun) {
-        if (!may_win(weights, key, from, winner.best, parts)) continue;
+        noise.of_run(from, parts);
+        if (!may_win(weights + from, parts, winner.best)) continue;
         for (int64_t at = 0; at < kRun; ++at)
             if (weights[from + at] * 1.0001f >= winner.best * parts[at])
                 winner.meet(race(weights[from + at], parts[at]), from + at);
     }
-    for (; from < width; ++from) winner.meet(race(weights[from], uniform(key, from)), from);
+    for (; from < width; ++from) winner.meet(race(weights[from], noise.of(from)), from);
     return winner.id;
 }
 
-int64_t draw_of_some(const float* weights, int64_t width, uint64_t key, float least) {
+int64_t draw_of_some(const float* weights, int64_t width, const Noise& noise, float least) {
     Winner winner;
     for (int64_t at = 0; at < width; ++at)
-        if (weights[at] >= least) winner.meet(race(weights[at], uniform(key, at)), at);
+        if (weights[at] >= least) winner.meet(race(weights[at], noise.of(at)), at);
     return winner.id;
 }
 
@@ -227,22 +244,80 @@ SEVERAL int64_t first_of(const float* x, int64_t width, float value) {
     return 0;
 }
 
-int64_t choose(const float* x, int64_t width, const Draw& draw, Room& room) {
+// Where the drawn one stands; -1 where no score is a number. `least` becomes the least weight that was in the race.
+int64_t choose(const float* x, int64_t width, const Draw& draw, const int64_t* lanes, Room& room, float* least) {
     const float peak = largest(x, width);
     if (!std::isfinite(peak)) return -1;
     const int64_t likeliest = first_of(x, width, peak);
     if (draw.temperature == 0) return likeliest;
     room.weights.resize(width);
     weigh(x, width, static_cast<float>(draw.temperature), peak, room.weights.data());
-    const auto key = static_cast<uint64_t>(draw.key);
+    const Noise noise{static_cast<uint64_t>(draw.key), lanes};
+    *least = 0;
     const bool restricts = draw.top_k > 0 || draw.top_p < 1 || draw.min_p > 0;
-    return restricts ? draw_of_some(room.weights.data(), width, key, least_kept(draw, width, room))
-                     : draw_of_all(room.weights.data(), width, key, likeliest);
+    if (!restricts) return draw_of_all(room.weights.data(), width, noise, likeliest);
+    *least = least_kept(draw, width, room);
+    return draw_of_some(room.weights.data(), width, noise, *least);
+}
+
+// About -log(1 - u): to two thousandths, which is enough to tell how far ahead a winner is.
+inline __attribute__((always_inline)) float waited(float part) {
+    const float rest = 1.0f - part;
+    int32_t bits;
+    std::memcpy(&bits, &rest, sizeof bits);
+    const int32_t power = ((bits - 0x3F3504F3) >> 23);  // so that what is left lies around 1
+    bits -= power * (1 << 23);
+    float near;
+    std::memcpy(&near, &bits, sizeof near);
+    near -= 1.0f;
+    float sum = 0.1462f;
+    sum = sum * near - 0.2315f;
+    sum = sum * near + 0.3306f;
+    sum = sum * near - 0.5002f;
+    const float found = -((sum * near + 1.0f) * near + static_cast<float>(power) * 0.693147181f);
+    return part < 0.02f ? part * (1.0f + part * (0.5f + part * 0.333333f)) : found;
+}
+
+// All races of a run together, of weights that are not under `least`.
+SEVERAL float races_of(const float* weights, const float* parts, float least) {
+    float sums[16] = {};
+    for (int64_t at = 0; at < kRun; at += 16)
+        for (int64_t lane = 0; lane < 16; ++lane) {
+            const float weight = weights[at + lane], value = weight / waited(parts[at + lane]);
+            sums[lane] += weight >= least ? value : 0.0f;
+        }
+    float sum = 0;
+    for (float each : sums) sum += each;
+    return sum;
+}
+
+// How far one is ahead, as its share of all races.
+float odds_of(const float* weights, int64_t width, const Noise& noise, float least, int64_t found) {
+    float parts[kRun];
+    double sum = 0;
+    int64_t from = 0;
+    for (; from + kRun <= width; from += kRun) {
+        noise.of_run(from, parts);
+        sum += races_of(weights + from, parts, least);
+    }
+    for (; from < width; ++from)
+        if (weights[from] >= least) sum += race(weights[from], noise.of(from));
+    const double odds = race(weights[found], noise.of(found)) / sum;
+    return static_cast<float>(odds < 1 ? odds : 1);
 }
 
 }  // namespace
 
 int64_t first_largest(const float* x, int64_t width) { return first_of(x, width, largest(x, width)); }
+
+float draw_with_odds(const float* x, int64_t width, const Draw& draw, const int64_t* lanes, int64_t* at) {
+    static thread_local Room room;
+    float least = 0;
+    const int64_t found = choose(x, width, draw, lanes, room, &least);
+    *at = found < 0 ? 0 : found;
+    if (found < 0) return 0;
+    return odds_of(room.weights.data(), width, Noise{static_cast<uint64_t>(draw.key), lanes}, least, found);
+}
 
 }  // namespace foretell
 
@@ -252,6 +327,7 @@ extern "C" __attribute__((visibility("default"))) void foretell_choose(
     foretell::Team team(rows > 1 ? threads : 1);
     team.each(rows, [&](int64_t row) {
         static thread_local foretell::Room room;
-        ids[row] = foretell::choose(x + row * width, width, draws[row], room);
+        float least = 0;
+        ids[row] = foretell::choose(x + row * width, width, draws[row], nullptr, room, &least);
     });
 }

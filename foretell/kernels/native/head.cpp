@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "choose.h"
 #include "layers.h"
 
 namespace foretell {
@@ -74,7 +75,7 @@ class ChainRun {
         for (size_t i = 0; i < rows.size(); ++i) {
             const int64_t row = rows[i], outputs = h.output->outputs;
             int64_t best = 0;
-            const float sure = c.sure[depth * c.rows + row] = layers.k.best(c.logits + i * outputs, outputs, &best);
+            const float sure = c.sure[depth * c.rows + row] = chosen(depth, row, c.logits + i * outputs, outputs, &best);
             guesses[row] = id_of(h, best);
             if (!going[row].after(sure)) continue;
             rows[kept] = row;
@@ -84,6 +85,13 @@ class ChainRun {
             ++kept;
         }
         rows.resize(kept);
+    }
+
+    // Where the guess of a row stands among its logits, and how sure it is.
+    float chosen(int64_t depth, int64_t row, const float* logits, int64_t outputs, int64_t* best) const {
+        const Draw* const draw = c.draws == nullptr ? nullptr : c.draws + depth * c.rows + row;
+        if (draw == nullptr || draw->temperature == 0) return layers.k.best(logits, outputs, best);
+        return draw_with_odds(logits, outputs, *draw, h.ids, best);
     }
 
     Team team;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "choose.h"
 #include "step.h"
 
 namespace foretell {
@@ -38,6 +39,7 @@ struct Chain {
     int64_t rows, depth;
     const int64_t* branches;             // [rows, branch]: slots of the last places each row sees, its own the last of
     int64_t branch;                      // them: rows of one step that are nodes of trees; null: all lie in the pages
+    const Draw* draws;                   // [depth, rows]: how each guess is drawn; null: the likeliest are taken
 };
 
 // What a block head is made of beside its layers.

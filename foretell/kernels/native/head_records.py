@@ -57,6 +57,7 @@ class ChainRecord(ctypes.Structure):
         ("depth", NUMBER),
         ("branches", POINTER),
         ("branch", NUMBER),
+        ("draws", POINTER),
     )
 
 
