@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-HOPELESS = 0.97  # of the best that was found: a tree so much slower will not be outdone by a wider one
+HOPELESS = 0.97  # of the best that was found: what is so much slower is not better farther on, nor wider
 LONGER = 0.5  # of a step may those in a hurry add to it, and to everybody's time
 
 
@@ -110,6 +110,8 @@ def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Pla
             gain = expected * pace[nodes if nodes < last else last]
             if drafting is not None:
                 gain = _paid(market, expected, nodes, drafting(nodes, nodes))
+                if gain < HOPELESS * best:  # each node of such a chain costs as much, and stands less often
+                    break
             if gain > best:
                 best, length, chosen = gain, nodes, candidate
     tree = _best_tree(market, candidates, best)
@@ -138,6 +140,8 @@ def _best_tree(market: Market, candidates: list[Candidate], best: float) -> Plan
                 here = max(here, gain)
                 if gain > best:
                     best, found = gain, (candidate, depth, nodes, expected)
+                if gain < HOPELESS * here:
+                    break
             if here < HOPELESS * best:
                 break
     if found is None:

@@ -12,7 +12,7 @@ from foretell.sampling import noise
 from foretell.sampling.top import top
 from foretell.types import Sequence
 
-from .drawing import DraftTemperature, draft_probabilities, races
+from .drawing import DraftTemperature, draft_probabilities
 from .growing import ROOT
 from .tree import MOST_WIDE, Children, Tree
 
@@ -26,8 +26,8 @@ class Plot:
 
     @property
     def races(self) -> bool:
-        """Whether the target's token is what wins a race."""
-        return races(self.seq)
+        """Whether the target's token is what wins a race: under `match`, whose noise the draft knows."""
+        return self.seq.request.params.temperature > 0 and self.seq.request.rule == "match"
 
     def before(self, node: int) -> int:
         """The token of a node, or of the root."""

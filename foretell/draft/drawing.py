@@ -23,7 +23,7 @@ class Drawn:
 
     tokens: list[int]
     probs: Tensor  # [sequences, vocab], or as many as there are `ids`: what each was drawn from
-    confidence: list[float]  # what each was drawn with; where noise is shared, how far it was ahead
+    confidence: list[float]  # the probability each was drawn with
 
 
 def draw_nodes(
@@ -40,21 +40,12 @@ def draw_nodes(
     """
     probs = draft_probabilities(logits, [seq.request.params for seq in seqs], temperature)
     lanes = torch.arange(probs.shape[-1], device=probs.device) if ids is None else ids
-    ahead = probs / _noise(seqs, offset, probs, lanes)
-    best = ahead.argmax(-1)
+    best = (probs / _noise(seqs, offset, probs, lanes)).argmax(-1)
     tokens: list[int] = lanes[best].tolist()
-    # Of a greedy draft the row says 1 for its token; how sure the draft was is in what lies behind it. Where the target
-    # runs the same race, a likely token that barely won falls sooner than an unlikely one far ahead.
+    # Of a greedy draft the row says 1 for its token; how sure the draft was is in what lies behind it.
     greedy = torch.tensor([[seq.request.params.temperature == 0] for seq in seqs], device=probs.device)
-    shared = torch.tensor([[races(seq)] for seq in seqs], device=probs.device)
     sure = torch.where(greedy, logits.softmax(-1), probs) if greedy.any() else probs
-    sure = torch.where(shared, ahead / ahead.sum(-1, keepdim=True), sure) if shared.any() else sure
     return Drawn(tokens, probs, sure[torch.arange(len(seqs), device=best.device), best].tolist())
-
-
-def races(seq: Sequence) -> bool:
-    """Whether the target's token is what wins a race: under `match`, whose noise the draft knows."""
-    return seq.request.params.temperature > 0 and seq.request.rule == "match"
 
 
 def draft_probabilities(logits: Tensor, params: list[SamplingParams], temperature: DraftTemperature) -> Tensor:

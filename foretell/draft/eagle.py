@@ -5,22 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from foretell.models.heads import DistilledHead, EagleHead, MtpHead
-from foretell.runner.native_head import NativeChain, native_for_head
+from foretell.runner.native_head import NOTHING, Beside, LaidOut, NativeChain, native_for_head
 from foretell.runner.native_reading import Reading
 from foretell.runner.runner import ModelRunner
-from foretell.sampling.native_choice import draws_of
 from foretell.types import Budget, Sequence
 
-from .choosing import Plot
+from .chains import Chain, extend, hang
+from .choosing import Plot, must_draw
 from .eagle_trees import ALONE, DefinedSteps, NativeSteps, grow_trees
-from .heads import Chain, HeadDrafter, extend, hang
+from .heads import HeadDrafter
+from .heads_draws import draws_of
 from .heads_pages import HeadPages, Look
 from .heads_whole import goes_whole, grow_from, grow_whole, hang_whole, text_of, whole_steps
 
@@ -35,14 +34,14 @@ class EagleDrafter(HeadDrafter):
         self, runner: ModelRunner, head: EagleHead | MtpHead | DistilledHead, pages: HeadPages, *settings: Any
     ) -> None:
         super().__init__(runner, head, pages, *settings)
-        native = None if isinstance(head, DistilledHead) else native_for_head(head)
+        native = native_for_head(head)
         self._native = None if native is None else NativeChain(native, head, pages.keys, pages.values)
         if self._native is not None:
             self.read_natively(self._native, runner.taps)
         self._whole = whole_steps(head, pages) if self.whole else None
 
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
-        self.pages.put_features(slots, self.head.fuse(states))
+        self.keep_features(slots, states)
         # The first place of a text has no feature before it, and nothing is remembered there.
         spans = [(each.seq, max(each.start, 1), each.stop) for each in readings if each.stop > 1]
         if not spans:
@@ -51,7 +50,7 @@ class EagleDrafter(HeadDrafter):
         before = [slot for seq, start, stop in spans for slot in self.pages.slots(seq, start - 1, stop - 1)]
         places = [place for _, start, stop in spans for place in range(start, stop)]
         table = torch.tensor([tokens, before, places], device=self.device)
-        features, turn = self.pages.features(table[1]), self.head.turn(table[2])
+        features, turn = self.features_at(table[1]), self.head.turn(table[2])
         own = slots if len(tokens) == len(slots) else self._slots(spans)
         if len(self.pages.keys) == 1:
             self.pages.put(0, own, *self.head.remember(table[0], features, turn))
@@ -68,28 +67,37 @@ class EagleDrafter(HeadDrafter):
             depth = max(budget.depth for budget in budgets)
             hang_whole(chains, self._whole.chain([text_of(self.pages, seq, depth) for seq in seqs], depth))
             return chains
-        feature = self._features(seqs)
         if self._native is None:
-            self._step_by_step(seqs, chains, feature)
-        elif self.runs_natively(seqs):
-            hang(chains, self._native.guess(self.asked(seqs, chains), feature, self._draws(seqs, budgets)))
+            self._step_by_step(seqs, chains, self.features_before(seqs))
+        elif self.draft_temperature == "fixed" or self.is_greedy(seqs):
+            self._guess_natively(self._native, seqs, chains)
         else:
-            self._draw_natively(self._native, seqs, chains, feature)
+            self._draw_natively(self._native, seqs, chains, self.features_before(seqs))
         return chains
 
-    def _draws(self, seqs: list[Sequence], budgets: list[Budget]) -> npt.NDArray[np.void] | None:
-        """How each guess is drawn, depth by depth; None: none is."""
-        if self.is_greedy(seqs):
-            return None
-        depths = range(max(budget.depth for budget in budgets))
-        requests, places = [seq.request for seq in seqs], [len(seq.tokens) + depth for depth in depths for seq in seqs]
-        params, seeds = [each.params for each in requests], [each.seed for each in requests]
-        return draws_of(params * len(depths), seeds * len(depths), places)
+    def _guess_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[Chain]) -> None:
+        """All in one call."""
+        draws, tells = draws_of(seqs, max(chain.budget.depth for chain in chains)), any(map(must_draw, seqs))
+        features = None if self.pages.kept_features is None else self.features_before(seqs)
+        beside = Beside(draws=draws, tells=tells, along=self.along())
+        hang(chains, native.guess(self.asked(seqs, chains), features, beside))
 
-    def _features(self, seqs: list[Sequence]) -> Tensor:
+    def along(self) -> LaidOut | None:
+        """What the library is to read with the first guess that it makes now."""
+        return None
+
+    def features_before(self, seqs: list[Sequence]) -> Tensor:
         """Of the places before the last, [texts, width]."""
         slots = [self.pages.slots(seq, len(seq.tokens) - 2, len(seq.tokens) - 1)[0] for seq in seqs]
-        return self.pages.features(torch.tensor(slots, device=self.device))
+        return self.features_at(torch.tensor(slots, device=self.device))
+
+    def keep_features(self, slots: Tensor, states: Tensor) -> None:
+        """Keep what the target's states are for the steps behind them."""
+        self.pages.put_features(slots, self.head.fuse(states))
+
+    def features_at(self, slots: Tensor) -> Tensor:
+        """[slots, width]."""
+        return self.pages.features(slots)
 
     def grow(self, plots: list[Plot]) -> None:
         if self._whole is not None:
@@ -98,9 +106,9 @@ class EagleDrafter(HeadDrafter):
             self._grow_by_levels(plots)
 
     def _grow_by_levels(self, plots: list[Plot]) -> None:
-        native = None if self._native is None else NativeSteps(self._native, self.pages)
+        native = None if self._native is None else NativeSteps(self._native, self.pages, self.along())
         steps = native or DefinedSteps(self.head, self.pages, plots)
-        grow_trees(plots, steps, self.chooser, self._features([plot.seq for plot in plots]))
+        grow_trees(plots, steps, self.chooser, self.features_before([plot.seq for plot in plots]))
 
     def _step_by_step(self, seqs: list[Sequence], chains: list[Chain], feature: Tensor) -> None:
         """The definition."""
@@ -119,6 +127,7 @@ class EagleDrafter(HeadDrafter):
 
     def _draw_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[Chain], feature: Tensor) -> None:
         """Of each step the logits; a chain that ended is left out, for it has no pages farther on."""
+        beside = Beside(along=self.along())
         for offset in range(max(chain.budget.depth for chain in chains)):
             live = [i for i, chain in enumerate(chains) if chain.goes_on]
             if not live:
@@ -130,7 +139,8 @@ class EagleDrafter(HeadDrafter):
             if offset:
                 tokens = [chain.tokens[-1] for chain in chains]
                 asked = replace(asked, tokens=tokens, places=[place + offset for place in asked.places])
-            extend(chains, self.draw(seqs, offset, native.step(asked, feature)))
+            extend(chains, self.draw(seqs, offset, native.step(asked, feature, beside)))
+            beside = NOTHING
 
 
 class Pass:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell.models.heads import DistilledHead, EagleHead, MtpHead
-from foretell.runner.native_head import Asked, NativeChain
+from foretell.runner.native_head import Asked, Beside, LaidOut, NativeChain
 
 from .choosing import Chooser, Plot
 from .growing import ROOT
@@ -136,12 +136,13 @@ class DefinedSteps:
 class NativeSteps:
     """The same by the native library: a row for each node, and none besides."""
 
-    def __init__(self, native: NativeChain, pages: HeadPages) -> None:
-        self.native, self.pages = native, pages
+    def __init__(self, native: NativeChain, pages: HeadPages, along: LaidOut | None) -> None:
+        """`along` is read with the first step."""
+        self.native, self.pages, self.along = native, pages, along
 
     def first(self, all_of_them: list[Branches], features: Tensor) -> tuple[Tensor, Tensor]:
         tokens, places = [each.seq.tokens[-1] for each in all_of_them], [each.text - 1 for each in all_of_them]
-        return self.native.step(_asked(tokens, places, all_of_them), features), features
+        return self.native.step(_asked(tokens, places, all_of_them), features, Beside(along=self.along)), features
 
     def level(self, live: list[Branches], features: Tensor) -> tuple[Tensor, Tensor]:
         owners = [each for each in live for _ in each.tree.level]
@@ -152,7 +153,7 @@ class NativeSteps:
             ways += [[slots[place + 1] for place in each.of(node)] for node in each.tree.level]
         tokens = [token for each in live for token in each.tokens]
         places = [each.text - 1 + each.tree.depth for each in owners]
-        return self.native.step(_asked(tokens, places, owners), features, ways), features
+        return self.native.step(_asked(tokens, places, owners), features, Beside(ways)), features
 
 
 def _asked(tokens: list[int], places: list[int], owners: list[Branches]) -> Asked:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from foretell.models.heads import Head
 from foretell.runner.cuda_reading import WholeReader
-from foretell.runner.native_head import Asked, NativeHead, Told
+from foretell.runner.native_head import Asked, NativeHead
 from foretell.runner.native_reading import NativeReader, Reading
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Draft, Outcome, Sequence
 
 from .base import Drafter
+from .chains import Chain, Guesses
 from .choosing import Chooser, Plot, must_draw
 from .drawing import DraftTemperature, draw_nodes
 from .heads_pages import HeadPages
@@ -89,9 +90,17 @@ class HeadDrafter(Drafter):
         elif start > trail.stop:
             trail.gap = True
             trail.start, trail.states = start, []
-        trail.states.append(_of_the_text(outcome, seq.cached - start))
+        states, known = _of_the_text(outcome, seq.cached - start), self.known_of(outcome)
+        if known and trail.start == start:
+            trail.start, states = start + known, states[known:]
+        if len(states):
+            trail.states.append(states)
         trail.stop = seq.cached
         return trail
+
+    def known_of(self, outcome: Outcome) -> int:
+        """How many of the places that a step brought are remembered already, as reading them would have it."""
+        return 0
 
     def _take(self, seq: Sequence) -> Reading | None:
         """What is still to be read of a text; it counts as read from now on."""
@@ -116,6 +125,10 @@ class HeadDrafter(Drafter):
         states = states if self._columns is None else states.index_select(1, self._columns)
         self.read(readings, torch.tensor(slots, device=self.device), states)
 
+    def catch_up(self, readings: list[Reading]) -> None:
+        """Read these places before the guesses that are wanted now, or with them."""
+        self._read(readings)
+
     @abstractmethod
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
         """Keep what these places are to be remembered by; `slots` and `states` are of all of them, end to end."""
@@ -124,7 +137,7 @@ class HeadDrafter(Drafter):
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = [Draft()] * len(seqs)
         asked = [i for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)) if self._can(seq, budget)]
-        self._read([reading for i in asked if (reading := self._take(seqs[i])) is not None])
+        self.catch_up([reading for i in asked if (reading := self._take(seqs[i])) is not None])
         straight = [i for i in asked if not budgets[i].branches]
         if straight:
             chains = self.guess([seqs[i] for i in straight], [budgets[i] for i in straight])
@@ -204,11 +217,6 @@ class HeadDrafter(Drafter):
         """Whether nothing is drawn for any of them."""
         return all(seq.request.params.temperature == 0 for seq in seqs)
 
-    def runs_natively(self, seqs: list[Sequence]) -> bool:
-        """Whether the library can choose each of the guesses itself: nobody asks what they were drawn from."""
-        races = self.draft_temperature == "fixed" or self.is_greedy(seqs)
-        return races and not any(must_draw(seq) for seq in seqs)
-
     def draw(self, seqs: list[Sequence], offset: int, logits: Tensor) -> Guesses:
         """A guess for each text of logits [texts, outputs]; drawn, where any request draws."""
         if self.is_greedy(seqs):
@@ -220,11 +228,16 @@ class HeadDrafter(Drafter):
 
     def _draft(self, seq: Sequence, chain: Chain) -> Draft:
         parents = tuple(range(-1, len(chain.tokens) - 1))
-        if not chain.probs or not must_draw(seq):  # judged by the tokens alone
-            return Draft(tuple(chain.tokens), parents, self.name, None, tuple(chain.confidence))
-        probs = torch.zeros(len(parents), self.vocab, device=self.device)
-        probs.index_copy_(1, self.head.draft_ids, torch.stack(chain.probs))
-        return Draft(tuple(chain.tokens), parents, self.name, (True,) * len(parents), tuple(chain.confidence), probs)
+        # What is drawn with the target's own noise is judged by its token, as what is likeliest is.
+        drawn, probs = ((True,) * len(parents), self._probs(chain)) if must_draw(seq) else (None, None)
+        return Draft(tuple(chain.tokens), parents, self.name, drawn, tuple(chain.confidence), probs)
+
+    def _probs(self, chain: Chain) -> Tensor:
+        """What its guesses were drawn from, [guesses, vocab]."""
+        if chain.spread is not None:
+            return chain.spread[: len(chain.tokens)]
+        probs = torch.zeros(len(chain.probs), self.vocab, device=self.device)
+        return probs.index_copy_(1, self.head.draft_ids, torch.stack(chain.probs))
 
     def forget(self, seq: Sequence) -> None:
         self._trails.pop(seq.id, None)
@@ -232,57 +245,6 @@ class HeadDrafter(Drafter):
     @property
     def memory(self) -> int:
         return self.head.bytes
-
-
-@dataclass(frozen=True)
-class Guesses:
-    """One for each text."""
-
-    tokens: Tensor  # [texts]
-    confidence: list[float]
-    probs: Tensor | None = None  # [texts, outputs]: what each was drawn from, where any was
-
-
-@dataclass
-class Chain:
-    """A draft in the making, which goes on while it is likely enough to stand."""
-
-    budget: Budget
-    floor: float
-    tokens: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)
-    sureness: float = 1.0
-
-    @property
-    def goes_on(self) -> bool:
-        """Decided by what was drawn before, never by the token to come."""
-        return len(self.tokens) < self.budget.depth and self.sureness >= self.floor
-
-    def append(self, token: int, confidence: float, probs: Tensor | None) -> None:
-        self.tokens.append(token)
-        self.confidence.append(confidence)
-        self.sureness *= confidence
-        if probs is not None:
-            self.probs.append(probs)
-
-
-def extend(chains: list[Chain], guesses: Guesses, confidence: list[float] | None = None) -> bool:
-    """Hang a guess on each chain that goes on; whether any does after that."""
-    tokens: list[int] = guesses.tokens.tolist()
-    for i, chain in enumerate(chains):
-        if chain.goes_on:
-            probs = None if guesses.probs is None else guesses.probs[i]
-            chain.append(tokens[i], (confidence or guesses.confidence)[i], probs)
-    return any(chain.goes_on for chain in chains)
-
-
-def hang(chains: list[Chain], told: Told) -> None:
-    """Hang on each chain what was guessed for it in one go."""
-    for tokens, sure in zip(told.tokens, told.sure, strict=True):
-        for chain, token, confidence in zip(chains, tokens, sure, strict=True):
-            if token >= 0 and chain.goes_on:
-                chain.append(token, confidence, None)
 
 
 def _of_the_text(outcome: Outcome, places: int) -> Tensor:

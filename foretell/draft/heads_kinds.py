@@ -10,6 +10,7 @@ from foretell.models.heads.config import BlockConfig, DistilledConfig, EagleConf
 from foretell.runner.runner import ModelRunner
 
 from .block import BlockDrafter
+from .distilled import DistilledDrafter
 from .drawing import DraftTemperature
 from .eagle import EagleDrafter
 from .heads import HeadDrafter
@@ -27,9 +28,9 @@ def beside(config: HeadConfig) -> tuple[LayerShape, ...]:
 
 def _kept(config: HeadConfig) -> tuple[int, bool]:
     """Layers whose keys and values a head keeps, and whether it keeps the feature of each place."""
-    if isinstance(config, BlockConfig):
+    if isinstance(config, BlockConfig | DistilledConfig):
         return config.layers, False
-    if isinstance(config, EagleConfig | MtpConfig | DistilledConfig):
+    if isinstance(config, EagleConfig | MtpConfig):
         return config.layers, True
     assert isinstance(config, MedusaConfig), "there are no other heads"
     return 0, True
@@ -49,6 +50,8 @@ def head_drafter(
     kind: type[HeadDrafter] = MedusaDrafter
     if isinstance(head, BlockHead):
         kind = BlockDrafter
-    elif isinstance(head, EagleHead | MtpHead | DistilledHead):
+    elif isinstance(head, EagleHead | MtpHead):
         kind = EagleDrafter
+    elif isinstance(head, DistilledHead):
+        kind = DistilledDrafter
     return kind(runner, head, pages, name, draft_temperature, min_confidence, whole)

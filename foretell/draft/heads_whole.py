@@ -9,22 +9,21 @@ import numpy as np
 
 from foretell.runner.cuda_heads import SteppingHead, WholeSteps
 from foretell.runner.head_choice import Found, Grown
-from foretell.runner.head_tables import HeadText, Whole
-from foretell.sampling import noise
+from foretell.runner.head_tables import HeadText
 from foretell.sampling.sampling import restricts
 from foretell.types import Sequence
 
+from .chains import Chain
 from .choosing import Plot, must_draw
-from .drawing import DraftTemperature, races
+from .drawing import DraftTemperature
 from .growing import ROOT
-from .heads import Chain
+from .heads_draws import noise_keys
 from .heads_pages import HeadPages
 from .tree import MOST_WIDE, Children, Tree
 
 
 def whole_steps(head: SteppingHead, pages: HeadPages) -> WholeSteps:
     """For a head that guesses one token after another."""
-    assert pages.kept_features is not None, "this head keeps features"
     return WholeSteps(head, pages.keys, pages.values, pages.kept_features, MOST_WIDE)
 
 
@@ -38,18 +37,8 @@ def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:
 def text_of(pages: HeadPages, seq: Sequence, depth: int, wide: int = 1) -> HeadText:
     """A text as the device sees it."""
     place, heat = len(seq.tokens) - 1, seq.request.params.temperature
-    keys = _keys(seq, depth) if heat > 0 else np.zeros(0, np.int64)
-    before = pages.slots(seq, place - 1, place)[0]
-    return HeadText(seq.tokens[-1], place, before, seq.pages, wide, heat, keys, races(seq))
-
-
-def _keys(seq: Sequence, depth: int) -> Whole:
-    """Of the noise that draws the token of each depth; `drawing.draw_nodes` says which."""
-    seed, root = seq.request.seed, len(seq.tokens)
-    if must_draw(seq):
-        streams = range(noise.DRAFT_STREAM, noise.DRAFT_STREAM + depth)
-        return np.concatenate([noise.keys([seed], [root], stream) for stream in streams])
-    return noise.keys([seed] * depth, list(range(root, root + depth)))
+    keys = noise_keys(seq, depth) if heat > 0 else np.zeros(0, np.int64)
+    return HeadText(seq.tokens[-1], place, pages.slots(seq, place - 1, place)[0], seq.pages, wide, heat, keys)
 
 
 def hang_whole(chains: list[Chain], found: Found) -> None:

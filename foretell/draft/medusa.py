@@ -15,8 +15,9 @@ from foretell.runner.native_reading import Reading
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence
 
+from .chains import Chain, extend, hang
 from .choosing import Plot
-from .heads import Chain, HeadDrafter, extend, hang
+from .heads import HeadDrafter
 from .heads_pages import HeadPages
 from .heads_whole import goes_whole, grow_alike, grow_whole, hang_whole, text_of
 from .tree import MOST_WIDE, ShapedTree

@@ -144,14 +144,16 @@ class WholeReader:
             for layer, both in enumerate(self.head.remember(self.head.fuse(table.inputs), turn)):
                 self._keep(layer, slots, *both)
             return
-        assert self.features is not None, "other heads keep features"
         if isinstance(self.head, MedusaHead):
+            assert self.features is not None, "this head keeps features"
             store(table.inputs[:, None], self.features, slots)
             return
         head: Any = self.head
-        store(head.fuse(table.inputs)[:, None], self.features, slots)
-        # The first place of a text has no feature before it; it gets one of no meaning, and is never seen.
-        before = self.features.view(-1, self.features.shape[-1]).index_select(0, table.field(BEFORE))
+        before = head.fuse(table.inputs)
+        if self.features is not None:  # else it looks at tokens alone, and takes anything for a feature
+            store(before[:, None], self.features, slots)
+            # The first place of a text has no feature before it; it gets one of no meaning, and is never seen.
+            before = self.features.view(-1, self.features.shape[-1]).index_select(0, table.field(BEFORE))
         pair = (table.field(TOKEN), before, head.turn(table.field(PLACE)))
         if table.sizes.texts:
             head.step(*pair, ReadPass(self, table))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretell.sampling import noise
 
-from .head_tables import RACES, WIDE, HeadSizes, HeadTable
+from .head_tables import WIDE, HeadSizes, HeadTable
 
 TOKENS, SHARES, FOLLOWED = range(3)  # what is told of each child of a tree
 LEAST_HEAT = 1e-6
@@ -69,7 +69,7 @@ class Race:
 
     def __init__(self, table: HeadTable, ids: Tensor) -> None:
         self.heats, self.keys, self.ids = table.heats, table.keys, ids
-        self.draws, self.shared = self.heats > 0, table.field(RACES) > 0
+        self.draws = self.heats > 0
 
     def shares(self, logits: Tensor) -> Tensor:
         """What is drawn from, [texts, rows, outputs]; `sampling.probabilities` defines it."""
@@ -86,11 +86,9 @@ def pick(logits: Tensor, race: Race, found: Found, depth: int) -> Tensor:
     sure = (best - logits.logsumexp(-1)).exp()
     if found.probs is not None:
         probs = race.shares(logits[:, None])[:, 0]
-        ahead = probs / race.noise(depth)
-        drawn, draws = ahead.argmax(-1), race.draws[:, 0]
-        odds = ahead.gather(1, drawn[:, None])[:, 0] / ahead.sum(-1)
-        chance = torch.where(race.shared, odds, probs.gather(1, drawn[:, None])[:, 0])
-        sure = torch.where(draws, chance, sure)
+        drawn = (probs / race.noise(depth)).argmax(-1)
+        draws = race.draws[:, 0]
+        sure = torch.where(draws, probs.gather(1, drawn[:, None])[:, 0], sure)
         only = torch.zeros_like(probs).scatter_(1, at[:, None], 1.0)
         found.probs[depth] = torch.where(race.draws, probs, only)
         at = torch.where(draws, drawn, at)

@@ -13,7 +13,7 @@ COLUMNS = (256, 512, 1024, 2048, 4096)  # places of text that sizes are made for
 MOST_PLACES = 1 << 17  # of all texts together; with more, a draft is not recorded
 WIDTHS = (1, 2, 5)  # branches that are followed in a level; more are filled up to as many as there may be
 
-TOKEN, PLACE, BEFORE, WIDE, RACES, HEAT, FIELDS = range(7)
+TOKEN, PLACE, BEFORE, WIDE, HEAT, FIELDS = range(6)
 Whole = npt.NDArray[np.int64]
 
 
@@ -28,7 +28,6 @@ class HeadText:
     wide: int = 1  # branches to be followed in a level
     heat: float = 0.0  # what logits are divided by before a guess is drawn; 0: nothing is drawn
     keys: Whole = field(default_factory=lambda: np.zeros(0, np.int64))  # of the noise, by depth; none: nothing is drawn
-    races: bool = False  # whether the target draws by the same noise
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class HeadTable:
     def send(self, texts: list[HeadText]) -> None:
         """Of these texts; the host has seen the end of what was done with the last ones."""
         numbers, behind = self._numbers, FIELDS + self.sizes.depth
-        fields = [(text.token, text.place, text.before, text.wide, text.races) for text in texts]
+        fields = [(text.token, text.place, text.before, text.wide) for text in texts]
         numbers[: len(texts), :HEAT] = fields
         numbers[: len(texts), HEAT] = np.array([text.heat for text in texts]).view(np.int64)
         numbers[len(texts) :, :FIELDS] = 0

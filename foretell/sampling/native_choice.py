@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,11 +21,8 @@ def choose_natively(
     native: Library, logits: Tensor, params: list[SamplingParams], seeds: list[int], positions: list[int]
 ) -> list[int]:
     """The token of each row of logits [rows, vocab]; -1 where the best score is no number."""
-    return native.choose(logits, draws_of(params, seeds, positions))
-
-
-def draws_of(params: list[SamplingParams], seeds: list[int], positions: list[int]) -> npt.NDArray[np.void]:
-    """How the token of each of some rows is drawn, by the noise that draws the text itself."""
     keys = noise.keys(seeds, positions)
-    drawn = [(p.temperature, p.top_p, p.min_p, p.top_k, key) for p, key in zip(params, keys, strict=True)]
-    return np.array(drawn, DRAW)
+    draws = np.array(
+        [(p.temperature, p.top_p, p.min_p, p.top_k, key) for p, key in zip(params, keys, strict=True)], DRAW
+    )
+    return native.choose(logits, draws)

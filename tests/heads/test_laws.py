@@ -192,18 +192,14 @@ def test_a_prefix_that_is_found_was_read_already(config: HeadConfig) -> None:
 
 def test_what_is_drawn_says_from_what() -> None:
     engine = World().engine(drafter := OwnHead(HEADS["eagle"]))
-    wanted = ((0.0, "block"), (1.0, "block"), (1.0, "match"))
-    tracks = [
-        add(engine, str(i), PROMPTS[i], temperature=heat, speculation=SpeculationChoice(rule=rule))[0]
-        for i, (heat, rule) in enumerate(wanted)
-    ]
+    judged = SpeculationChoice(rule="rejection")
+    tracks = [add(engine, str(i), PROMPTS[i], judged, temperature=t)[0] for i, t in ((0, 0.0), (1, 1.0))]
     while any(track.seq.pending > 1 or not track.seq.written for track in tracks):
         engine.step()
     seqs = [track.seq for track in tracks]
     for seq in seqs:
         assert engine.runner.reserve(seq, len(seq.tokens) + 4)
-    greedy, drawn, matched = drafter.propose(seqs, [Budget(4)] * 3)
-    assert matched.probs is None and not any(matched.drawn or ()), "judged by its tokens alone"
+    greedy, drawn = drafter.propose(seqs, [Budget(4)] * 2)
     assert not any(greedy.drawn or ()) and drawn.drawn == (True,) * 4
     assert drawn.probs is not None and torch.allclose(drawn.probs.sum(-1), torch.ones(4))
     assert isinstance(drafter.inner, HeadDrafter)

@@ -82,67 +82,60 @@ inline float race(float weight, float part) {
 
 struct Winner {
     float best = -1;
-    int64_t id = -1;
+    int64_t at = -1;
 
-    void meet(float value, int64_t lane) {
-        if (value > best || (value == best && lane < id)) {
+    void meet(float value, int64_t place) {
+        if (value > best || (value == best && place < at)) {
             best = value;
-            id = lane;
+            at = place;
         }
     }
 };
 
-SEVERAL void make_parts(uint64_t key, int64_t from, float* parts) {
-    for (int64_t at = 0; at < kRun; ++at) parts[at] = uniform(key, static_cast<uint64_t>(from + at));
+// The noise of one row. Its lanes are tokens: `ids`, or, where that is null, all there are.
+struct Noise {
+    uint64_t key;
+    const int64_t* ids;
+
+    float at(int64_t place) const { return uniform(key, static_cast<uint64_t>(ids == nullptr ? place : ids[place])); }
+};
+
+// That of a run of places.
+SEVERAL void make_parts(const Noise& noise, int64_t from, float* parts) {
+    if (noise.ids == nullptr)
+        for (int64_t at = 0; at < kRun; ++at) parts[at] = uniform(noise.key, static_cast<uint64_t>(from + at));
+    else
+        for (int64_t at = 0; at < kRun; ++at) parts[at] = uniform(noise.key, static_cast<uint64_t>(noise.ids[from + at]));
 }
 
-SEVERAL void make_parts_of(uint64_t key, const int64_t* lanes, float* parts) {
-    for (int64_t at = 0; at < kRun; ++at) parts[at] = uniform(key, static_cast<uint64_t>(lanes[at]));
-}
-
-// Whether any of a run's lanes may win: a race is at most the weight over its number, since -log(1 - u) is at least u.
+// Which of a run's lanes may win: a race is at most the weight over its number, since -log(1 - u) is at least u.
 SEVERAL bool may_win(const float* weights, const float* parts, float best) {
     int32_t any = 0;
     for (int64_t at = 0; at < kRun; ++at) any |= weights[at] * 1.0001f >= best * parts[at];
     return any != 0;
 }
 
-// The noise of a row: of each place by its lane, which is the place itself where there are no others.
-struct Noise {
-    uint64_t key;
-    const int64_t* lanes;
-
-    float of(int64_t at) const { return uniform(key, static_cast<uint64_t>(lanes == nullptr ? at : lanes[at])); }
-
-    void of_run(int64_t from, float* parts) const {
-        if (lanes == nullptr)
-            make_parts(key, from, parts);
-        else
-            make_parts_of(key, lanes + from, parts);
-    }
-};
-
 int64_t draw_of_all(const float* weights, int64_t width, const Noise& noise, int64_t likeliest) {
     Winner winner;
-    winner.meet(race(weights[likeliest], noise.of(likeliest)), likeliest);
+    winner.meet(race(weights[likeliest], noise.at(likeliest)), likeliest);
     float parts[kRun];
     int64_t from = 0;
     for (; from + kRun <= width; from += kRun) {
-        noise.of_run(from, parts);
+        make_parts(noise, from, parts);
         if (!may_win(weights + from, parts, winner.best)) continue;
         for (int64_t at = 0; at < kRun; ++at)
             if (weights[from + at] * 1.0001f >= winner.best * parts[at])
                 winner.meet(race(weights[from + at], parts[at]), from + at);
     }
-    for (; from < width; ++from) winner.meet(race(weights[from], noise.of(from)), from);
-    return winner.id;
+    for (; from < width; ++from) winner.meet(race(weights[from], noise.at(from)), from);
+    return winner.at;
 }
 
 int64_t draw_of_some(const float* weights, int64_t width, const Noise& noise, float least) {
     Winner winner;
     for (int64_t at = 0; at < width; ++at)
-        if (weights[at] >= least) winner.meet(race(weights[at], noise.of(at)), at);
-    return winner.id;
+        if (weights[at] >= least) winner.meet(race(weights[at], noise.at(at)), at);
+    return winner.at;
 }
 
 // Weights by their leading bits, sixteen kinds between a number and its double. They are at most 1 and not negative, so
@@ -183,6 +176,7 @@ void gather(const float* weights, int64_t width, int32_t which, float least, std
 
 struct Room {
     std::vector<float> weights, some;
+    float least = 0;  // of the weights that stay in
     Kinds kinds;
 };
 
@@ -244,79 +238,50 @@ SEVERAL int64_t first_of(const float* x, int64_t width, float value) {
     return 0;
 }
 
-// Where the drawn one stands; -1 where no score is a number. `least` becomes the least weight that was in the race.
-int64_t choose(const float* x, int64_t width, const Draw& draw, const int64_t* lanes, Room& room, float* least) {
+int64_t choose(const float* x, int64_t width, const int64_t* ids, const Draw& draw, Room& room) {
     const float peak = largest(x, width);
     if (!std::isfinite(peak)) return -1;
     const int64_t likeliest = first_of(x, width, peak);
     if (draw.temperature == 0) return likeliest;
     room.weights.resize(width);
     weigh(x, width, static_cast<float>(draw.temperature), peak, room.weights.data());
-    const Noise noise{static_cast<uint64_t>(draw.key), lanes};
-    *least = 0;
+    const Noise noise{static_cast<uint64_t>(draw.key), ids};
     const bool restricts = draw.top_k > 0 || draw.top_p < 1 || draw.min_p > 0;
-    if (!restricts) return draw_of_all(room.weights.data(), width, noise, likeliest);
-    *least = least_kept(draw, width, room);
-    return draw_of_some(room.weights.data(), width, noise, *least);
+    room.least = restricts ? least_kept(draw, width, room) : 0;
+    return restricts ? draw_of_some(room.weights.data(), width, noise, room.least)
+                     : draw_of_all(room.weights.data(), width, noise, likeliest);
 }
 
-// About -log(1 - u): to two thousandths, which is enough to tell how far ahead a winner is.
-inline __attribute__((always_inline)) float waited(float part) {
-    const float rest = 1.0f - part;
-    int32_t bits;
-    std::memcpy(&bits, &rest, sizeof bits);
-    const int32_t power = ((bits - 0x3F3504F3) >> 23);  // so that what is left lies around 1
-    bits -= power * (1 << 23);
-    float near;
-    std::memcpy(&near, &bits, sizeof near);
-    near -= 1.0f;
-    float sum = 0.1462f;
-    sum = sum * near - 0.2315f;
-    sum = sum * near + 0.3306f;
-    sum = sum * near - 0.5002f;
-    const float found = -((sum * near + 1.0f) * near + static_cast<float>(power) * 0.693147181f);
-    return part < 0.02f ? part * (1.0f + part * (0.5f + part * 0.333333f)) : found;
-}
-
-// All races of a run together, of weights that are not under `least`.
-SEVERAL float races_of(const float* weights, const float* parts, float least) {
+SEVERAL float sum_kept(const float* weights, int64_t width, float least) {
     float sums[16] = {};
-    for (int64_t at = 0; at < kRun; at += 16)
-        for (int64_t lane = 0; lane < 16; ++lane) {
-            const float weight = weights[at + lane], value = weight / waited(parts[at + lane]);
-            sums[lane] += weight >= least ? value : 0.0f;
-        }
+    int64_t at = 0;
+    for (; at + 16 <= width; at += 16)
+        for (int64_t lane = 0; lane < 16; ++lane) sums[lane] += weights[at + lane] >= least ? weights[at + lane] : 0.0f;
+    for (; at < width; ++at) sums[0] += weights[at] >= least ? weights[at] : 0.0f;
     float sum = 0;
     for (float each : sums) sum += each;
     return sum;
 }
 
-// How far one is ahead, as its share of all races.
-float odds_of(const float* weights, int64_t width, const Noise& noise, float least, int64_t found) {
-    float parts[kRun];
-    double sum = 0;
-    int64_t from = 0;
-    for (; from + kRun <= width; from += kRun) {
-        noise.of_run(from, parts);
-        sum += races_of(weights + from, parts, least);
-    }
-    for (; from < width; ++from)
-        if (weights[from] >= least) sum += race(weights[from], noise.of(from));
-    const double odds = race(weights[found], noise.of(found)) / sum;
-    return static_cast<float>(odds < 1 ? odds : 1);
+Room& own_room() {
+    static thread_local Room room;
+    return room;
 }
 
 }  // namespace
 
 int64_t first_largest(const float* x, int64_t width) { return first_of(x, width, largest(x, width)); }
 
-float draw_with_odds(const float* x, int64_t width, const Draw& draw, const int64_t* lanes, int64_t* at) {
-    static thread_local Room room;
-    float least = 0;
-    const int64_t found = choose(x, width, draw, lanes, room, &least);
-    *at = found < 0 ? 0 : found;
-    if (found < 0) return 0;
-    return odds_of(room.weights.data(), width, Noise{static_cast<uint64_t>(draw.key), lanes}, least, found);
+float draw_among(const float* x, int64_t width, const int64_t* ids, const Draw& draw, float* probs, int64_t* at) {
+    Room& room = own_room();
+    const int64_t found = choose(x, width, ids, draw, room);
+    *at = std::max<int64_t>(found, 0);
+    if (found < 0) return 0;  // nothing is a number: any guess will do
+    const std::vector<float>& weights = room.weights;
+    const float sum = sum_kept(weights.data(), width, room.least);
+    for (int64_t i = 0; i < width && probs != nullptr; ++i)
+        if (weights[i] >= room.least) probs[ids == nullptr ? i : ids[i]] = weights[i] / sum;
+    return weights[found] / sum;
 }
 
 }  // namespace foretell
@@ -326,8 +291,6 @@ extern "C" __attribute__((visibility("default"))) void foretell_choose(
     const float* x, int64_t rows, int64_t width, const foretell::Draw* draws, int64_t* ids, int threads) {
     foretell::Team team(rows > 1 ? threads : 1);
     team.each(rows, [&](int64_t row) {
-        static thread_local foretell::Room room;
-        float least = 0;
-        ids[row] = foretell::choose(x + row * width, width, draws[row], nullptr, room, &least);
+        ids[row] = foretell::choose(x + row * width, width, nullptr, draws[row], foretell::own_room());
     });
 }

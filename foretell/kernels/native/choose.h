@@ -1,9 +1,12 @@
-// Finding the best of a row of scores, or drawing one.
+// Finding the best of a row of scores, or drawing one of them.
 #pragma once
 
 #include <cstdint>
 
 namespace foretell {
+
+// Where the first of the largest is; 0 where nothing is a number.
+int64_t first_largest(const float* x, int64_t width);
 
 // How one row is drawn, as Python hands it over.
 struct Draw {
@@ -11,11 +14,8 @@ struct Draw {
     int64_t top_k, key;  // what the noise of a lane is made of; see foretell/sampling/noise.py
 };
 
-// Draws by a temperature above 0: where in the row the drawn one stands, and how far it was ahead, as its share of all
-// races. `lanes` [width] say whose noise each place has; null: its own. Where no score is a number it is the first, at 0.
-float draw_with_odds(const float* x, int64_t width, const Draw& draw, const int64_t* lanes, int64_t* at);
-
-// Where the first of the largest is; 0 where nothing is a number.
-int64_t first_largest(const float* x, int64_t width);
+// Draws from the scores x of the tokens `ids`, which are the lanes of the noise: where the winner stands, and its share
+// of all that could be drawn. Where `probs` is not null, the shares of all go to their tokens in it.
+float draw_among(const float* x, int64_t width, const int64_t* ids, const Draw& draw, float* probs, int64_t* at);
 
 }  // namespace foretell

@@ -58,6 +58,9 @@ class ChainRecord(ctypes.Structure):
         ("branches", POINTER),
         ("branch", NUMBER),
         ("draws", POINTER),
+        ("probs", POINTER),
+        ("vocab", NUMBER),
+        ("along", POINTER),
     )
 
 
