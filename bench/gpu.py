@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from inflate import inflate, random_base
+from inflate import inflate, load_base
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
@@ -69,16 +69,6 @@ def reaches(value: float, goal: str) -> bool:
     """Whether a figure is what a goal such as `<= 3.5` asks for."""
     sign, number = goal.split()
     return value >= float(number) if sign == ">=" else value <= float(number)
-
-
-def load_base(name: str | None) -> Decoder:
-    """The named model in bf16, or a random one of SmolLM2-135M's shape."""
-    if name is None:
-        return random_base("cuda")
-    from foretell.hub import open_checkpoint, resolve
-    from foretell.models.load import load_model
-
-    return load_model(open_checkpoint(resolve(name, print)), torch.bfloat16, "cuda")
 
 
 def share_of(runner: ModelRunner, number: int, start: int, rows: int) -> tuple[Share, Draft]:
@@ -296,7 +286,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     rounds = 2 if given.quick else 5
-    base = load_base(given.base)
+    base = load_base(given.base, "cuda")
     target = inflate(base)
     figures = Figures({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "base": given.base})
     costs(target, figures)

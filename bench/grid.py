@@ -15,8 +15,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from gpu import load_base, step_ms
-from inflate import inflate
+from gpu import step_ms
+from inflate import inflate, load_base
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the JSON there")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
-    base = load_base(given.base)
+    base = load_base(given.base, "cuda")
     target = inflate(base, given.times, given.layers)
     runner = ModelRunner(target, 1024 + MOST * CONTEXT // PAGE, PAGE, CONTEXT)
     draft = ModelRunner(base, 4096, PAGE, CONTEXT)

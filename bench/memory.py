@@ -66,7 +66,7 @@ def main() -> int:
         announced = told(server)
         tokens = announced["pages"] * EngineConfig().page_size
         answers = asyncio.run(load(server, args.callers, args.seconds, tokens))
-        _, peak = resident(Path(f"/proc/{server.pid}"))
+        peak = resident(Path(f"/proc/{server.pid}")).peak
     for name, size in announced.items():
         print(f"{name}: {size}" if name == "pages" else f"{name}: {size / MIB:.0f} MiB")
     off = peak / announced["total"] - 1

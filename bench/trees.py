@@ -19,7 +19,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
-from inflate import inflate
+from inflate import inflate, inflate_head
 from rounds import DeviceClock, Taken, write
 from tree_report import Record, Report, Setting, Way
 
@@ -79,15 +79,14 @@ class Bench:
         checkpoint = open_checkpoint(resolve(args.model))
         base, self.tokenizer = load_model(checkpoint, dtype, device), read_tokenizer(checkpoint)
         head = open_head(Path(folder), base.config).load(Lender.of(base), dtype, CONTEXT)
-        model = rounded(inflate(base, args.inflate, dtype=dtype) if args.inflate else base, args)
+        model = inflate(base, args.inflate, dtype=dtype) if args.inflate else base
+        if args.inflate:
+            head = inflate_head(head, model, args.inflate, CONTEXT)
+        model = rounded(model, args)
         runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.taps, beside(head.config))
-        if not args.inflate:
-            pack_head(head, runner.model)
+        pack_head(head, runner.model)
         whole = False if args.by_steps else None  # None: as it is served
         self.drafter: HeadDrafter = head_drafter(runner, head, model.config.layers, kind, whole=whole)
-        if args.inflate:  # of the repeated states those of the small model
-            wide, own = model.config.width, torch.arange(head.config.target_width, device=device)
-            self.drafter._columns = torch.cat([tap * wide + own for tap in range(len(head.config.taps))])
         self.engine = Engine(runner, self.drafter, FixedController(0), Scheduler(runner, None, 1, 512))
         self.maker = RequestMaker(Limits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter)
         self.texts, self.args, self.clock = chosen(args, self.tokenizer), args, DeviceClock(runner)

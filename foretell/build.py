@@ -14,6 +14,7 @@ from . import draft
 from .config import EngineConfig, SpeculationConfig
 from .controlling import build_controller, costs_file, default_choice
 from .draft.base import Drafter
+from .draft.tree import MOST_WIDE
 from .engine.engine import Engine
 from .engine.profile import Profiler
 from .engine.requests import Limits, RequestMaker, check_rule
@@ -28,6 +29,7 @@ from .models.variants import quantized
 from .opened import Opened, Room, choose_device, open_model, say_nothing
 from .pairing import Pairing, judge_pair
 from .parallel import Team, check_ranks, head_bytes, held_bytes, lead, ranks_words, start_team
+from .runner.head_bytes import HeadNeeds, MostAsked
 from .runner.memory import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory
 from .runner.runner import ModelRunner
 from .sampling.grammar import GrammarCompiler
@@ -96,10 +98,10 @@ def _build(
             return _plan_memory(config, target, [], drafter.memory, context)
         extra = sum(map(target.copy_bytes, draft.copies_wanted(chosen)))
         models, few = [helpers[name] for name in draft.models_wanted(chosen)], heads.only(draft.heads_wanted(chosen))
-        return _plan_memory(config, target, models, extra + few.weights, context, few.token_bytes, few.examining)
+        return _plan_memory(config, target, models, extra, context, few.needs(_most_asked(config, chosen, context)))
 
     def run_helper(name: str) -> ModelRunner:
-        helper = helpers[name].runner(helpers[name].load(team), room)
+        helper = helpers[name].runner(helpers[name].load_packed(team), room)
         helper.answers_on = target.device
         if team is not None and name in shared:
             lead(helper, team, 1 + shared.index(name))
@@ -115,8 +117,10 @@ def _build(
         parts = [target.part(room, heads.folders), *(helpers[name].part(room) for name in shared)]
         team = start_team(parts, target.device, ranks)
         failing.callback(team.close)
-    model = target.load(team)
     copies = () if drafter is not None else draft.copies_wanted(speculation)
+    spare = device_memory(target.device) - max(memory.weights + memory.drafter, target.loading)
+    with target.warming(room, spare, drafter is not None or speculation.budget > 0, bool(heads.found)):
+        model = target.load(team) if copies else target.load_packed(team)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
     runner = target.runner(model, room, () if drafter is None else drafter.taps, heads.beside)
@@ -206,31 +210,37 @@ def _plan_memory(
     helpers: list[Opened],
     extra: int,
     context: int,
-    beside: int = 0,
-    examining: int = 0,
+    heads: HeadNeeds = HeadNeeds(),
 ) -> MemoryPlan:
-    """A draft model has as many pages as the target, so that it can follow every text; `beside`: bytes of heads for a
-    token; `examining`: bytes that are held while a head is examined."""
+    """A draft model has as many pages as the target, so that it can follow every text; `extra`: bytes of copies."""
     away = [helper for helper in helpers if helper.device != target.device]
     helpers = [helper for helper in helpers if helper.device == target.device]
-    token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + beside
-    extra += sum(helper.weights for helper in helpers)
+    token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + heads.token
+    extra += heads.weights + sum(helper.weights for helper in helpers)
     page_bytes = config.page_size * token_bytes
     loading = max(model.loading for model in (target, *helpers)) + extra
-    if examining:  # when the target's weights are what they will be
-        loading = max(loading, target.weights + extra + examining)
+    if heads.examining:  # when the target's weights are what they will be
+        loading = max(loading, target.weights + extra + heads.examining)
     needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
     free = device_memory(target.device)
     if target.shard is not None and target.device.type == "cpu":
         free //= target.shard.size  # ranks share the machine's memory; the first one's share has to hold the drafter
     if target.device.type == "cuda":  # nobody else is to have the rest: the cache takes it, as far as texts can fill it
         free = int(free * config.gpu_memory_utilization)
-        work = sum(model.step_bytes(config.max_num_batched_tokens) for model in (target, *helpers))
-        needs = replace(needs, workspace=work, texts=config.max_num_seqs, cache_share=1.0)
+        work = sum(model.step_bytes(config.max_num_batched_tokens, context) for model in (target, *helpers))
+        needs = replace(needs, workspace=work + heads.workspace, texts=config.max_num_seqs, cache_share=1.0)
+        needs = replace(needs, taken=config.gpu_memory_utilization)
     plan = plan_memory(needs, free, config.kv_memory)
     for helper in away:
         check_room(helper.weights + plan.pages * config.page_size * helper.token_bytes, helper.device)
     return plan
+
+
+def _most_asked(config: EngineConfig, speculation: SpeculationConfig, context: int) -> MostAsked:
+    """The most that heads will be asked for."""
+    wide = MOST_WIDE if speculation.tree else 1
+    tokens = config.max_num_batched_tokens
+    return MostAsked(config.max_num_seqs, context, tokens, max(1, speculation.budget), wide, config.page_size)
 
 
 def _context(config: EngineConfig, model: ModelConfig) -> int:

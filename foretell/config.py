@@ -43,6 +43,9 @@ class EngineConfig:
     swap_space: float = option(
         4.0, "GiB of the host's memory for texts that must make way on a GPU, where copying beats reading them again"
     )
+    keep_packed: bool = option(
+        True, "keep weights on disk as a CPU runs them, so that the next start takes them from there"
+    )
     prefix_cache: bool = option(True, "share the cache of equal beginnings", aliases=("--enable-prefix-caching",))
     threads: int | None = option(None, "CPU threads (default: physical cores); ranks share them")
     tensor_parallel_size: int = option(

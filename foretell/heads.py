@@ -33,6 +33,7 @@ from .models.heads.open import (
 from .models.lending import lend, read_whole, whole_bytes
 from .models.read_config import read_config
 from .models.shard import Shard
+from .runner.head_bytes import HeadNeeds, MostAsked, head_step_bytes
 from .runner.head_pages import beside
 from .runner.runner import ModelRunner
 from .tokenizer import Tokenizer
@@ -101,6 +102,13 @@ class Heads:
     def token_bytes(self) -> int:
         """Bytes of cache they take for a token."""
         return sum(shape.bytes_per_token(self.target.dtype) for shape in self.beside)
+
+    def needs(self, asked: MostAsked) -> HeadNeeds:
+        """What they ask of memory on a GPU; elsewhere what they work with is not counted."""
+        shard, dtype = self.target.shard, self.target.dtype
+        configs = [head.config for head in self.found.values()]
+        each = [head_step_bytes(config, beside(config, shard), asked, dtype) for config in configs]
+        return HeadNeeds(self.weights, self.token_bytes, sum(each), self.examining)
 
     def load(self, model: Decoder, context: int) -> None:
         """Read the weights and borrow the target's, before a runner packs those away."""

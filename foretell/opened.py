@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -16,13 +19,15 @@ from .kernels.rounded import Rounding
 from .kv.cache import LayerShape
 from .models.config import ModelConfig
 from .models.decoder import Decoder
-from .models.load import choose_dtype, is_rounded, load_model
+from .models.kept import Kept
+from .models.load import choose_dtype, is_rounded, load_model, sketch, take_memory
 from .models.quantize import Bits, native_for
 from .models.read_config import read_config
 from .models.shard import Shard
 from .models.variants import prepared_bytes, quantize_weights, quantized_bytes, round_weights
 from .parallel import Part, Team
-from .runner.memory import step_bytes
+from .runner.cuda_warm import Warming, few_layers
+from .runner.memory import recorded_bytes, step_bytes
 from .runner.runner import ModelRunner
 from .tokenizer import Tokenizer
 
@@ -48,17 +53,18 @@ class Opened:
     bits: Bits | None = None  # of a weight, where they are to be integers
     rounding: Rounding | None = None  # of weights and rows, on a CUDA device
     shard: Shard | None = None  # of a model that is split, the part that is loaded here
+    keeps: bool = False  # whether packed weights are kept on disk for the next start
 
     @property
     def local(self) -> ModelConfig:
         """What lies here."""
         return self.config if self.shard is None else self.shard.part_of(self.config)
 
-    @property
+    @cached_property
     def weights(self) -> int:
         return prepared_bytes(self.local, self.dtype, self.device, self.bits, self.rounding)
 
-    @property
+    @cached_property
     def loading(self) -> int:
         """What its weights take in floats, before they are rounded."""
         rounded = self.bits is not None or self.rounding is not None
@@ -70,11 +76,12 @@ class Opened:
         layer = LayerShape(self.local.kv_heads, self.config.head_dim)
         return self.config.layers * layer.bytes_per_token(self.dtype)
 
-    def step_bytes(self, tokens: int) -> int:
-        """What its steps work with on a GPU."""
-        c = self.local
+    def step_bytes(self, tokens: int, context: int) -> int:
+        """What its steps work with on a GPU, recorded ones and others."""
+        c, vocab, itemsize = self.local, self.config.vocab, self.dtype.itemsize
         width = 3 * c.width + 3 * c.ffn + (2 * c.heads + 2 * c.kv_heads) * c.head_dim
-        return step_bytes(width, tokens, self.config.vocab, self.dtype.itemsize)
+        recorded = recorded_bytes(c.heads * c.head_dim, min(context, c.context), vocab, itemsize)
+        return step_bytes(width, tokens, vocab, itemsize) + recorded
 
     def load(self, team: Team | None = None) -> Decoder:
         """Its weights, or the first rank's part of them, and what joins it to the others."""
@@ -82,6 +89,19 @@ class Opened:
         if team is not None and self.shard is not None:
             model.meet(team.group)
         return model
+
+    def load_packed(self, team: Team | None = None) -> Decoder:
+        """As `load`, for those who need no floats: where packed weights were kept, they are taken as they are."""
+        kept = self._kept
+        return (None if kept is None else kept.load()) or self.load(team)
+
+    @property
+    def _kept(self) -> Kept | None:
+        """Where its packed weights are kept."""
+        whole = self.shard is None and self.dtype == torch.float32
+        if not self.keeps or not whole or native_for(self.device) is None:
+            return None
+        return Kept(self.checkpoint, self.config, self.bits)
 
     def part(self, room: Room, heads: tuple[Path | None, ...] = ()) -> Part:
         """What other ranks are to load of a model that is split, and of heads with it, and the room they give it."""
@@ -91,6 +111,8 @@ class Opened:
 
     def ready(self, model: Decoder) -> Decoder:
         """The loaded model with its weights as they will run; a copy in integers is made before this."""
+        if model.is_packed:
+            return model
         if self.rounding is not None:
             return round_weights(model, self.rounding)
         return model if self.bits is None else quantize_weights(model, self.bits)
@@ -99,8 +121,24 @@ class Opened:
         self, model: Decoder, room: Room, taps: tuple[int, ...] = (), beside: tuple[LayerShape, ...] = ()
     ) -> ModelRunner:
         """What runs it, once it is loaded; `beside` are further layers of its cache."""
-        context = min(room.context, self.config.context)
-        return ModelRunner(self.ready(model), room.pages, room.page_size, context, taps, beside)
+        context, made_now = min(room.context, self.config.context), not model.is_packed
+        runner = ModelRunner(self.ready(model), room.pages, room.page_size, context, taps, beside)
+        if made_now and (kept := self._kept) is not None:
+            kept.write(runner.model)
+        return runner
+
+    def warming(self, room: Room, free: int, guesses: bool, taps: bool) -> AbstractContextManager[object]:
+        """Gets kernels ready beside the load, where there are any and that leaves memory for it: `free` bytes."""
+        few = few_layers(self.local)
+        needed = prepared_bytes(few, self.dtype, "meta") + room.context * self.token_bytes // self.config.layers
+        if self.device.type != "cuda" or find_spec("triton") is None or self.shard is not None or 2 * needed > free:
+            return nullcontext()
+
+        def make() -> Decoder:
+            model = take_memory(sketch(few, self.dtype), self.device)
+            return model if self.rounding is None else round_weights(model, self.rounding)
+
+        return Warming(make, min(room.context, self.config.context), room.page_size, guesses, taps)
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""
@@ -131,7 +169,8 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None], rank
         said = own if native_for(device) else ", run as floats: no native kernels"
         say(f"{name}: weights rounded to int{bits}{said}")
     shard = None if ranks == 1 else Shard(0, ranks)
-    return Opened(checkpoint, model_config, read_tokenizer(checkpoint), dtype, device, bits, rounding, shard)
+    tokenizer = read_tokenizer(checkpoint)
+    return Opened(checkpoint, model_config, tokenizer, dtype, device, bits, rounding, shard, config.keep_packed)
 
 
 def choose_bits(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> Bits | None:

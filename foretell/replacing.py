@@ -37,7 +37,7 @@ class Replacement:
             raise ModelError("no head guesses here that another could replace; name one with --drafter")
         if engine.runner.model.shard is not None:
             raise ModelError("this target lies on several ranks, and a new head has to borrow from all of it")
-        if not _has_floats(engine):
+        if not engine.runner.model.lends:
             raise ModelError("this target's output matrix is packed away, and a new head has to borrow from it")
         self.folder, self.engine = folder, engine
         self._seen = self.mark()
@@ -93,11 +93,6 @@ def read_or_say(replacement: Replacement) -> Candidate | str | None:
         return replacement.read()
     except (ForetellError, OSError, ValueError) as error:
         return str(error)
-
-
-def _has_floats(engine: Engine) -> bool:
-    model = engine.runner.model
-    return model.config.tied or model.head.weight is not None
 
 
 def _shape(config: HeadConfig) -> HeadConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,17 +18,30 @@ PAGE = "The quick brown fox jumps over the lazy dog. She sells sea shells by the
 WIDTH, LAYERS, HEADS, KV_HEADS, FFN, CONTEXT = 32, 2, 4, 2, 48, 128
 
 
-def write_tiny_folder(path: Path, seed: int = 0) -> Path:
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model."""
+
+    width: int = WIDTH
+    layers: int = LAYERS
+    heads: int = HEADS
+    kv_heads: int = KV_HEADS
+    ffn: int = FFN
+    context: int = CONTEXT
+    vocab: int | None = None  # None: the tokenizer's own; more are tokens that have no words
+
+
+def write_tiny_folder(path: Path, seed: int = 0, shape: Shape = Shape()) -> Path:
     """A random Llama with a tokenizer, a chat template and generation defaults."""
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
-    vocab = tokenizer.get_vocab_size()
+    vocab = shape.vocab or tokenizer.get_vocab_size()
     tokenizer.save(str(path / "tokenizer.json"))
     end = tokenizer.token_to_id("<|im_end|>")
     _write(path / "tokenizer_config.json", {"chat_template": TEMPLATE, "eos_token": "<|im_end|>"})
     _write(path / "generation_config.json", {"eos_token_id": [end], "do_sample": True, "temperature": 0.9, "top_k": 40})
-    _write(path / "config.json", _config(vocab))
-    save_file(_weights(vocab, seed), str(path / "model.safetensors"))
+    _write(path / "config.json", _config(vocab, shape))
+    save_file(_weights(vocab, seed, shape), str(path / "model.safetensors"))
     return path
 
 
@@ -45,40 +59,41 @@ def _tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _config(vocab: int) -> dict[str, object]:
+def _config(vocab: int, shape: Shape) -> dict[str, object]:
     return {
         "model_type": "llama",
         "vocab_size": vocab,
-        "hidden_size": WIDTH,
-        "intermediate_size": FFN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "max_position_embeddings": CONTEXT,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": shape.context,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,
     }
 
 
-def _weights(vocab: int, seed: int) -> dict[str, torch.Tensor]:
+def _weights(vocab: int, seed: int, shape: Shape) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
-    head = WIDTH // HEADS
-    weights = {"model.embed_tokens.weight": torch.randn(vocab, WIDTH) * 0.4, "model.norm.weight": torch.ones(WIDTH)}
+    spread = 0.3 * (WIDTH / shape.width) ** 0.5
+    width, ffn, kv_width = shape.width, shape.ffn, shape.kv_heads * shape.width // shape.heads
+    weights = {"model.embed_tokens.weight": torch.randn(vocab, width) * 0.4, "model.norm.weight": torch.ones(width)}
     shapes = {
-        "self_attn.q_proj": (WIDTH, WIDTH),
-        "self_attn.k_proj": (KV_HEADS * head, WIDTH),
-        "self_attn.v_proj": (KV_HEADS * head, WIDTH),
-        "self_attn.o_proj": (WIDTH, WIDTH),
-        "mlp.gate_proj": (FFN, WIDTH),
-        "mlp.up_proj": (FFN, WIDTH),
-        "mlp.down_proj": (WIDTH, FFN),
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (kv_width, width),
+        "self_attn.v_proj": (kv_width, width),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (ffn, width),
+        "mlp.up_proj": (ffn, width),
+        "mlp.down_proj": (width, ffn),
     }
-    for layer in range(LAYERS):
-        for name, shape in shapes.items():
-            weights[f"model.layers.{layer}.{name}.weight"] = torch.randn(shape) * 0.3
+    for layer in range(shape.layers):
+        for name, sizes in shapes.items():
+            weights[f"model.layers.{layer}.{name}.weight"] = torch.randn(sizes) * spread
         for name in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(WIDTH)
+            weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(width)
     return weights
 
 

@@ -100,16 +100,20 @@ class Seats:
         self._parts = draft.Parts(llm.speculation, llm.engine.runner, llm.tokenizer)
 
     def make(self, config: SpeculationConfig, drafter: Drafter | None = None) -> Seat:
-        """A drafter with the controller its config asks for, which knows what steps cost as far as the engine does.
+        """A drafter with the controller its config asks for, which knows what steps and drafts cost as far as the
+        engine does.
 
         Nothing else is learnt yet. `drafter` overrides the config's.
         """
         engine, requests = self.llm.engine, self.llm.assembly.requests
         timed = TimedDrafter(drafter or self.drafter(config))
         controller, defaults = build_controller(config, timed, self._target), default_choice(config)
-        measured = self.llm.assembly.profiler.controller.costs
-        if measured.known:
-            controller.costs.load(measured.dump())
+        measured = self.llm.assembly.profiler.controller
+        if measured.costs.known:
+            controller.costs.load(measured.costs.dump())
+        for name, costs in controller.draft_costs.items():
+            if name in measured.draft_costs:
+                costs.load(measured.draft_costs[name].dump())
 
         def place(drafter: TimedDrafter) -> None:
             assert not engine.busy, "a text that is being written belongs to its drafter"

@@ -14,6 +14,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 from foretell.params import SamplingParams
+from foretell.system import uncollected
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -51,10 +52,11 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_llm(args: argparse.Namespace) -> LLM:
     """The model the flags name."""
-    from foretell.llm import LLM
-
     options = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
-    return LLM(speculative_config=getattr(args, "speculative_config", None), **options)
+    with uncollected():
+        from foretell.llm import LLM
+
+        return LLM(speculative_config=getattr(args, "speculative_config", None), **options)
 
 
 def sampling_params(args: argparse.Namespace, llm: LLM) -> SamplingParams:

@@ -5,46 +5,34 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from foretell import __version__
 from foretell.errors import ForetellError
 from foretell.options import nearest
 
-from .bench import BENCH
-from .certify import CERTIFY
-from .chat import CHAT
-from .check_pair import CHECK_PAIR
-from .demo import DEMO
-from .deploy import DEPLOY
-from .explain import EXPLAIN
-from .export import EXPORT
-from .generate import GENERATE
-from .models import LIST, PULL
-from .pairs import PAIRS
-from .plan import PLAN
-from .serve import SERVE
-from .train import TRAIN
-from .tune import TUNE
+from .command import Command
 
+# By name: the file it is in and what it is called there. Others' files are not read: together they take a while.
 COMMANDS = {
-    "demo": DEMO,
-    "generate": GENERATE,
-    "chat": CHAT,
-    "serve": SERVE,
-    "deploy": DEPLOY,
-    "bench": BENCH,
-    "plan": PLAN,
-    "tune": TUNE,
-    "certify": CERTIFY,
-    "train": TRAIN,
-    "export": EXPORT,
-    "explain": EXPLAIN,
-    "pairs": PAIRS,
-    "check-pair": CHECK_PAIR,
-    "pull": PULL,
-    "models": LIST,
+    "demo": ("demo", "DEMO"),
+    "generate": ("generate", "GENERATE"),
+    "chat": ("chat", "CHAT"),
+    "serve": ("serve", "SERVE"),
+    "deploy": ("deploy", "DEPLOY"),
+    "bench": ("bench", "BENCH"),
+    "plan": ("plan", "PLAN"),
+    "tune": ("tune", "TUNE"),
+    "certify": ("certify", "CERTIFY"),
+    "train": ("train", "TRAIN"),
+    "export": ("export", "EXPORT"),
+    "explain": ("explain", "EXPLAIN"),
+    "pairs": ("pairs", "PAIRS"),
+    "check-pair": ("check_pair", "CHECK_PAIR"),
+    "pull": ("models", "PULL"),
+    "models": ("models", "LIST"),
 }
 CALLERS_FAULT = 2
 INTERRUPTED = 130
@@ -87,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The arguments, or an exit that names the nearest right one."""
-    parser, commands = build_parser()
+    named = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
+    parser, commands = build_parser(named)
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         parser.error(f"there is no command {argv[0]!r}; {nearest(argv[0], COMMANDS)}")
     args, unknown = parser.parse_known_args(argv)
@@ -101,17 +90,24 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def build_parser() -> tuple[Parser, dict[str, Parser]]:
-    """The parser and those of its commands."""
+def build_parser(names: Iterable[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:
+    """The parser and those of these commands."""
     parser = Parser(prog="foretell", description="The same text, sooner: language models with speculative decoding.")
     parser.add_argument("--version", action="version", version=f"foretell {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands: dict[str, Parser] = {}
-    for name, command in COMMANDS.items():
+    for name in names:
+        command = _command(name)
         commands[name] = subparsers.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
         command.add_arguments(commands[name])
         commands[name].set_defaults(run=command.run)
     return parser, commands
+
+
+def _command(name: str) -> Command:
+    file, noun = COMMANDS[name]
+    command: Command = getattr(import_module(f"{__package__}.{file}"), noun)
+    return command
 
 
 def _one_line(error: BaseException) -> str:

@@ -32,6 +32,7 @@ def _pull(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     from foretell.hub import DEFAULT_MODEL, local_models
+    from foretell.hub.home import packed_folder
 
     check_out(args)
     models = local_models()
@@ -40,6 +41,9 @@ def _list(args: argparse.Namespace) -> int:
         state = "here" if model.present else f"foretell pull {model.name}"
         mark = " (default)" if model.name == DEFAULT_MODEL else ""
         print(f"{model.name:32} {model.size / 1e6:10.1f} MB   {state}{mark}")
+    packed = sum(file.stat().st_size for file in packed_folder().glob("*") if file.is_file())
+    if packed and not args.json:
+        print(f"{'packed for quick starts':32} {packed / 1e6:10.1f} MB   may be deleted: {packed_folder()}")
     return 0
 
 

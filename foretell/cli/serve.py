@@ -13,6 +13,7 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 from foretell.server.config import ServerConfig
 from foretell.server.dialects import Dialect, add_foreign_flags, check_speculation, merge
+from foretell.system import uncollected
 
 from .command import Command
 from .common import add_engine_arguments
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
         from foretell.cluster.served import Served
 
         return serve_replicas(cluster, Served(server, engine, speculation), foreign)
-    from foretell.server.run import serve
+    with uncollected():
+        from foretell.server.run import serve
 
     return serve(server, engine, speculation, foreign)
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foretell.types import Budget, Draft
 
 LEVELS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)  # a drafter's own confidence, in steps; the lowest is "says nothing"
 MIDDLES = (0.1, 0.3, 0.5, 0.7, 0.87, 0.97)  # of these steps
 TRUST = 0.7  # how far a drafter's own confidence is believed before it was compared with the text
+ALIKE = (
+    0.2  # and how far others' confidence tells of one that has not guessed yet: what is easy for them is easy for it
+)
+# Where tokens are drawn, what is likeliest is not always taken: a chance of p is believed to be p to this power.
+HEATS = {"greedy": 1.0, "cool": 1.5, "warm": 2.0}
 DEPTHS = 3  # the first guess, the second, and those behind
 UNSEEN = len(LEVELS)  # the row for guesses whose confidence is not known yet
 WIDTHS = (2, 4, 8, 16)  # nodes a level of a tree, about
@@ -42,14 +47,33 @@ def width_of(budget: Budget) -> int | None:
     return bisect_right(WIDTHS, 1.4 * budget.nodes / budget.depth) - 1 if budget.branches else None
 
 
+@dataclass(frozen=True)
+class Belief:
+    """What is believed of a drafter before anything was counted: how often a guess stands where nothing is drawn, how
+    far confidence is trusted, and to which power of it a chance shrinks."""
+
+    prior: float = PRIOR
+    trust: float = TRUST
+    power: float = 1.0
+
+    @property
+    def first(self) -> float:
+        """How often a guess stands."""
+        return float(self.prior**self.power)
+
+    def at(self, row: int, known: float) -> float:
+        """The same for a row of confidence; `known` is how often guesses stand."""
+        return float(self.trust * MIDDLES[row] ** self.power + (1 - self.trust) * known)
+
+
 class Rates:
     """How often guesses stood whose forerunners stood, by cell; what is not known yet is taken from `above`."""
 
-    __slots__ = ("above", "fade", "prior", "tried", "stood", "weight", "_believed")
+    __slots__ = ("above", "fade", "belief", "tried", "stood", "weight", "_believed")
 
-    def __init__(self, above: Rates | None, fading: tuple[float, float], prior: float = PRIOR) -> None:
-        """`prior` is what is believed where nothing is above."""
-        self.above, (self.fade, self.weight), self.prior = above, fading, prior
+    def __init__(self, above: Rates | None, fading: tuple[float, float], belief: Belief = Belief()) -> None:
+        """`belief` is for where nothing is above."""
+        self.above, (self.fade, self.weight), self.belief = above, fading, belief
         self.tried = [0.0] * CELLS
         self.stood = [0.0] * CELLS
         self._believed: dict[int, float] = {}  # what untried cells are believed to be, until something is counted
@@ -76,11 +100,11 @@ class Rates:
             return first + (1 - first) * RESCUES[row - UNSEEN - 1]
         like = UNSEEN * DEPTHS + depth if row != UNSEEN else at - 1 if depth else -1
         if like < 0:
-            return self.prior
+            return self.belief.first
         found = self._believed.get(like)
         if found is None:
             found = self._believed[like] = self.rate(like)
-        return found if row == UNSEEN else TRUST * MIDDLES[row] + (1 - TRUST) * found
+        return found if row == UNSEEN else self.belief.at(row, found)
 
     def count(self, at: int, stood: bool) -> None:
         rates: Rates | None = self
@@ -98,7 +122,7 @@ class Guess:
     """A draft that is not found out yet: the node the text has followed it to, and where that was.
 
     Of a drafter that is asked before it guesses `budget` is what it was given: of that one's chains the first choices
-    are counted, and of its trees whether a level stands at all.
+    are counted, and of its trees whether a level stands at all. `beside` is how sure others were meanwhile.
     """
 
     arm: str
@@ -108,6 +132,7 @@ class Guess:
     depth: int = 1
     budget: Budget | None = None
     first: bool = True  # whether it is the first choice of each level that has stood so far
+    beside: float | None = None
 
     def follow(self, tokens: list[int], rates: Rates) -> bool:
         """Count what the text says by now; True when there is nothing left to learn."""
@@ -136,9 +161,8 @@ class Guess:
             hit = next((child for child in children if draft.tokens[child] == token), -1)
             if self.first and children:
                 rates.count(cell(None, self.depth), hit == children[0])
-            if draft.confidence is not None:
-                for child in children:
-                    rates.count(cell(draft.confidence[child], self.depth), child == hit)
+                if self.beside is not None:
+                    rates.count(cell(self.beside, self.depth), hit == children[0])
             if width is not None:  # where a branch ends before its time, the level has fallen, too
                 rates.count(tree_cell(width, self.depth), hit >= 0)
             if hit < 0:
@@ -179,11 +203,11 @@ class Honesty:
 class Acceptance:
     """Rates of every drafter: of the request, over those of its kind of request, over all."""
 
-    def __init__(self, priors: Mapping[str, float] | None = None) -> None:
-        """`priors`: how often a drafter's guess should stand, before it ever guessed."""
-        self._priors = priors or {}
+    def __init__(self, beliefs: Mapping[str, Belief] | None = None) -> None:
+        """`beliefs`: what is believed of each drafter before it ever guessed."""
+        self._beliefs = beliefs or {}
         self._honesty: dict[tuple[str, str], Honesty] = {}
-        self._drafters: dict[str, Rates] = {}
+        self._drafters: dict[tuple[str, str], Rates] = {}  # by how freely tokens are drawn
         self._kinds: dict[tuple[str, str], Rates] = {}
         self._ledgers: dict[int, Ledger] = {}
 
@@ -205,10 +229,20 @@ class Acceptance:
         """A request's own rates for a drafter."""
         found = ledger.rates.get(arm)
         if found is None:
-            whole = self._drafters.setdefault(arm, Rates(None, DRAFTER, self._priors.get(arm, PRIOR)))
-            kind = self._kinds.setdefault((arm, ledger.kind), Rates(whole, KIND))
+            kind = self._kinds.get((arm, ledger.kind))
+            if kind is None:
+                kind = self._kinds[arm, ledger.kind] = Rates(self._whole(arm, heat_of(ledger.kind)), KIND)
             found = ledger.rates[arm] = Rates(kind, REQUEST)
         return found
+
+    def _whole(self, arm: str, heat: str) -> Rates:
+        """A drafter's record where tokens are drawn so freely; what stands where none is tells little of it."""
+        if (arm, heat) not in self._drafters:
+            self._drafters[arm, heat] = Rates(None, DRAFTER, self._belief(arm, heat))
+        return self._drafters[arm, heat]
+
+    def _belief(self, arm: str, heat: str) -> Belief:
+        return replace(self._beliefs.get(arm, Belief()), power=HEATS.get(heat, 1.0))
 
     def honesty(self, ledger: Ledger, arm: str) -> Honesty:
         """Of a drafter in this kind of request."""
@@ -232,12 +266,20 @@ class Acceptance:
             found.append(found[parent] * stands if parent >= 0 else self.honesty(ledger, arm).factor * stands)
         return found
 
-    def unseen(self, ledger: Ledger, arm: str, depth: int, hopeful: bool = True) -> list[float]:
-        """The same for a chain that is not drafted yet; in hope, because it must be tried to be known."""
+    def unseen(
+        self, ledger: Ledger, arm: str, depth: int, hopeful: bool = True, beside: float | None = None
+    ) -> list[float]:
+        """The same for a chain that is not drafted yet; in hope, because it must be tried to be known.
+
+        `beside`: how likely the best guess of others is to stand, 0 where they have none; None: there are no others.
+        """
         rates, whole = self.rates(ledger, arm), 1.0
         found: list[float] = []
         for at in range(1, depth + 1):
-            whole *= rates.hope(cell(None, at)) if hopeful else rates.rate(cell(None, at))
+            if at <= DEPTHS:
+                here = cell(beside, at)
+                stands = rates.hope(here) if hopeful else rates.rate(here)
+            whole *= stands
             found.append(whole)
         return found
 
@@ -246,23 +288,30 @@ class Acceptance:
         rates, whole = self.rates(ledger, arm), 1.0
         found: list[float] = []
         for at in range(1, depth + 1):
-            whole *= rates.hope(tree_cell(width, at), DOUBTS)
+            if at <= DEPTHS:
+                stands = rates.hope(tree_cell(width, at), DOUBTS)
+            whole *= stands
             found.append(whole)
         return found
 
-    def note(self, ledger: Ledger, arm: str, draft: Draft, length: int, budget: Budget | None = None) -> None:
-        """A drafter has guessed how a text of `length` tokens goes on; `budget` where it was not seen before."""
-        ledger.open.append(Guess(arm, draft, length, budget=budget))
+    def note(self, ledger: Ledger, guess: Guess) -> None:
+        """A drafter has guessed how a text goes on."""
+        ledger.open.append(guess)
 
     def learn(self, ledger: Ledger, tokens: list[int]) -> None:
         """The text has grown: find out the open guesses."""
         ledger.looked_up.clear()
         ledger.open = [guess for guess in ledger.open if not guess.follow(tokens, self.rates(ledger, guess.arm))]
 
-    def first_rate(self, arm: str) -> float:
-        """How often a drafter's first guess stands, over all."""
-        rates = self._drafters.get(arm)
-        return self._priors.get(arm, PRIOR) if rates is None else rates.rate(cell(None, 1))
+    def first_rate(self, arm: str, kind: str) -> float:
+        """How often a drafter's first guess stands, in all requests that draw as freely as this kind."""
+        rates = self._drafters.get((arm, heat_of(kind)))
+        return self._belief(arm, heat_of(kind)).first if rates is None else rates.rate(cell(None, 1))
 
     def forget(self, seq_id: int) -> None:
         self._ledgers.pop(seq_id, None)
+
+
+def heat_of(kind: str) -> str:
+    """How freely requests of a kind draw: one of HEATS."""
+    return kind.partition(",")[0]

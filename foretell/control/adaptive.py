@@ -9,7 +9,7 @@ from time import perf_counter
 
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
 
-from .acceptance import Acceptance
+from .acceptance import ALIKE, TRUST, Acceptance, Belief
 from .controller import Controller, Offers
 from .costs import StepCosts
 from .decisions import (
@@ -28,7 +28,7 @@ from .decisions import (
 )
 from .drafting import Drafting
 from .hurry import Hurry
-from .lessons import Lessons
+from .lessons import Lessons, kind_of
 from .patience import Patience
 from .probes import Probes
 from .prospects import UNTRIED, Prospects
@@ -57,7 +57,8 @@ class AdaptiveController(Controller):
         self.costs = costs or StepCosts()
         self.drafting, self.patience = Drafting(arms), Patience(clock)
         self.draft_costs = self.drafting.costs
-        self.acceptance = Acceptance({name: traits.prior for name, traits in arms.items()})
+        beliefs = {name: Belief(traits.prior, TRUST if traits.free else ALIKE) for name, traits in arms.items()}
+        self.acceptance = Acceptance(beliefs)
         self.decisions, self.probes, self.hurry = Decisions(), Probes(), Hurry(clock)
         self.lessons = Lessons(self.acceptance, self.drafting.is_paid, self.probes.succeeded)
         self.yardstick = Yardstick()
@@ -309,7 +310,8 @@ class AdaptiveController(Controller):
     def _reason(self, market: Market, due: list[Sequence]) -> str:
         arms = sorted({arm for seq in due for arm in seq.request.drafters})
         needs = {arm: break_even(market, self.drafting.node(market, arm)) for arm in arms}
-        rates = {arm: (self.acceptance.first_rate(arm), need) for arm, need in needs.items()}
+        ((kind, _),) = Counter(map(kind_of, due)).most_common(1)
+        rates = {arm: (self.acceptance.first_rate(arm, kind), need) for arm, need in needs.items()}
         samples, seldom = any(seq.request.params.temperature > 0 for seq in due), self.decisions.seldom_guesses(arms)
         now = Situation(market.writers, samples, self.decisions.on, seldom, self.settings.shortest)
         return in_words(rates, now)

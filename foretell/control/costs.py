@@ -245,16 +245,18 @@ class DraftPrices(NamedTuple):
 class DraftCosts:
     """Seconds of a draft: to begin at all, by its depth, its nodes in all sequences, and the tokens read before."""
 
-    def __init__(self, share: float, node: float = 0.2) -> None:
+    def __init__(self, share: float, node: float = 0.2, like: DraftCosts | None = None) -> None:
         """`share` is what one node of one sequence is believed to cost, of a plain step, and `node` of that what it
-        would cost beside others of its level."""
-        self.share, self.node = share, node
+        would cost beside others of its level. `like`: drafts whose prices are believed in until these were seen."""
+        self.share, self.node, self._like = share, node, like
         self._fit: Fit | None = None
         self._prices: DraftPrices | None = None
 
     def prices(self, plain: float) -> DraftPrices:
         """Of `plain`, a plain step, while nothing is known."""
         if self._prices is None:
+            if self._like is not None:
+                return self._like.prices(plain)
             whole = max(self.share * plain, 1e-9)
             return DraftPrices(BEGINNING * whole, (1 - BEGINNING - self.node) * whole, self.node * whole, 0.05 * whole)
         return self._prices

@@ -13,6 +13,7 @@ from .spending import Market, Plan
 READ_AHEAD = 64  # tokens over which it must pay that a drafter has to read the text first
 READ_ON_TRIAL = 16  # the same for a drafter that has hardly been tried
 ALONE, SIDE_BY_SIDE = 0.2, 0.05  # of what a draft of one node costs, the part that grows with nodes: heads run levels
+TREES = ", trees"  # behind a drafter's name: what its trees cost, which may be made quite otherwise than its chains
 
 
 class Drafting:
@@ -21,6 +22,8 @@ class Drafting:
     def __init__(self, arms: Mapping[str, ArmTraits]) -> None:
         self.arms = dict(arms)
         self.costs = {name: DraftCosts(t.share, SIDE_BY_SIDE if t.grows else ALONE) for name, t in arms.items()}
+        grow = [name for name, traits in arms.items() if traits.grows and not traits.free]
+        self.costs |= {name + TREES: DraftCosts(arms[name].share, SIDE_BY_SIDE, self.costs[name]) for name in grow}
         self.free = frozenset(name for name, traits in arms.items() if traits.free)
         self._read: dict[int, dict[str, int]] = {}  # by sequence: the tokens each drafter has read of it
 
@@ -31,9 +34,15 @@ class Drafting:
         """Tokens a drafter must read before it can guess."""
         return len(seq.tokens) - self._read.get(seq.id, {}).get(arm, 0) if self.arms[arm].reads else 0
 
-    def for_one(self, market: Market, seq: Sequence, arm: str, on_trial: bool) -> Callable[[int, int], float]:
+    def of(self, arm: str, tree: bool) -> DraftCosts:
+        """What a drafter's trees cost, or its chains."""
+        return self.costs.get(arm + TREES, self.costs[arm]) if tree else self.costs[arm]
+
+    def for_one(
+        self, market: Market, seq: Sequence, arm: str, on_trial: bool, tree: bool = False
+    ) -> Callable[[int, int], float]:
         """Seconds a sequence pays for so many nodes and levels, if its neighbours do alike."""
-        start, level, node, token = self.costs[arm].prices(market.plain)
+        start, level, node, token = self.of(arm, tree).prices(market.plain)
         # What must be read first is spread over the tokens it will serve; a draft for all is paid by all.
         ahead = max(1, min(seq.room, READ_ON_TRIAL if on_trial else READ_AHEAD))
         reading = token * self.behind(seq, arm) / ahead
@@ -43,10 +52,10 @@ class Drafting:
     def for_all(self, market: Market, plans: list[Plan]) -> float:
         """Seconds of all drafts that are planned; what must be read was weighed already."""
         total = 0.0
-        for arm in {plan.arm for plan in plans if plan.nodes and plan.arm not in self.free}:
-            mine = [plan for plan in plans if plan.arm == arm]
+        for arm, tree in {(plan.arm, plan.levels > 0) for plan in plans if plan.nodes and plan.arm not in self.free}:
+            mine = [plan for plan in plans if plan.arm == arm and (plan.levels > 0) == tree]
             deepest, nodes = max(plan.depth for plan in mine), sum(plan.nodes for plan in mine)
-            total += self.costs[arm].seconds(deepest, nodes, 0, market.plain)
+            total += self.of(arm, tree).seconds(deepest, nodes, 0, market.plain)
         return total
 
     def for_trial(self, market: Market, seq: Sequence, arm: str, nodes: int) -> float:
@@ -67,21 +76,22 @@ class Drafting:
         if arm in self.free:
             return 0.0
         row = market.extra(market.writers) / market.writers
-        prices = self.costs[arm].prices(market.plain)
+        prices = self.of(arm, tree).prices(market.plain)
         own = prices.node if tree else prices.node + prices.level / market.writers
         return min(0.9, 0.7 * (own + row) * market.writers / market.plain)
 
     def observe(self, outcomes: list[Outcome], seconds: float, plain: float) -> None:
-        """What a step's drafts took. Where two drafters shared it, nobody can say whose time it was."""
+        """What a step's drafts took. Where two drafters shared it, or trees and chains, nobody can say whose time it
+        was."""
         mine = [each for each in outcomes if each.share.budget.nodes and self.is_paid(each.share.budget.drafter)]
-        arms = {outcome.share.budget.drafter for outcome in mine}
+        shapes = {(outcome.share.budget.drafter, outcome.share.budget.branches) for outcome in mine}
         nodes = sum(len(outcome.draft) for outcome in mine)
-        if len(arms) != 1 or not nodes:
+        if len(shapes) != 1 or not nodes:
             return
-        (arm,) = arms
+        ((arm, tree),) = shapes
         behind = sum(self._read_now(outcome, arm) for outcome in mine)
         depth = max(max(outcome.draft.depths(), default=0) for outcome in mine)
-        self.costs[arm].observe(depth, nodes, behind, seconds, plain)
+        self.of(arm, tree).observe(depth, nodes, behind, seconds, plain)
 
     def _read_now(self, outcome: Outcome, arm: str) -> int:
         """Tokens the drafter had to read for this step; from now on it knows them."""

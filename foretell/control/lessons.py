@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from foretell.types import Draft, Outcome, Sequence
 
-from .acceptance import Acceptance, Ledger, cell
+from .acceptance import Acceptance, Guess, Ledger, cell
 
 
 class Lessons:
@@ -17,10 +17,22 @@ class Lessons:
     ) -> None:
         self.acceptance, self.is_paid, self.stood = acceptance, is_paid, stood
         self._expected: dict[int, tuple[float, ...]] = {}  # by sequence: how likely the nodes of this step are to stand
+        self._beside: dict[int, float] = {}  # by sequence: how sure free drafters are in this step
 
     def begin(self) -> None:
         """A step begins."""
         self._expected.clear()
+        self._beside.clear()
+
+    def look(self, seq: Sequence, offered: Mapping[str, Draft]) -> None:
+        """Free drafters have shown what they would guess: how likely the best of them is to stand."""
+        ledger = self.ledger(seq)
+        firsts = [self.acceptance.survival(ledger, arm, draft.cut(1))[0] for arm, draft in offered.items()]
+        self._beside[seq.id] = max(firsts, default=0.0)
+
+    def foretold(self, seq: Sequence, arm: str, depth: int, hopeful: bool = True) -> list[float]:
+        """How likely the nodes of a chain are to stand that a drafter has not made yet."""
+        return self.acceptance.unseen(self.ledger(seq), arm, depth, hopeful, self._beside.get(seq.id))
 
     def ledger(self, seq: Sequence) -> Ledger:
         return self.acceptance.known(seq.id) or self.acceptance.ledger(seq.id, kind_of(seq))
@@ -38,7 +50,7 @@ class Lessons:
     def note_offers(self, seq: Sequence, offered: Mapping[str, Draft]) -> None:
         """Free guesses are found out by the text whether they are used or not."""
         for arm, draft in offered.items():
-            self.acceptance.note(self.ledger(seq), arm, draft, len(seq.tokens))
+            self.acceptance.note(self.ledger(seq), Guess(arm, draft, len(seq.tokens)))
 
     def likeliest(self, seq: Sequence, arms: list[str], offered: Mapping[str, Draft], nodes: int) -> str:
         """Of several drafters the one most of whose guesses should stand; nobody where all have nothing to show."""
@@ -47,7 +59,7 @@ class Lessons:
         ledger, worth = self.ledger(seq), {"": 0.0}
         for arm in arms:
             if self.is_paid(arm):
-                worth[arm] = sum(self.acceptance.unseen(ledger, arm, nodes, hopeful=False))
+                worth[arm] = sum(self.foretold(seq, arm, nodes, hopeful=False))
             elif arm in offered:
                 worth[arm] = sum(self.acceptance.survival(ledger, arm, offered[arm].cut(nodes)))
         return max(worth, key=worth.__getitem__)
@@ -70,7 +82,9 @@ class Lessons:
         if not len(outcome.draft):  # paid for, and nothing came of it
             self.acceptance.rates(ledger, arm).count(cell(None, 1), False)
             return
-        self.acceptance.note(ledger, arm, outcome.draft, outcome.share.length, outcome.share.budget)
+        share, beside = outcome.share, self._beside.get(outcome.share.seq.id)
+        guess = Guess(arm, outcome.draft, share.length, budget=share.budget, beside=beside)
+        self.acceptance.note(ledger, guess)
         if outcome.accepted:
             self.stood(arm)
 
@@ -78,6 +92,7 @@ class Lessons:
         self.find_out(seq)
         self.acceptance.forget(seq.id)
         self._expected.pop(seq.id, None)
+        self._beside.pop(seq.id, None)
 
 
 def kind_of(seq: Sequence) -> str:

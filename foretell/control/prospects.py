@@ -10,7 +10,7 @@ from .acceptance import WIDTHS
 from .drafting import Drafting
 from .lessons import Lessons
 from .settings import ArmTraits, Settings
-from .spending import Candidate, Market
+from .spending import Bushes, Candidate, Market
 
 UNTRIED = 4  # nodes of a drafter that has hardly been tried
 
@@ -24,6 +24,8 @@ class Prospects:
 
     def of(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> list[Candidate]:
         found, cap, ledger = [], self.settings.cap(seq), self.lessons.ledger(seq)
+        if not self.drafting.free.isdisjoint(seq.request.drafters):
+            self.lessons.look(seq, offered)
         for arm in seq.request.drafters:
             if arm not in self.drafting.free:
                 found.append(self._unseen(market, seq, arm, cap))
@@ -35,9 +37,19 @@ class Prospects:
         ledger = self.lessons.ledger(seq)
         untried = self.acceptance.tried(ledger, arm) < UNTRIED
         longest = min(cap, UNTRIED) if untried else cap
-        survival = self.acceptance.unseen(ledger, arm, longest)
+        survival = self.lessons.foretold(seq, arm, longest)
         seconds = self.drafting.for_one(market, seq, arm, untried)
-        most = self.settings.tree_cap(seq, market.writers) if self.arms[arm].grows and not untried else 0
-        wide = [(i, nodes) for i, nodes in enumerate(WIDTHS) if nodes <= most]
-        bushes = {nodes: self.acceptance.bushy(ledger, arm, min(longest, most // nodes), i) for i, nodes in wide}
-        return Candidate(arm, survival, seconds, bushes)
+        if untried or not self.arms[arm].grows:
+            return Candidate(arm, survival, seconds)
+        return Candidate(arm, survival, seconds, self._bushes(market, seq, arm, longest))
+
+    def _bushes(self, market: Market, seq: Sequence, arm: str, longest: int) -> Bushes | None:
+        most, ledger = self.settings.tree_cap(seq, market.writers), self.lessons.ledger(seq)
+        widths = tuple(nodes for nodes in WIDTHS if nodes <= most)
+        if not widths:
+            return None
+
+        def levels(wide: int) -> list[float]:
+            return self.acceptance.bushy(ledger, arm, min(longest, most // wide), WIDTHS.index(wide))
+
+        return Bushes(widths, levels, self.drafting.for_one(market, seq, arm, False, tree=True))

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Values
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+HOPELESS = 0.97  # of the best that was found: what is so much slower is not better farther on, nor wider
 LONGER = 0.5  # of a step may those in a hurry add to it, and to everybody's time
+
+
+Seconds = Callable[[int, int], float]  # of nodes in so many levels
+
+
+@dataclass(frozen=True)
+class Bushes:
+    """Trees of several widths, in nodes a level, the narrowest first: how likely each level of one is to stand, told
+    where it is asked for, and what drafting costs."""
+
+    widths: tuple[int, ...]
+    levels: Callable[[int], list[float]]
+    draft_seconds: Seconds | None = None
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one drafter could guess for a sequence: for each node how likely it is to stand, and what drafting costs.
-
-    `bushes`: by nodes a level how likely each level of such a tree is to stand, where it makes trees.
-    """
+    """What one drafter could guess for a sequence: for each node how likely it is to stand, and what drafting costs."""
 
     arm: str
     survival: list[float]
-    draft_seconds: Callable[[int, int], float] | None = None  # of nodes in so many levels; None where they cost nothing
-    bushes: Mapping[int, list[float]] = field(default_factory=dict)
+    draft_seconds: Seconds | None = None  # None where they cost nothing
+    bushes: Bushes | None = None  # where it makes trees
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,8 @@ def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Pla
             gain = expected * pace[nodes if nodes < last else last]
             if drafting is not None:
                 gain = _paid(market, expected, nodes, drafting(nodes, nodes))
+                if gain < HOPELESS * best:  # each node of such a chain costs as much, and stands less often
+                    break
             if gain > best:
                 best, length, chosen = gain, nodes, candidate
     tree = _best_tree(market, candidates, best)
@@ -111,18 +124,26 @@ def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Pla
 
 
 def _best_tree(market: Market, candidates: list[Candidate], best: float) -> Plan | None:
-    """The tree that makes a sequence fastest, if any is faster than `best`."""
+    """The tree that makes a sequence fastest, if any is faster than `best`. Where rows are too dear for one, none that
+    is wider is looked at."""
     found: tuple[Candidate, int, int, float] | None = None
     for candidate in candidates:
-        for wide, levels in candidate.bushes.items():
-            expected = 1.0
-            for depth, standing in enumerate(levels, 1):
+        bushes = candidate.bushes
+        for wide in () if bushes is None else bushes.widths:
+            assert bushes is not None, "it has widths"
+            expected, here = 1.0, 0.0
+            for depth, standing in enumerate(bushes.levels(wide), 1):
                 expected += standing
                 nodes = wide * depth
-                seconds = 0.0 if candidate.draft_seconds is None else candidate.draft_seconds(nodes, depth)
+                seconds = 0.0 if bushes.draft_seconds is None else bushes.draft_seconds(nodes, depth)
                 gain = _paid(market, expected, nodes, seconds)
+                here = max(here, gain)
                 if gain > best:
                     best, found = gain, (candidate, depth, nodes, expected)
+                if gain < HOPELESS * here:
+                    break
+            if here < HOPELESS * best:
+                break
     if found is None:
         return None
     candidate, depth, nodes, expected = found

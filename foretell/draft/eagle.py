@@ -11,16 +11,18 @@ from torch import Tensor
 from foretell.models.heads import DistilledHead, EagleHead, MtpHead
 from foretell.runner.head_jobs import StepRows, flat
 from foretell.runner.head_pages import HeadPages
-from foretell.runner.native_head import NativeChain, native_for_head
+from foretell.runner.head_work import SteppingWork
+from foretell.runner.native_head import NOTHING, Beside, LaidOut, NativeChain, native_for_head
 from foretell.runner.native_reading import Reading
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Sequence
 
-from .choosing import Plot
+from .chains import Chain, extend, hang
+from .choosing import Plot, must_draw
 from .eagle_trees import DefinedSteps, NativeSteps, grow_trees
 from .heads import HeadDrafter
-from .heads_chains import Chain, extend, hang
-from .heads_whole import goes_whole, grow_from, grow_whole, hang_whole, text_of, whole_steps
+from .heads_draws import draws_of
+from .heads_whole import chain_whole, goes_whole, grow_from, grow_whole, text_of, whole_steps
 from .tree import MOST_WIDE
 
 
@@ -34,7 +36,7 @@ class EagleDrafter(HeadDrafter):
         self, runner: ModelRunner, head: EagleHead | MtpHead | DistilledHead, pages: HeadPages, *settings: Any
     ) -> None:
         super().__init__(runner, head, pages, *settings)
-        native = None if isinstance(head, DistilledHead) or self.is_split else native_for_head(head)
+        native = None if self.is_split else native_for_head(head)
         self._native = None if native is None else NativeChain(native, head, pages.keys, pages.values)
         if self._native is not None:
             self.read_natively(self._native, runner.taps)
@@ -49,19 +51,31 @@ class EagleDrafter(HeadDrafter):
         chains = self.chains(budgets)
         if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
             depth = max(budget.depth for budget in budgets)
-            hang_whole(chains, self._whole.chain([text_of(self.pages, seq, depth) for seq in seqs], depth))
+            chain_whole(chains, self._whole, [text_of(self.pages, seq, depth) for seq in seqs], depth)
             return chains
         if self._native is None:
             self._step_by_step(seqs, chains)
-        elif self.is_greedy(seqs):
-            hang(chains, self._native.guess(self.asked(seqs, chains), self._features(seqs)))
+        elif self.draft_temperature == "fixed" or self.is_greedy(seqs):
+            self._guess_natively(self._native, seqs, chains)
         else:
             self._draw_natively(self._native, seqs, chains, self._features(seqs))
         return chains
 
+    def _guess_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[Chain]) -> None:
+        """All in one call."""
+        draws, tells = draws_of(seqs, max(chain.budget.depth for chain in chains)), any(map(must_draw, seqs))
+        features = None if self.pages.kept_features is None else self._features(seqs)
+        beside = Beside(draws=draws, tells=tells, along=self.along())
+        hang(chains, native.guess(self.asked(seqs, chains), features, beside))
+
+    def along(self) -> LaidOut | None:
+        """What the library is to read with the first guess that it makes now."""
+        return None
+
     def _features(self, seqs: list[Sequence]) -> Tensor:
         """Of the places before the last, [texts, width]."""
-        return self.pages.features(torch.tensor(self.slots_before(seqs), device=self.device))
+        assert isinstance(self.work, SteppingWork), "the library has whole heads alone"
+        return self.work.features(torch.tensor(self.slots_before(seqs), device=self.device))
 
     def grow(self, plots: list[Plot]) -> None:
         if self._whole is not None:
@@ -71,9 +85,12 @@ class EagleDrafter(HeadDrafter):
 
     def _grow_by_levels(self, plots: list[Plot]) -> None:
         seqs = [plot.seq for plot in plots]
-        native = None if self._native is None else NativeSteps(self._native, self.pages, self._features(seqs))
         wide = MOST_WIDE if self.is_greedy(seqs) else 0
-        steps = native or DefinedSteps(self.work, plots, self.slots_before(seqs), self.head.config.layer.window, wide)
+        steps: NativeSteps | DefinedSteps
+        if self._native is not None:
+            steps = NativeSteps(self._native, self.pages, self._features(seqs), self.along())
+        else:
+            steps = DefinedSteps(self.work, plots, self.slots_before(seqs), self.head.config.layer.window, wide)
         grow_trees(plots, steps, self.chooser)
 
     def _step_by_step(self, seqs: list[Sequence], chains: list[Chain]) -> None:
@@ -93,6 +110,7 @@ class EagleDrafter(HeadDrafter):
 
     def _draw_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[Chain], feature: Tensor) -> None:
         """Of each step the logits; a chain that ended is left out, for it has no pages farther on."""
+        beside = Beside(along=self.along())
         for offset in range(max(chain.budget.depth for chain in chains)):
             live = [i for i, chain in enumerate(chains) if chain.goes_on]
             if not live:
@@ -104,4 +122,5 @@ class EagleDrafter(HeadDrafter):
             if offset:
                 tokens = [chain.tokens[-1] for chain in chains]
                 asked = replace(asked, tokens=tokens, places=[place + offset for place in asked.places])
-            extend(chains, self.draw(seqs, offset, native.step(asked, feature)))
+            extend(chains, self.draw(seqs, offset, native.step(asked, feature, beside)))
+            beside = NOTHING

@@ -11,7 +11,7 @@ from torch import Tensor
 from foretell.runner.head_jobs import StepRows, flat
 from foretell.runner.head_pages import HeadPages
 from foretell.runner.head_work import Work
-from foretell.runner.native_head import Asked, NativeChain
+from foretell.runner.native_head import Asked, Beside, LaidOut, NativeChain
 
 from .choosing import Chooser, Plot
 from .growing import ROOT
@@ -131,13 +131,13 @@ class DefinedSteps:
 class NativeSteps:
     """The same by the native library: a row for each node, and none besides."""
 
-    def __init__(self, native: NativeChain, pages: HeadPages, features: Tensor) -> None:
-        """`features` [texts, width] are of the places before the last."""
-        self.native, self.pages, self.features = native, pages, features
+    def __init__(self, native: NativeChain, pages: HeadPages, features: Tensor, along: LaidOut | None) -> None:
+        """`features` [texts, width] are of the places before the last; `along` is read with the first step."""
+        self.native, self.pages, self.features, self.along = native, pages, features, along
 
     def first(self, all_of_them: list[Branches]) -> Tensor:
         tokens, places = [each.seq.tokens[-1] for each in all_of_them], [each.text - 1 for each in all_of_them]
-        return self.native.step(_asked(tokens, places, all_of_them), self.features)
+        return self.native.step(_asked(tokens, places, all_of_them), self.features, Beside(along=self.along))
 
     def level(self, live: list[Branches], before: list[int]) -> Tensor:
         self.features = self.features[before]
@@ -149,7 +149,7 @@ class NativeSteps:
             ways += [[slots[place + 1] for place in each.of(node)] for node in each.tree.level]
         tokens = [token for each in live for token in each.tokens]
         places = [each.text - 1 + each.tree.depth for each in owners]
-        return self.native.step(_asked(tokens, places, owners), self.features, ways)
+        return self.native.step(_asked(tokens, places, owners), self.features, Beside(ways))
 
 
 def _asked(tokens: list[int], places: list[int], owners: list[Branches]) -> Asked:

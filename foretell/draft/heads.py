@@ -20,9 +20,9 @@ from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Draft, Outcome, Sequence
 
 from .base import Drafter
+from .chains import Chain, Guesses
 from .choosing import Chooser, Plot, must_draw
 from .drawing import DraftTemperature, draw_nodes
-from .heads_chains import Chain, Guesses
 from .ranks import RankRates
 from .tree import LevelTree, ShapedTree
 
@@ -101,9 +101,17 @@ class HeadDrafter(Drafter):
         elif start > trail.stop:
             trail.gap = True
             trail.start, trail.states = start, []
-        trail.states.append(_of_the_text(outcome, seq.cached - start))
+        states, known = _of_the_text(outcome, seq.cached - start), self.known_of(outcome)
+        if known and trail.start == start:
+            trail.start, states = start + known, states[known:]
+        if len(states):
+            trail.states.append(states)
         trail.stop = seq.cached
         return trail
+
+    def known_of(self, outcome: Outcome) -> int:
+        """How many of the places that a step brought are remembered already, as reading them would have it."""
+        return 0
 
     def _take(self, seq: Sequence) -> Reading | None:
         """What is still to be read of a text; it counts as read from now on."""
@@ -136,6 +144,10 @@ class HeadDrafter(Drafter):
         tokens = [token for each, start, stop in spans for token in each.seq.tokens[start:stop]]
         return ReadPlaces(starts, stops, tokens, *flat([each.seq.pages for each in readings]))
 
+    def catch_up(self, readings: list[Reading]) -> None:
+        """Read these places before the guesses that are wanted now, or with them."""
+        self._read(readings)
+
     @abstractmethod
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
         """Keep what these places are to be remembered by; `slots` and `states` are of all of them, end to end."""
@@ -144,7 +156,7 @@ class HeadDrafter(Drafter):
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = [Draft()] * len(seqs)
         asked = [i for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)) if self._can(seq, budget)]
-        self._read([reading for i in asked if (reading := self._take(seqs[i])) is not None])
+        self.catch_up([reading for i in asked if (reading := self._take(seqs[i])) is not None])
         straight = [i for i in asked if not budgets[i].branches]
         if straight:
             chains = self.guess([seqs[i] for i in straight], [budgets[i] for i in straight])
@@ -239,12 +251,16 @@ class HeadDrafter(Drafter):
 
     def _draft(self, seq: Sequence, chain: Chain) -> Draft:
         parents = tuple(range(-1, len(chain.tokens) - 1))
-        if not chain.probs:
-            return Draft(tuple(chain.tokens), parents, self.name, None, tuple(chain.confidence))
-        probs = torch.zeros(len(parents), self.vocab, device=self.device)
-        probs.index_copy_(1, self.head.draft_ids, torch.stack(chain.probs))
-        drawn = (seq.request.params.temperature > 0,) * len(parents)
+        # What is drawn with the target's own noise is judged by its token, as what is likeliest is.
+        drawn, probs = ((True,) * len(parents), self._probs(chain)) if must_draw(seq) else (None, None)
         return Draft(tuple(chain.tokens), parents, self.name, drawn, tuple(chain.confidence), probs)
+
+    def _probs(self, chain: Chain) -> Tensor:
+        """What its guesses were drawn from, [guesses, vocab]."""
+        if chain.spread is not None:
+            return chain.spread[: len(chain.tokens)]
+        probs = torch.zeros(len(chain.probs), self.vocab, device=self.device)
+        return probs.index_copy_(1, self.head.draft_ids, torch.stack(chain.probs))
 
     def forget(self, seq: Sequence) -> None:
         self._trails.pop(seq.id, None)

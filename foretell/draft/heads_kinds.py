@@ -9,6 +9,7 @@ from foretell.runner.head_pages import HeadPages
 from foretell.runner.runner import ModelRunner
 
 from .block import BlockDrafter
+from .distilled import DistilledDrafter
 from .drawing import DraftTemperature
 from .eagle import EagleDrafter
 from .heads import HeadDrafter
@@ -29,6 +30,8 @@ def head_drafter(
     kind: type[HeadDrafter] = MedusaDrafter
     if isinstance(head, BlockHead):
         kind = BlockDrafter
-    elif isinstance(head, EagleHead | MtpHead | DistilledHead):
+    elif isinstance(head, EagleHead | MtpHead):
         kind = EagleDrafter
+    elif isinstance(head, DistilledHead):
+        kind = DistilledDrafter
     return kind(runner, head, pages, name, draft_temperature, min_confidence, whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -10,22 +11,27 @@ import numpy as np
 from foretell.runner.cuda_heads import SteppingHead, WholeSteps
 from foretell.runner.head_choice import Found, Grown
 from foretell.runner.head_pages import HeadPages
-from foretell.runner.head_tables import HeadText, Whole
-from foretell.sampling import noise
+from foretell.runner.head_tables import HeadText, passes
 from foretell.sampling.sampling import restricts
 from foretell.types import Sequence
 
+from .chains import Chain
 from .choosing import Plot, must_draw
 from .drawing import DraftTemperature
 from .growing import ROOT
-from .heads_chains import Chain
+from .heads_draws import noise_keys
 from .tree import MOST_WIDE, Children, Tree
 
 
 def whole_steps(head: SteppingHead, pages: HeadPages) -> WholeSteps:
     """For a head that guesses one token after another."""
-    assert pages.kept_features is not None, "this head keeps features"
-    return WholeSteps(head, pages.keys, pages.values, pages.kept_features, MOST_WIDE)
+    features = pages.kept_features
+    if features is not None and features.is_cuda and find_spec("triton") is not None:
+        from foretell.runner.cuda_fused import FusedSteps, is_fused
+
+        if is_fused(head, pages.keys, features):
+            return FusedSteps(head, pages.keys, pages.values, features, MOST_WIDE)
+    return WholeSteps(head, pages.keys, pages.values, features, MOST_WIDE)
 
 
 def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:
@@ -38,21 +44,24 @@ def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:
 def text_of(pages: HeadPages, seq: Sequence, depth: int, wide: int = 1) -> HeadText:
     """A text as the device sees it."""
     place, heat = len(seq.tokens) - 1, seq.request.params.temperature
-    keys = _keys(seq, depth) if heat > 0 else np.zeros(0, np.int64)
+    keys = noise_keys(seq, depth) if heat > 0 else np.zeros(0, np.int64)
     return HeadText(seq.tokens[-1], place, pages.slots(seq, place - 1, place)[0], seq.pages, wide, heat, keys)
 
 
-def _keys(seq: Sequence, depth: int) -> Whole:
-    """Of the noise that draws the token of each depth; `drawing.draw_nodes` says which."""
-    seed, root = seq.request.seed, len(seq.tokens)
-    if must_draw(seq):
-        streams = range(noise.DRAFT_STREAM, noise.DRAFT_STREAM + depth)
-        return np.concatenate([noise.keys([seed], [root], stream) for stream in streams])
-    return noise.keys([seed] * depth, list(range(root, root + depth)))
+class Chaining(Protocol):
+    """What makes chains in one piece."""
+
+    def chain(self, texts: list[HeadText], depth: int) -> Found: ...
 
 
-def hang_whole(chains: list[Chain], found: Found) -> None:
-    """Hang on each chain what was guessed for it, as far as it would have been asked for one by one."""
+def chain_whole(chains: list[Chain], head: Chaining, texts: list[HeadText], depth: int) -> None:
+    """Hang on each text's chain what is guessed for it."""
+    for some in passes(texts):
+        _hang(chains[some], head.chain(texts[some], depth))
+
+
+def _hang(chains: list[Chain], found: Found) -> None:
+    """As far as each would have been asked for one by one."""
     for depth, (tokens, sure) in enumerate(zip(found.tokens, found.sure, strict=True)):
         for text, chain in enumerate(chains):
             if chain.goes_on:
@@ -78,9 +87,10 @@ def grow_whole(
         depth = max(len(plot.tree.follows) + 1 for plot in mine)
         wide = [max(plot.tree.follows, default=1) for plot in mine]
         texts = [text_of(pages, plot.seq, depth, width) for plot, width in zip(mine, wide, strict=True)]
-        grown = head.tree(texts, depth)
-        for row, plot in enumerate(mine):
-            grow(plot.tree, grown, row)
+        for some in passes(texts):
+            grown = head.tree(texts[some], depth)
+            for row, plot in enumerate(mine[some]):
+                grow(plot.tree, grown, row)
     grown_trees = {id(plot.tree) for plot in mine}
     return [plot for plot in plots if id(plot.tree) not in grown_trees]
 
@@ -91,8 +101,8 @@ def grow_from(tree: Tree, grown: Grown, row: int) -> None:
     rows, count = {ROOT: 0}, grown.tokens.shape[-1]
     while tree.goes_on:
         depth, level = tree.depth, tree.level
-        tokens, shares = grown.tokens[depth, row], grown.shares[depth, row]
-        children = {node: Children(tokens[rows[node]].tolist(), shares[rows[node]].tolist()) for node in level}
+        tokens, shares = grown.tokens[depth, row].tolist(), grown.shares[depth, row].tolist()
+        children = {node: Children(tokens[rows[node]], shares[rows[node]]) for node in level}
         tree.grow(list(children.values()))
         followed = {at: below for below, at in enumerate(grown.followed[depth, row].tolist())}
         parents = {node: tree.parents[node] for node in tree.level}

@@ -68,6 +68,7 @@ class LevelTree:
         self.parents: list[int] = []
         self.shares: list[float] = []
         self.chances: list[float] = []  # that a node stands: the shares of its branch, multiplied
+        self._least = 0.0  # as many nodes as are kept in the end are likelier, or as likely and found before
 
     @property
     def goes_on(self) -> bool:
@@ -87,7 +88,7 @@ class LevelTree:
             before = 1.0 if node == ROOT else self.chances[node]
             for token, share in zip(found.tokens, found.shares, strict=True):
                 chance = before * share
-                if self.tokens and (chance <= 0 or chance < self.floor):  # the very first guess is always made
+                if self.tokens and (chance <= self._least or chance < self.floor):  # the first guess is always made
                     break
                 self._add(token, node, share, chance)
         self.depth += 1
@@ -101,14 +102,14 @@ class LevelTree:
 
     def _next(self, fresh: Iterable[int]) -> list[int]:
         """Of the new nodes those below which a node may be found that is kept in the end."""
-        chances, least = self.chances, 0.0
+        chances = self.chances
         if len(self.tokens) >= self.budget.nodes:
-            least = nlargest(self.budget.nodes, chances)[-1]
-        live = [node for node in fresh if chances[node] > least]
+            self._least = nlargest(self.budget.nodes, chances)[-1]
+        live = [node for node in fresh if chances[node] > self._least]
         return sorted(nlargest(self.wide, live, key=chances.__getitem__))
 
     def draft(self, source: str) -> Draft:
-        order = sorted(range(len(self.tokens)), key=lambda node: (-self.chances[node], node))
+        order = sorted(range(len(self.tokens)), key=self.chances.__getitem__, reverse=True)  # of equals the first
         whole = Draft(tuple(self.tokens), tuple(self.parents), source, confidence=tuple(self.shares))
         return whole.only(order[: self.budget.nodes])
 

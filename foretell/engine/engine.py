@@ -12,6 +12,7 @@ import torch
 from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
 from foretell.errors import CapacityError
+from foretell.kv.shortage import lacks_memory
 from foretell.runner.executor import StepOutput
 from foretell.runner.pack import logit_rows
 from foretell.runner.runner import ModelRunner
@@ -137,10 +138,11 @@ class Engine:
         drafts = [self._constrain(share, draft) for share, draft in zip(plan, trimmed, strict=True)]
         drafted = perf_counter()
         try:
-            output = self.runner.forward(plan, drafts)
-        except torch.OutOfMemoryError as error:
+            outcomes = self._judge(plan, drafts, self.runner.forward(plan, drafts))
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
             return self._shed(plan, error)
-        outcomes = self._judge(plan, drafts, output)
         if self.runner.followers is not None:
             self.runner.followers.check()
         judged = [self.commit(outcome) for outcome in outcomes]
@@ -154,7 +156,7 @@ class Engine:
                 self.settle(share.seq)
         return [delta for _, delta in judged if delta is not None]
 
-    def _shed(self, plan: list[Share], error: torch.OutOfMemoryError) -> list[Delta]:
+    def _shed(self, plan: list[Share], error: RuntimeError) -> list[Delta]:
         """Nothing was written: the same texts go on in smaller steps."""
         self.relief.shed(plan, error)
         for share in plan:

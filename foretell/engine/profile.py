@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 
 from foretell.control.adaptive import AdaptiveController
+from foretell.control.drafting import TREES as OF_TREES
 from foretell.params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence, Share
 
@@ -53,7 +54,7 @@ class Profiler:
         steps = TEXTS_AND_ROWS if wanted is None else ()
         short, long = (min(tokens, self.engine.runner.context // 2) for tokens in (CACHED, LONG))
         paid = [name for name, traits in self.controller.arms.items() if not traits.free]
-        arms = [name for name in paid if wanted is None or name in wanted]
+        arms = [name for name in paid if wanted is None or name in wanted or name + OF_TREES in wanted]
         for turn in range(ROUNDS + 1):
             yield from (Piece(texts, rows, short, warms_up=not turn) for texts, rows in steps)
             yield from (Piece(1, rows, long, warms_up=not turn) for rows in ROWS_OF_LONG if steps)
@@ -129,7 +130,7 @@ class Profiler:
             drafts = self.engine.drafter.propose(seqs, budgets)
             seconds, nodes = perf_counter() - began, sum(map(len, drafts))
             if nodes and not piece.warms_up:
-                costs = self.controller.draft_costs[piece.arm]
+                costs = self.controller.drafting.of(piece.arm, piece.levels > 0)
                 depth = max(max(draft.depths(), default=0) for draft in drafts)
                 costs.observe(depth, nodes, 0, seconds, self.controller.costs.seconds(1))
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 
 import torch
 
@@ -23,7 +24,7 @@ class Relief:
         self._limits = (scheduler.max_num_seqs, scheduler.max_step_tokens)
         self._good = 0
 
-    def shed(self, plan: list[Share], error: torch.OutOfMemoryError) -> None:
+    def shed(self, plan: list[Share], error: RuntimeError) -> None:
         """Plan at most half of what failed; a single row that failed is a failure like any other."""
         rows = sum(share.take + share.budget.nodes for share in plan)
         if rows <= 1:
@@ -34,10 +35,11 @@ class Relief:
         scheduler.max_step_tokens = max(1, rows // 2)
         scheduler.max_num_seqs = max(1, min(scheduler.max_num_seqs, scheduler.max_step_tokens))
         LOG.warning("out of memory in a step of %d tokens; %d at most for now", rows, scheduler.max_step_tokens)
-        while len(scheduler.running) > scheduler.max_num_seqs:
-            scheduler.preempt(scheduler.running[-1])
+        traceback.clear_frames(error.__traceback__)  # which hold on to what the step worked with
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        while len(scheduler.running) > scheduler.max_num_seqs:
+            scheduler.preempt(scheduler.running[-1])
 
     def went_well(self) -> None:
         """A step had memory enough."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.hub.quants import can_decode, decode
+from foretell.hub.quants import OWN, can_decode, decode
 from foretell.hub.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -222,6 +222,8 @@ def read_place(path: Path, cursor: Cursor) -> Place:
 
 def kind_of(path: Path, name: str, code: int) -> tuple[str, int, int]:
     """The kind's name, and how many values a block has in how many bytes."""
+    if code in OWN:
+        return OWN[code]
     import gguf
 
     known = {int(kind): kind for kind in gguf.GGML_QUANT_SIZES}

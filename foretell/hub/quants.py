@@ -21,15 +21,17 @@ STORED = {
     "I32": "int32",
     "I64": "int64",
 }
+# By code: name, values a block has, and bytes. For these the gguf package need not be imported.
+OWN = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 3: ("Q4_1", 32, 20), 8: ("Q8_0", 32, 34)}
 
 
 def can_decode(kind: str) -> bool:
     """Whether tensors of this kind can be read; tried on one block of zeros."""
+    if kind in STORED or kind in (name for name, *_ in OWN.values()):
+        return True
     import gguf
     import numpy as np
 
-    if kind in STORED:
-        return True
     code = gguf.GGMLQuantizationType[kind]
     block = np.zeros((1, gguf.GGML_QUANT_SIZES[code][1]), dtype=np.uint8)
     try:

@@ -11,6 +11,7 @@ from torch import Tensor
 from foretell.types import Sequence
 
 from .cache import KVCache
+from .shortage import lacks_memory
 
 TRIALS = 3  # times a copy is waited for, to learn how long one takes
 SMOOTH = 0.2  # what the newest measurement counts
@@ -60,7 +61,12 @@ class Swap:
         if self.used + pages * self._page_bytes > self.room:
             return
         began = perf_counter()
-        stash = Stash(seq.cached, [_to_host(tensor, seq.pages[:pages]) for tensor in self._tensors])
+        try:
+            stash = Stash(seq.cached, [_to_host(tensor, seq.pages[:pages]) for tensor in self._tensors])
+        except RuntimeError as error:
+            if lacks_memory(error):  # of the device for a moment, or of the host: it will be read again
+                return
+            raise
         self._stashes[seq.id] = stash
         self.used += stash.nbytes
         self.kept += 1
@@ -78,11 +84,14 @@ class Swap:
         stash = self._stashes[seq.id]
         pages = -(-stash.tokens // self.cache.page_size)
         there = seq.cached // self.cache.page_size
-        for tensor, kept in zip(self._tensors, stash.tensors, strict=True):
-            tensor[seq.pages[there:pages]] = kept[there:].to(tensor.device, non_blocking=True)
+        self.forget(seq)
+        try:
+            for tensor, kept in zip(self._tensors, stash.tensors, strict=True):
+                tensor[seq.pages[there:pages]] = _to_device(kept[there:], tensor)
+        except torch.OutOfMemoryError:  # a copy passes through memory of its own; what is not there is read again
+            return
         seq.cached = stash.tokens
         self.brought_back += 1
-        self.forget(seq)
 
     def forget(self, seq: Sequence) -> None:
         stash = self._stashes.pop(seq.id, None)
@@ -103,6 +112,10 @@ def _to_host(tensor: Tensor, pages: list[int]) -> Tensor:
     if not some.is_cuda:
         return some
     return torch.empty(some.shape, dtype=some.dtype, pin_memory=True).copy_(some, non_blocking=True)
+
+
+def _to_device(kept: Tensor, like: Tensor) -> Tensor:
+    return kept.to(like.device, non_blocking=True)
 
 
 def _finish(tensor: Tensor) -> None:

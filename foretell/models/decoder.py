@@ -129,6 +129,16 @@ class Decoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embed.dtype
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether matrices lie as kernels want them; then those of floats are gone."""
+        return self.head.weight is None
+
+    @property
+    def lends(self) -> bool:
+        """Whether its embedding and its output rows are here, whole and in floats, for heads to borrow."""
+        return self.shard is None and (self.config.tied or not self.is_packed)
+
     def prepare(self, context: int) -> None:
         """Ready the weights to run texts of up to `context` tokens."""
         room = Room()

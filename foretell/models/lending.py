@@ -1,4 +1,4 @@
-"""What heads borrow of a target that lies on several ranks."""
+"""What heads borrow of a target, wherever that lies."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def lend(checkpoint: Checkpoint, model: Decoder) -> Lender:
-    """To heads that lie where the target does. Which tokens a head can guess is dealt evenly, wherever the target has
-    their rows: those are read once more."""
+    """To heads that lie where the target does; what is packed away is read once more. Which tokens a head can guess is
+    dealt evenly, wherever the target has their rows: those are read, too."""
     if model.shard is None:
-        return Lender.of(model)
+        return Lender.of(model) if model.lends else read_whole(checkpoint, model)
 
     def find(tokens: Tensor) -> Tensor:
         return read_output_rows(checkpoint, model.config, tokens.cpu()).to(model.embed)
@@ -42,7 +42,7 @@ def read_output_rows(checkpoint: Checkpoint, config: ModelConfig, tokens: Tensor
 
 
 def read_whole(checkpoint: Checkpoint, model: Decoder) -> Lender:
-    """The whole embedding, output and last norm of the target that `model` is a part of, read once more."""
+    """The whole embedding, output and last norm of the target that `model` is, or a part of, read once more."""
     ends = take_memory(sketch(_ends(model.config), model.dtype), model.embed.device)
     with torch.no_grad():
         fill_weights(ends, checkpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from foretell.errors import RequestError
 from foretell.options import nearest
@@ -69,7 +70,11 @@ def take_memory(decoder: Decoder, device: torch.device) -> Decoder:
     """Give a sketch parameters that hold whatever was in memory."""
     if decoder.config.tied:
         decoder.head.weight = None  # or the one parameter would become two
-    decoder.to_empty(device=device)
+    for module in decoder.modules():  # `to_empty` goes through symbols, whose package takes half a second to import
+        for name, sketched in module._parameters.items():
+            if sketched is not None:
+                empty = torch.empty(sketched.shape, dtype=sketched.dtype, device=device)
+                module._parameters[name] = nn.Parameter(empty, requires_grad=False)
     if decoder.config.tied:
         decoder.head.weight = decoder.embed
     return decoder

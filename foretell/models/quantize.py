@@ -24,11 +24,11 @@ CHUNK = 256  # outputs quantized at a time: what is worked out on the way stays 
 class QuantizedLinear(Linear):
     """Rows times a matrix of integers. The rows are rounded, too: to 8 bits, group by group."""
 
-    def __init__(self, weights: Int8Weights | Int4Weights, bias: Tensor | None, library: Library, room: Room) -> None:
+    def __init__(self, product: PackedLinear) -> None:
         nn.Module.__init__(self)
-        self.outputs, self.inputs = weights.values.shape
+        self.outputs, self.inputs = product.outputs, product.inputs
         self.weight, self.packed, self.bias = None, None, None
-        self.product = PackedLinear(library, weights, bias, room)
+        self.product = product
 
     @property
     def native(self) -> PackedLinear:
@@ -73,7 +73,7 @@ def quantize_linear(layer: Linear, bits: Bits, room: Room) -> Linear:
     rounded = quantize_int8(weight) if bits == 8 else quantize_int4(weight)
     bias = None if layer.bias is None else layer.bias.data
     if (found := native_for(weight.device)) is not None:
-        return QuantizedLinear(rounded, bias, found, room)
+        return QuantizedLinear(PackedLinear(found, rounded, bias, room))
     plain = Linear(layer.inputs, layer.outputs, layer.bias is not None)
     plain.weight, plain.bias = nn.Parameter(rounded.dequantized().to(weight.dtype), requires_grad=False), layer.bias
     plain.pack(room)

@@ -21,6 +21,7 @@ from .cuda_passes import passes, readers, single
 from .cuda_tables import Numbers, PageTable, fill, make_tiles
 from .executor import StepOutput
 from .pack import Packed
+from .recording import Capture
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # sizes steps are filled up to; more rows run unrecorded
 KEYS = (512, 1024, 2048, 4096)  # contexts the grids are made for; behind, powers of two
@@ -53,13 +54,13 @@ class CudaExecutor:
         self._host = torch.zeros(room, dtype=torch.int32, pin_memory=layout.device.type == "cuda")
         self._host_numbers: Numbers = self._host.numpy()
         self._logits = torch.empty(0, self.vocab, device=layout.device)
+        self._features: Tensor | None = None
         self._tokens = torch.zeros(ROWS[-1], dtype=torch.int32, pin_memory=layout.device.type == "cuda")
         self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._idle = True  # whether the host has seen the end of the last step
         self._recordings: dict[tuple[Sizes, tuple[int, ...]], Recording | None] = {}  # None: it ran once
-        self._pool = torch.cuda.graph_pool_handle()
-        self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size)
-        self._aside = torch.cuda.Stream(layout.device)  # type: ignore[no-untyped-call]
+        self._capture = Capture(layout.device)
+        self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size, self._capture)
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         """In passes, so that the bits of what is written hang neither on prompts nor on how many write."""
@@ -144,16 +145,21 @@ class CudaExecutor:
             self._logits = torch.empty(rows, self.vocab, device=self.layout.device)
         return self._logits[:rows]
 
-    def _record(self, sizes: Sizes, taps: tuple[int, ...]) -> Recording:
-        """The same step once more, to be kept: it writes what was just written."""
-        self._room(sizes.rows)  # not from the graphs' own memory
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self.layout.device)
-        with torch.cuda.stream(self._aside):  # torch.cuda.graph would collect garbage and empty the cache each time
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+    def _record(self, sizes: Sizes, taps: tuple[int, ...]) -> Recording | None:
+        """The same step once more, to be kept: it writes what was just written. All graphs leave their results in the
+        same places, which are not from the graphs' own memory: else each would hold on to some of that."""
+        self._room(sizes.rows)
+        if self._features is None or self._features.shape[1] != len(taps) * self.forward.model.config.width:
+            width, dtype = len(taps) * self.forward.model.config.width, self.forward.model.dtype
+            self._features = torch.empty(ROWS[-1], width, dtype=dtype, device=self.layout.device)
+        left = self._features[: sizes.rows]
+
+        def run() -> tuple[Tensor, Tensor | None]:
             logits, features = self._run(sizes, taps)
-            graph.capture_end()
-        return Recording(graph, logits, features)
+            return logits, None if features is None else left.copy_(features)
+
+        recorded = self._capture(run)
+        return None if recorded is None else Recording(recorded[0], *recorded[1])
 
     def _run_unrecorded(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         """A step too large to be recorded: tables of its own, one program for all keys of some rows."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretell.models.heads import BlockHead, MedusaHead
 
-from .head_choice import Found, Grown, Race, TreeChoice, pick
+from .head_choice import Found, Grown, ProbsRoom, Race, TreeChoice, pick
 from .head_memory import Glance, HeadMemory
 from .head_tables import BEFORE, PLACE, TOKEN, HeadSizes, HeadTable, HeadText, sizes_of
 from .recording import Recorder
@@ -29,12 +29,14 @@ class WholePass(ABC, Generic[WholeHead]):
         self.page_size, self.device = page_size, device
         self.children = min(most_children, head.config.outputs)
         self.tables: dict[HeadSizes, HeadTable] = {}
+        self.room = ProbsRoom(head.config.outputs, device)
         self.recorder: Recorder[HeadSizes, Found] = Recorder(device)
 
     def chain(self, texts: list[HeadText], depth: int) -> Found:
         """For each text a token at each place: the likeliest, or the one that wins its race."""
         sizes = self._sent(texts, sizes_of(texts, depth))
-        return self.recorder(sizes, lambda: self.run_chain(sizes), sizes.is_small).of(len(texts))
+        probs = self.room(sizes)
+        return self.recorder(sizes, lambda: self.run_chain(sizes, probs), sizes.is_small).of(len(texts))
 
     def tree(self, texts: list[HeadText], depth: int) -> Grown:
         """The likeliest children of each place; with a Markov head, of each node that is followed there."""
@@ -52,11 +54,12 @@ class WholePass(ABC, Generic[WholeHead]):
         self.tables[sizes].send(texts)
         return sizes
 
-    def run_chain(self, sizes: HeadSizes) -> Found:
+    def run_chain(self, sizes: HeadSizes, probs: Tensor | None) -> Found:
+        """Leaves in `probs` what was drawn from."""
         table = self.tables[sizes]
         states, scores = self.scores(table)
         race, tokens = Race(table, self.head.draft_ids), table.field(TOKEN)
-        found = Found.room(sizes, self.head.config.outputs, self.device)
+        found = Found(torch.empty(2, sizes.depth, sizes.texts, device=table.device), probs)
         for offset in range(sizes.depth):
             before, tokens = tokens, pick(self.nudged(scores[:, offset], tokens), race, found, offset)
             self.judge(states[:, offset], before, found.told[1, offset])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ from foretell.kernels.triton.tables import RowTables, Sizes
 from .cuda_forward import CudaForward
 from .cuda_tables import Numbers, PageTable, fill
 from .pack import Packed
+
+Record = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor] | None]
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,10 @@ class ChainSizes:
 class CudaChain:
     """The likeliest tokens, one after the other. Its tables are its own: the executor's graphs keep theirs."""
 
-    def __init__(self, forward: CudaForward, pages: PageTable, most_rows: int, page_size: int) -> None:
+    def __init__(self, forward: CudaForward, pages: PageTable, most_rows: int, page_size: int, record: Record) -> None:
+        """`record` makes a graph of what is run, or none where memory is short."""
         device = pages.device.device
-        self.forward, self.pages, self.page_size = forward, pages, page_size
+        self.forward, self.pages, self.page_size, self._record = forward, pages, page_size, record
         room = Sizes(most_rows, most_rows, 32, 0).numbers
         self._first = torch.zeros(room + most_rows, dtype=torch.int32, device=device)
         self._host = torch.zeros(room + most_rows, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -53,7 +57,7 @@ class CudaChain:
         graph = self._graphs.get(sizes)
         if graph is None:
             found = self._run(sizes)
-            self._graphs[sizes] = self._record(sizes) if sizes in self._graphs else None
+            self._graphs[sizes] = self._record(lambda: self._run(sizes)) if sizes in self._graphs else None
         else:
             graph[0].replay()
             found = graph[1]
@@ -82,13 +86,3 @@ class CudaChain:
             pick_next(logits, sizes.vocab, rows, ends, following, found[:, step], self.page_size)
             rows = following
         return found
-
-    def _record(self, sizes: ChainSizes) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._first.device)
-        aside = torch.cuda.Stream(self._first.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(aside):
-            graph.capture_begin(capture_error_mode="thread_local")
-            found = self._run(sizes)
-            graph.capture_end()
-        return graph, found

@@ -8,7 +8,7 @@ from torch import Tensor
 from foretell.models.heads import DistilledHead, EagleHead, MtpHead
 from foretell.models.heads.layer import Turn
 
-from .head_choice import Found, Grown, Race, TreeChoice, pick
+from .head_choice import Found, Grown, ProbsRoom, Race, TreeChoice, pick
 from .head_memory import Glance, HeadMemory
 from .head_tables import BEFORE, PLACE, TOKEN, HeadSizes, HeadTable, HeadText, sizes_of
 from .recording import Recorder
@@ -21,21 +21,24 @@ class WholeSteps:
     on every device; on a CUDA device it is recorded."""
 
     def __init__(
-        self, head: SteppingHead, keys: list[Tensor], values: list[Tensor], features: Tensor, most_children: int
+        self, head: SteppingHead, keys: list[Tensor], values: list[Tensor], features: Tensor | None, most_children: int
     ) -> None:
-        """`features` [pages, page_size, 1, width] are what the head keeps of each place beside its keys and values."""
-        self.head, self.keys, self.values = head, keys, values
-        self.features = features.view(-1, features.shape[-1])
+        """`features` [pages, page_size, 1, width] are what the head keeps of each place beside its keys and values;
+        None: it looks at tokens alone."""
+        self.head, self.keys, self.values, self.device = head, keys, values, keys[0].device
+        self.features = None if features is None else features.view(-1, features.shape[-1])
         self.children = min(most_children, head.config.outputs)
         self.page_size = keys[0].shape[1]
         self.tables: dict[HeadSizes, HeadTable] = {}
-        self.recorder: Recorder[HeadSizes, Found] = Recorder(features.device)
+        self.room = ProbsRoom(head.config.outputs, self.device)
+        self.recorder: Recorder[HeadSizes, Found] = Recorder(self.device)
 
     def chain(self, texts: list[HeadText], depth: int) -> Found:
         """For each text a token, again and again: the likeliest, or the one that wins its race."""
         sizes = sizes_of(texts, depth)
         self._table(sizes).send(texts)
-        return self.recorder(sizes, lambda: self.run_chain(sizes), sizes.is_small).of(len(texts))
+        probs = self.room(sizes)
+        return self.recorder(sizes, lambda: self.run_chain(sizes, probs), sizes.is_small).of(len(texts))
 
     def tree(self, texts: list[HeadText], depth: int) -> Grown:
         """The likeliest branches of each, as many as its text wants followed."""
@@ -46,15 +49,16 @@ class WholeSteps:
     def _table(self, sizes: HeadSizes) -> HeadTable:
         if sizes not in self.tables:
             guesses = 1 + (sizes.depth - 1) * max(1, sizes.wide)
-            self.tables[sizes] = HeadTable(sizes, guesses, self.page_size, self.features.device)
+            self.tables[sizes] = HeadTable(sizes, guesses, self.page_size, self.device)
         return self.tables[sizes]
 
-    def run_chain(self, sizes: HeadSizes) -> Found:
+    def run_chain(self, sizes: HeadSizes, probs: Tensor | None) -> Found:
+        """Leaves in `probs` what was drawn from."""
         table = self.tables[sizes]
         memory, race = self._memory(table), Race(table, self.head.draft_ids)
         bias = memory.bias(self._chain_seen(memory, table))
-        tokens, feature = table.field(TOKEN), self.features.index_select(0, table.field(BEFORE))
-        found = Found.room(sizes, self.head.config.outputs, bias.device)
+        tokens, feature = table.field(TOKEN), self._before(table)
+        found = Found(torch.empty(2, sizes.depth, sizes.texts, device=table.device), probs)
         for offset in range(sizes.depth):
             glance = Glance(memory, bias[:, offset : offset + 1], table.columns + offset)
             states = self.head.step(tokens, feature, self._turn(table, offset), glance)
@@ -65,8 +69,7 @@ class WholeSteps:
         table, wide = self.tables[sizes], sizes.wide
         choice = TreeChoice(table, self.head.draft_ids, self.children)
         ways = Ways(self._memory(table), table)
-        feature = self.features.index_select(0, table.field(BEFORE))
-        states = self.head.step(table.field(TOKEN), feature, self._turn(table, 0), ways.glance())
+        states = self.head.step(table.field(TOKEN), self._before(table), self._turn(table, 0), ways.glance())
         choice.look(self.head.logits(states))
         for depth in range(1, sizes.depth):
             feature = self.head.carry(states)
@@ -78,6 +81,12 @@ class WholeSteps:
             choice.look(self.head.logits(states))
         return Found(choice.found)
 
+    def _before(self, table: HeadTable) -> Tensor:
+        """The features of the places before the last, [texts, width]."""
+        if self.features is None:
+            return self.head.like.new_zeros(table.sizes.texts, self.head.config.layer.width)
+        return self.features.index_select(0, table.field(BEFORE))
+
     def _memory(self, table: HeadTable) -> HeadMemory:
         return HeadMemory(self.keys, self.values, self.head.config.layer, table.pages)
 
@@ -88,7 +97,7 @@ class WholeSteps:
 
     def _chain_seen(self, memory: HeadMemory, table: HeadTable) -> Tensor:
         """What the rows of all steps see, [texts, depth, columns]."""
-        depths = torch.arange(table.sizes.depth, device=self.features.device)
+        depths = torch.arange(table.sizes.depth, device=self.device)
         text = memory.of_text(table.field(PLACE), table.columns, depths, hidden=1)
         own = memory.near(depths, torch.arange(memory.columns - table.columns, device=depths.device))
         return torch.cat([text, own.expand(len(text), -1, -1)], -1)

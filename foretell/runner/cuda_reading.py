@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretell.kv.cache import slots_of
 from foretell.models.heads import BlockHead, Head, MedusaHead
 
 from .head_memory import HeadMemory, attend, store
-from .head_tables import COLUMNS, Whole, power
+from .head_tables import Whole, columns_for, power
 from .native_reading import Reading
 from .recording import Recorder
 
@@ -51,25 +52,18 @@ class ReadTable:
         """Of these places."""
         if self._sent is not None:
             self._sent.synchronize()  # until the last ones have left, which they mostly have
-        counts = [each.stop - each.start for each in readings]
-        rows = self._numbers[: self.grid_at].reshape(FIELDS, -1)
-        filled = sum(counts)
-        rows[TOKEN, :filled] = [token for each in readings for token in each.seq.tokens[each.start : each.stop]]
-        rows[PLACE, :filled] = np.concatenate([np.arange(each.start, each.stop) for each in readings])
-        pages = [np.array(each.seq.pages, np.int64) for each in readings]
-        own = np.repeat(np.arange(len(readings)), counts)
-        firsts = np.cumsum([0, *(len(some) for some in pages)])[own]
-        for field, places in ((SLOT, rows[PLACE, :filled]), (BEFORE, np.maximum(rows[PLACE, :filled] - 1, 0))):
-            held = np.concatenate(pages)[firsts + places // page_size]
-            rows[field, :filled] = held * page_size + places % page_size
+        counts, pages = [each.stop - each.start for each in readings], [each.seq.pages for each in readings]
+        rows, filled = self._numbers[: self.grid_at].reshape(FIELDS, -1), sum(counts)
+        rows[:HOME, :filled] = _fields(readings, page_size)  # as lists: they are few, and numpy takes long to begin
         if self.sizes.texts:
             self._send_texts(rows, counts, pages)
-        rows[:, filled:] = rows[:, filled - 1 : filled]
+        if filled < self.sizes.rows:
+            rows[:, filled:] = rows[:, filled - 1 : filled]
         self._device.copy_(self._host, non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
-    def _send_texts(self, rows: Whole, counts: list[int], pages: list[Whole]) -> None:
+    def _send_texts(self, rows: Whole, counts: list[int], pages: list[list[int]]) -> None:
         """Where rows stand side by side, as many for each text."""
         grid = self._numbers[self.grid_at : self.pages_at].reshape(self.sizes.texts, -1)
         held = self._numbers[self.pages_at :].reshape(self.sizes.texts, -1)
@@ -96,6 +90,22 @@ class ReadTable:
         return self._device[self.pages_at :].view(self.sizes.texts, -1)
 
 
+def _fields(readings: list[Reading], page_size: int) -> list[list[int]]:
+    """Of all places, end to end: tokens, places, slots, and the slots of the places before."""
+    tokens: list[int] = []
+    places: list[int] = []
+    slots: list[int] = []
+    before: list[int] = []
+    for each in readings:
+        first = max(each.start - 1, 0)  # a text's first place has none before it
+        own = slots_of(each.seq.pages, page_size, each.start, each.stop)
+        tokens += each.seq.tokens[each.start : each.stop]
+        places += range(each.start, each.stop)
+        slots += own
+        before += slots_of(each.seq.pages, page_size, first, first + 1) + own[:-1]
+    return [tokens, places, slots, before]
+
+
 class WholeReader:
     """Reads for a head of any kind."""
 
@@ -104,6 +114,7 @@ class WholeReader:
     ) -> None:
         self.head, self.keys, self.values, self.features, self.page_size = head, keys, values, features, page_size
         self.tables: dict[ReadSizes, ReadTable] = {}
+        self._inputs: Tensor | None = None
         self.recorder: Recorder[ReadSizes, None] = Recorder(head.draft_ids.device)
 
     def read(self, readings: list[Reading], columns: Tensor | None) -> bool:
@@ -118,7 +129,8 @@ class WholeReader:
             torch.cat(pieces, out=table.inputs[:rows])
         else:
             torch.index_select(torch.cat(pieces), 1, columns, out=table.inputs[:rows])
-        table.inputs[rows:] = table.inputs[rows - 1]
+        if rows < table.sizes.rows:
+            table.inputs[rows:] = table.inputs[rows - 1]
         table.send(readings, self.page_size)
         self.recorder(table.sizes, lambda: self.run(table))
         return True
@@ -127,14 +139,14 @@ class WholeReader:
         if len(self.keys) <= 1 or isinstance(self.head, BlockHead):
             return ReadSizes(power(rows))
         each, longest = max(r.stop - r.start for r in readings), max(r.stop for r in readings)
-        columns = next((size for size in COLUMNS if longest <= size), power(longest))
-        return ReadSizes(power(rows), power(len(readings)), power(each), columns)
+        return ReadSizes(power(rows), power(len(readings)), power(each), columns_for(longest))
 
     def _table(self, sizes: ReadSizes, dtype: torch.dtype) -> ReadTable:
         if sizes not in self.tables:
-            width, device = len(self.head.config.taps) * self.head.config.target_width, self.head.draft_ids.device
-            inputs = torch.zeros(sizes.rows, width, dtype=dtype, device=device)
-            self.tables[sizes] = ReadTable(sizes, self.page_size, inputs)
+            if self._inputs is None:  # one for all sizes: they are read one after the other
+                width = len(self.head.config.taps) * self.head.config.target_width
+                self._inputs = torch.zeros(MOST_ROWS, width, dtype=dtype, device=self.head.draft_ids.device)
+            self.tables[sizes] = ReadTable(sizes, self.page_size, self._inputs[: sizes.rows])
         return self.tables[sizes]
 
     def run(self, table: ReadTable) -> None:
@@ -144,14 +156,16 @@ class WholeReader:
             for layer, both in enumerate(self.head.remember(self.head.fuse(table.inputs), turn)):
                 self._keep(layer, slots, *both)
             return
-        assert self.features is not None, "other heads keep features"
         if isinstance(self.head, MedusaHead):
+            assert self.features is not None, "this head keeps features"
             store(table.inputs[:, None], self.features, slots)
             return
         head: Any = self.head
-        store(head.fuse(table.inputs)[:, None], self.features, slots)
-        # The first place of a text has no feature before it; it gets one of no meaning, and is never seen.
-        before = self.features.view(-1, self.features.shape[-1]).index_select(0, table.field(BEFORE))
+        before = head.fuse(table.inputs)
+        if self.features is not None:  # else it looks at tokens alone, and takes anything for a feature
+            store(before[:, None], self.features, slots)
+            # The first place of a text has no feature before it; it gets one of no meaning, and is never seen.
+            before = self.features.view(-1, self.features.shape[-1]).index_select(0, table.field(BEFORE))
         pair = (table.field(TOKEN), before, head.turn(table.field(PLACE)))
         if table.sizes.texts:
             head.step(*pair, ReadPass(self, table))

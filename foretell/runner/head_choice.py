@@ -24,11 +24,6 @@ class Found:
     told: Tensor  # of chains [tokens and how sure, depth, texts], in float32
     probs: Tensor | None = None  # [depth, texts, outputs]: what each was drawn from, where any was
 
-    @classmethod
-    def room(cls, sizes: HeadSizes, outputs: int, device: torch.device) -> Found:
-        told = torch.empty(2, sizes.depth, sizes.texts, device=device)
-        return cls(told, torch.empty(*told.shape[1:], outputs, device=device) if sizes.drawn else None)
-
     def of(self, texts: int) -> Found:
         """Without those that only fill up, on the host, and never written over."""
         told = self.told.cpu()[:, :, :texts]  # waits, so the tables may be written again
@@ -44,6 +39,24 @@ class Found:
     def sure(self) -> list[list[float]]:
         sure: list[list[float]] = self.told[1].tolist()
         return sure
+
+
+class ProbsRoom:
+    """Where drafts of all sizes leave what they drew from, one after the other: a graph that is kept keeps no room of
+    its own. It grows to twice what it was, so that all that older graphs still use is no more than the newest."""
+
+    def __init__(self, outputs: int, device: torch.device) -> None:
+        self.outputs = outputs
+        self._numbers = torch.empty(0, device=device)
+
+    def __call__(self, sizes: HeadSizes) -> Tensor | None:
+        """To be asked before anything is recorded, which would have it from the graph's own memory."""
+        if not sizes.drawn:
+            return None
+        count = sizes.depth * sizes.texts * self.outputs
+        if self._numbers.numel() < count:
+            self._numbers = torch.empty(max(count, 2 * self._numbers.numel()), device=self._numbers.device)
+        return self._numbers[:count].view(sizes.depth, sizes.texts, self.outputs)
 
 
 @dataclass(frozen=True)

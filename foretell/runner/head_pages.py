@@ -12,6 +12,7 @@ from torch import Tensor
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.models.heads import BlockConfig, Head, HeadConfig, LayerConfig, MedusaConfig
 from foretell.models.heads.base import part_of
+from foretell.models.heads.config import DistilledConfig
 from foretell.models.shard import Shard
 from foretell.types import Sequence
 
@@ -37,6 +38,8 @@ def _kept(config: HeadConfig, split: bool) -> tuple[int, bool]:
     if isinstance(config, MedusaConfig):
         return 0, True
     layers: int = config.layers  # type: ignore[attr-defined]
+    if isinstance(config, DistilledConfig):  # it looks at no feature
+        return layers, False
     return layers, split or not isinstance(config, BlockConfig)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 COLUMNS = (256, 512, 1024, 2048, 4096)  # places of text that sizes are made for; behind, powers of two
-MOST_PLACES = 1 << 17  # of all texts together; with more, a draft is not recorded
+MOST_PLACES = 1 << 17  # of all texts of a pass together; a single text that has more is not recorded
 WIDTHS = (1, 2, 5)  # branches that are followed in a level; more are filled up to as many as there may be
 
 TOKEN, PLACE, BEFORE, WIDE, HEAT, FIELDS = range(6)
@@ -52,9 +52,23 @@ def sizes_of(texts: list[HeadText], depth: int, most_wide: int = 0) -> HeadSizes
     wide = min(most_wide, max(text.wide for text in texts))
     if wide:
         wide = min(most_wide, next((width for width in WIDTHS if wide <= width), most_wide))
-    longest = max(text.place for text in texts)
-    columns = next((size for size in COLUMNS if longest <= size), power(longest))
-    return HeadSizes(power(len(texts)), columns, depth, wide, drawn)
+    return HeadSizes(power(len(texts)), columns_for(max(text.place for text in texts)), depth, wide, drawn)
+
+
+def columns_for(places: int) -> int:
+    """What so many places of a text are filled up to."""
+    return next((size for size in COLUMNS if places <= size), power(places))
+
+
+def passes(texts: list[HeadText]) -> list[slice]:
+    """The texts in their order, cut so that what a pass works with has its bounds; one too long for them is alone."""
+    starts, longest = [0], 0
+    for at, text in enumerate(texts):
+        longest = max(longest, text.place)
+        if at > starts[-1] and power(at + 1 - starts[-1]) * columns_for(longest) > MOST_PLACES:
+            starts.append(at)
+            longest = text.place
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(texts)], strict=True)]
 
 
 def power(number: int) -> int:
@@ -67,7 +81,7 @@ class HeadTable:
 
     def __init__(self, sizes: HeadSizes, guesses: int, page_size: int, device: torch.device) -> None:
         """`guesses`: rows of a draft that are remembered for those behind them."""
-        self.sizes, self.device = sizes, device
+        self.sizes, self.guesses, self.device = sizes, guesses, device
         self.shown = -(-sizes.columns // page_size)  # pages of text; behind them stand places for the guesses
         self.columns = self.shown * page_size
         width = FIELDS + sizes.depth + self.shown + -(-guesses // page_size)

@@ -43,8 +43,10 @@ class HeadWork(ABC):
         self.pages, self.device = pages, pages.device
 
     def keep(self, slots: Tensor, states: Tensor) -> None:
-        """Keep what becomes of the target's states [places, tapped width] here, until places are read and after."""
-        self.pages.put_features(slots, self.head.kept(states))
+        """Keep what becomes of the target's states [places, tapped width] here, until places are read and after; a head
+        that looks at tokens alone keeps nothing."""
+        if self.pages.kept_features is not None:
+            self.pages.put_features(slots, self.head.kept(states))
 
     @abstractmethod
     def run(self, job: Job) -> Answer:
@@ -54,7 +56,10 @@ class HeadWork(ABC):
         return torch.tensor(of, device=self.device)
 
     def features(self, slots: Tensor) -> Tensor:
-        """[places, width]: what all ranks keep of them."""
+        """[places, width]: what all ranks keep of them; zeros, where none is kept."""
+        if self.pages.kept_features is None:
+            nothing: Tensor = self.head.like.new_zeros(len(slots), self.head.config.layer.width)
+            return nothing
         features: Tensor = self.head.whole(self.pages.features(slots))
         return features
 

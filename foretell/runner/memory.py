@@ -15,6 +15,8 @@ DEFAULT_TEXTS = 4  # full-length texts the cache holds by default
 GROUP = Path("/sys/fs/cgroup")
 LOGIT_ROWS = 256  # rows of a step whose logits lie in memory at once on a GPU
 LIBRARIES = 256 << 20  # kernels, graphs and what cuBLAS works in
+WORKSPACE = 64 << 20  # what graphs take in the driver, and what cuBLAS works in while they are recorded
+PART, SHORT_PARTS = 512, 20  # keys of a long part of a text's attention; parts before those
 CACHE_SHARE = 0.5  # of the memory left beside the weights, the most the cache takes by default
 
 
@@ -59,6 +61,7 @@ class Needs:
     workspace: int = 0
     texts: int = DEFAULT_TEXTS  # full-length ones the cache holds, if there is room
     cache_share: float = CACHE_SHARE  # of the memory left, the most the cache takes
+    taken: float = 1.0  # of the free memory, the most that all parts may take
 
 
 def plan_memory(needs: Needs, available: int, kv_memory: float | None) -> MemoryPlan:
@@ -76,20 +79,20 @@ def plan_memory(needs: Needs, available: int, kv_memory: float | None) -> Memory
 
 
 def _check(plan: MemoryPlan, needs: Needs, available: int, one_text: int) -> None:
-    fixed = plan.weights + plan.drafter + plan.workspace
+    fixed, there, more = plan.weights + plan.drafter + plan.workspace, f"{_gib(available)} is free", ""
+    if needs.taken < 1:
+        there = f"{_gib(available)} may be taken, gpu_memory_utilization {needs.taken:g} of what is free"
+        more = "raise gpu_memory_utilization, "
     if fixed > available:
-        raise CapacityError(
-            f"the weights need {_gib(fixed)} and {_gib(available)} is free; take a smaller model or free some memory"
-        )
+        parts = "the weights need" if not plan.workspace else "the weights and what steps work with need"
+        raise CapacityError(f"{parts} {_gib(fixed)} and {there}; {more}take a smaller model or free some memory")
     if needs.loading > available:
         raise CapacityError(
             f"weights are loaded as floats before they are rounded, which needs {_gib(needs.loading)}, "
-            f"and {_gib(available)} is free; take a smaller model or free some memory"
+            f"and {there}; {more}take a smaller model or free some memory"
         )
     if plan.total > available:
-        raise CapacityError(
-            f"{plan} is {_gib(plan.total)} in all and {_gib(available)} is free; lower kv_memory or max_model_len"
-        )
+        raise CapacityError(f"{plan} is {_gib(plan.total)} in all and {there}; {more}lower kv_memory or max_model_len")
     if plan.pages == 0:
         raise CapacityError(
             f"kv_memory has no room for even one page of {needs.page_size} tokens; raise it to "
@@ -98,7 +101,7 @@ def _check(plan: MemoryPlan, needs: Needs, available: int, one_text: int) -> Non
     if plan.pages < one_text:
         raise CapacityError(
             f"a text of {needs.context} tokens needs {_gib(one_text * needs.page_bytes)} of cache and there is "
-            f"{_gib(plan.cache)}; raise kv_memory or set max_model_len to {plan.pages * needs.page_size} or less"
+            f"{_gib(plan.cache)}; {more}raise kv_memory or set max_model_len to {plan.pages * needs.page_size} or less"
         )
 
 
@@ -115,6 +118,13 @@ def check_room(needed: int, device: torch.device) -> None:
 def step_bytes(width: int, tokens: int, vocab: int, itemsize: int) -> int:
     """About what a step of `tokens` works with on a GPU, of a model `width` numbers a token go through at once."""
     return tokens * width * itemsize + LOGIT_ROWS * vocab * (4 + itemsize) + LIBRARIES
+
+
+def recorded_bytes(width: int, context: int, vocab: int, itemsize: int) -> int:
+    """What recorded steps hold on to, and as much again, worked with before they were recorded: logits, and attention
+    in parts, of query heads that are `width` numbers together."""
+    parts = SHORT_PARTS + -(-context // PART)
+    return 2 * LOGIT_ROWS * (parts * width * 4 + vocab * itemsize) + WORKSPACE
 
 
 def _gib(size: int) -> str:

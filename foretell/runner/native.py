@@ -48,7 +48,7 @@ class NativeExecutor:
         assert all(0 <= tap <= len(self._layers) for tap in taps), "layers that are there"
         lists = (*span_lists(packed.spans), packed.wanted, taps, [0] * len(packed.wanted))
         rows, wanted = packed.rows, len(packed.wanted)
-        numbers, places = _laid_out(lists)
+        numbers, places = laid_out(lists)
         logits = torch.empty(wanted, self._model.local.vocab)
         features = torch.empty(rows, len(taps) * self._width) if taps else None
         first = table.ctypes.data
@@ -110,7 +110,7 @@ class NativeExecutor:
         )
 
 
-def _laid_out(lists: tuple[Sequence[int], ...]) -> tuple[Whole, list[int]]:
+def laid_out(lists: tuple[Sequence[int], ...]) -> tuple[Whole, list[int]]:
     """All numbers one after the other, and the addresses where each list begins: one array is sooner made than six."""
     numbers = np.array([number for each in lists for number in each], np.int64)
     first = numbers.ctypes.data

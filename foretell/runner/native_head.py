@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foretell.kernels.native.head_records import BlockChainRecord, BlockHeadRecord, ChainRecord, HeadRecord
+from foretell.kernels.native.head_records import (
+    BlockChainRecord,
+    BlockHeadRecord,
+    ChainRecord,
+    HeadRecord,
+    ReadingRecord,
+)
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.records import LayerRecord
 from foretell.models.heads import BlockHead, Head
 from foretell.models.heads.layer import HeadLayer
 from foretell.models.layers import Linear, Norm
+
+from .native import laid_out
 
 
 @dataclass(frozen=True)
@@ -29,12 +38,22 @@ class Asked:
     depths: list[int]
     floors: list[float]
 
-    def tables(self) -> list[npt.NDArray[Any]]:
-        """Tokens, places, all pages, where each text's begin, depths and floors."""
-        counts = np.array([len(pages) for pages in self.pages], np.int64)
-        pages = np.array([page for pages in self.pages for page in pages], np.int64)
-        first = [np.array(self.tokens, np.int64), np.array(self.places, np.int64), pages, np.cumsum(counts) - counts]
-        return [*first, np.array(self.depths, np.int64), np.array(self.floors, np.float32)]
+    def laid_out(self) -> AskedTables:
+        """As the library wants them."""
+        begins = [0, *itertools.accumulate(map(len, self.pages))][:-1]
+        pages = [page for pages in self.pages for page in pages]
+        numbers, places = laid_out((self.tokens, self.places, pages, begins, self.depths))
+        floors = np.array(self.floors, np.float32)
+        return AskedTables([*places, floors.ctypes.data], numbers, floors)
+
+
+@dataclass(frozen=True)
+class AskedTables:
+    """Where tokens, places, all pages, the beginnings of each text's, depths and floors lie, and what lies there."""
+
+    addresses: list[int]
+    numbers: npt.NDArray[np.int64]
+    floors: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -43,6 +62,30 @@ class Told:
 
     tokens: list[list[int]]
     sure: list[list[float]]
+    probs: Tensor | None = None  # [texts, depth, vocab]: what each was drawn from, where any was
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """Places to be read, as the library wants them; the record has the tables' addresses only."""
+
+    record: ReadingRecord
+    tables: list[npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What goes with a call: of rows that are nodes of trees the slots of the last places each sees, as many for all,
+    its own the last of them; how guesses are drawn, [depth, texts] of DRAW, and whether it is told what from; what is
+    read first, by heads of tokens alone."""
+
+    branches: list[list[int]] | None = None
+    draws: npt.NDArray[np.void] | None = None
+    tells: bool = False
+    along: LaidOut | None = None
+
+
+NOTHING = Beside()
 
 
 class NativeHead:
@@ -111,37 +154,40 @@ class NativeHead:
 class NativeChain(NativeHead):
     """For heads that guess one token after another."""
 
-    def guess(self, asked: Asked, features: Tensor) -> Told:
-        """The likeliest token, again and again; `features` [texts, width] of the places before are written over."""
+    def guess(self, asked: Asked, features: Tensor | None, beside: Beside = NOTHING) -> Told:
+        """A token, again and again: the likeliest, or as `beside` says; `features` [texts, width] of the places before
+        are written over, and None for a head that reads tokens alone."""
         depth, texts = max(asked.depths), len(asked.tokens)
         guesses, sure = np.empty((depth, texts), np.int64), np.empty((depth, texts), np.float32)
-        made = self._run(asked, features, (guesses.ctypes.data, sure.ctypes.data), depth)[0]
-        return Told(guesses[:made].tolist(), sure[:made].tolist())
+        probs = torch.zeros(texts, depth, self.head.config.vocab) if beside.tells else None
+        out = (guesses.ctypes.data, sure.ctypes.data)
+        made = self._run(asked, features, out, depth, beside, probs)[0]
+        return Told(guesses[:made].tolist(), sure[:made].tolist(), probs)
 
-    def step(self, asked: Asked, features: Tensor, branches: list[list[int]] | None = None) -> Tensor:
-        """Logits [rows, outputs] of one guess; `features` become those behind it.
-
-        `branches`: of rows that are nodes of trees the slots of the last places each sees, as many for all, its own the
-        last of them.
-        """
-        return self._run(asked, features, (None, None), 1, branches)[1]
+    def step(self, asked: Asked, features: Tensor, beside: Beside = NOTHING) -> Tensor:
+        """Logits [rows, outputs] of one guess; `features` become those behind it."""
+        return self._run(asked, features, (None, None), 1, beside)[1]
 
     def _run(
         self,
         asked: Asked,
-        features: Tensor,
+        features: Tensor | None,
         out: tuple[int | None, int | None],
         depth: int,
-        branches: list[list[int]] | None = None,
+        beside: Beside,
+        probs: Tensor | None = None,
     ) -> tuple[int, Tensor]:
-        assert features.is_contiguous() and features.dtype == torch.float32, "what the library reads"
-        tables = asked.tables()
+        usual = features is None or (features.is_contiguous() and features.dtype == torch.float32)
+        assert usual, "what the library reads"
+        tables = asked.laid_out()
         logits = torch.empty(len(asked.tokens), self._outputs)
-        addresses = (table.ctypes.data for table in tables)
-        places = (features.data_ptr(), logits.data_ptr())
-        own = None if branches is None else np.array(branches, np.int64)
+        places = (None if features is None else features.data_ptr(), logits.data_ptr())
+        own = None if beside.branches is None else np.array(beside.branches, np.int64)
         tree = (None, 0) if own is None else (own.ctypes.data, own.shape[1])
-        record = ChainRecord(*addresses, *places, *out, len(asked.tokens), depth, *tree)
+        draws = None if beside.draws is None else beside.draws.ctypes.data
+        drawn = (draws, None if probs is None else probs.data_ptr(), self.head.config.vocab)
+        along = None if beside.along is None else ctypes.addressof(beside.along.record)
+        record = ChainRecord(*tables.addresses, *places, *out, len(asked.tokens), depth, *tree, *drawn, along)
         return self.library.chain(self.record, record), logits
 
 
@@ -190,11 +236,10 @@ class NativeBlock(NativeHead):
         return drafts
 
     def _run(self, asked: Asked, out: tuple[int | None, int | None], depth: int) -> tuple[int, Tensor, Tensor]:
-        tables, texts = asked.tables(), len(asked.tokens)
+        tables, texts = asked.laid_out(), len(asked.tokens)
         states = torch.empty(texts, self.head.config.block, self._width)
         logits = torch.empty(texts, depth, self._outputs)
-        addresses = (table.ctypes.data for table in tables)
-        record = BlockChainRecord(*addresses, states.data_ptr(), logits.data_ptr(), *out, texts, depth)
+        record = BlockChainRecord(*tables.addresses, states.data_ptr(), logits.data_ptr(), *out, texts, depth)
         return self.library.blocks(self._block, record), states, logits
 
 

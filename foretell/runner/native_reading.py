@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.native.head_records import ReaderRecord, ReadingRecord
-from foretell.models.heads import BlockHead
+from foretell.models.heads import BlockHead, DistilledHead
 from foretell.models.heads.layer import HeadLayer
 from foretell.types import Sequence
 
-from .native_head import NativeHead, norm_address, weights_address
+from .native_head import LaidOut, NativeHead, norm_address, weights_address
 
 Whole = npt.NDArray[np.int64]
 
@@ -48,7 +48,7 @@ class NativeReader:
     def __init__(self, native: NativeHead, features: Tensor | None, columns: list[int]) -> None:
         head: Any = native.head
         self._native, self._page_size = native, native.page_size
-        self._pairs = not isinstance(head, BlockHead)
+        self._pairs, self._tokens_alone = not isinstance(head, BlockHead), isinstance(head, DistilledHead)
         layers = [layer for layer in head.modules() if isinstance(layer, HeadLayer)]
         self._keeps = _addresses([weights_address(layer.attention.kv) for layer in layers])
         norms = [norm_address(norm) for norm in getattr(head, "tap_norms", ())]
@@ -73,14 +73,23 @@ class NativeReader:
 
     def read(self, readings: list[Reading]) -> None:
         """Keep what these places are to be remembered by."""
-        assert all(t.dtype == torch.float32 and t.stride(1) == 1 for each in readings for t in each.states), "rows"
-        size, whole = self._page_size, np.concatenate
-        states = whole([each.rows() for each in readings])
-        slots = whole([each.slots(size, each.start, each.stop) for each in readings])
-        places = whole([np.arange(each.start, each.stop) for each in readings])
-        tables = [states, slots, places, *self._pair_tables(readings)]
+        laid_out = self.laid_out(readings)  # for as long as the library reads it
+        self._native.library.read(self._record, laid_out.record)
+
+    def laid_out(self, readings: list[Reading]) -> LaidOut:
+        """These places as the library wants them."""
+        tables = [*self._state_tables(readings), *self._pair_tables(readings)]
         addresses = (table.ctypes.data for table in tables)
-        self._native.library.read(self._record, ReadingRecord(*addresses, len(states), len(tables[3])))
+        return LaidOut(ReadingRecord(*addresses, len(tables[0]), len(tables[3])), tables)
+
+    def _state_tables(self, readings: list[Reading]) -> list[Whole]:
+        """Where the states lie, the slots they are for, and the places."""
+        if self._tokens_alone:
+            return [np.zeros(0, np.int64)] * 3
+        assert all(t.dtype == torch.float32 and t.stride(1) == 1 for each in readings for t in each.states), "rows"
+        states = np.concatenate([each.rows() for each in readings])
+        slots = np.concatenate([each.slots(self._page_size, each.start, each.stop) for each in readings])
+        return [states, slots, np.concatenate([np.arange(each.start, each.stop) for each in readings])]
 
     def _pair_tables(self, readings: list[Reading]) -> list[Whole]:
         """Tokens, the slots before them and their own, places; all pages, where each text's begin, whose a pair is."""

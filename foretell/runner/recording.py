@@ -2,13 +2,69 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import torch
 
+from foretell.kv.shortage import lacks_memory
+
+LOG = logging.getLogger("foretell")
+REST = 64  # recordings that are not tried after one for which memory did not suffice
+
 Sizes = TypeVar("Sizes", bound=Hashable)
 Result = TypeVar("Result")
+
+
+class Capture:
+    """Makes graphs that share their memory: what one leaves there is good until the next is replayed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.failures = 0
+        self._rest = 0
+        self._pool = torch.cuda.graph_pool_handle()
+        self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] | None:
+        """The graph of `run` and where it leaves what it gives; it is not run here. None where memory is short: what
+        ran plainly goes on plainly, and is tried again after a while."""
+        if self._rest:
+            self._rest -= 1
+            return None
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.stream(self._aside):  # torch.cuda.graph would collect garbage and empty the cache each time
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                found = run()
+                graph.capture_end()
+            except RuntimeError as error:
+                self._abandon(graph)
+                if not lacks_memory(error):
+                    raise
+                return None
+        return graph, found
+
+    def renew(self) -> None:
+        """Take other memory: what no graph holds any more cannot be taken up again."""
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Leave a recording that failed: else all that comes would be taken for a part of it."""
+        self.failures += 1
+        self._rest = REST
+        LOG.warning("a step could not be recorded, and goes on without; %d times so far", self.failures)
+        try:
+            graph.capture_end()
+        except RuntimeError:  # the device gave it up already, and torch stops there: its allocator is still recording
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            with suppress(RuntimeError):  # where it was the end that failed, it knows
+                torch._C._cuda_endAllocateToPool(index, self._pool)
+                torch._C._cuda_releasePool(index, self._pool)
+            self.renew()
 
 
 class Recorder(Generic[Sizes, Result]):
@@ -20,9 +76,7 @@ class Recorder(Generic[Sizes, Result]):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.recordings: dict[Sizes, tuple[torch.cuda.CUDAGraph, Result] | None] = {}  # None: it ran once
-        self._records = device.type == "cuda"
-        self._pool = torch.cuda.graph_pool_handle() if self._records else None
-        self._aside = torch.cuda.Stream(device) if self._records else None  # type: ignore[no-untyped-call]
+        self._capture = Capture(device) if device.type == "cuda" else None
 
     def __call__(self, sizes: Sizes, run: Callable[[], Result], keep: bool = True) -> Result:
         """What `run` gives, which hangs on `sizes` and on what lies in memory, and on nothing else.
@@ -35,15 +89,7 @@ class Recorder(Generic[Sizes, Result]):
             return known[1]
         found = run()
         again = sizes in self.recordings
-        self.recordings[sizes] = self._record(run) if again and keep and self._records else None
+        if self._capture is not None and not any(self.recordings.values()):
+            self._capture.renew()
+        self.recordings[sizes] = self._capture(run) if again and keep and self._capture is not None else None
         return found
-
-    def _record(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
-        """The same once more, to be kept; it is not run here."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self.device)
-        with torch.cuda.stream(self._aside):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            found = run()
-            graph.capture_end()
-        return graph, found

@@ -33,6 +33,8 @@ class Footprint:
     step: int
     program: int
     peak: int = 0  # the most the process has taken so far, while it loaded the model
+    now: int = 0  # what the process has of the machine's memory when all is loaded
+    files: int = 0  # of that, pages of files: libraries and mapped weights, which other processes may share
     device: str = "cpu"
 
     @classmethod
@@ -40,9 +42,11 @@ class Footprint:
         """To be measured when all is loaded and nothing was written."""
         plan, device = assembly.memory, assembly.engine.runner.device.type
         here = plan.weights + plan.drafter if device == "cpu" else 0
-        now, peak = resident(ours)
+        memory = resident(ours)
+        program = max(0, memory.now - here)  # mapped weights are in memory, too: they were read when they were checked
         step = step_bytes(assembly, config)
-        return cls(plan.weights, plan.drafter, plan.cache, plan.pages, step, max(0, now - here), peak, device)
+        sizes = (plan.weights, plan.drafter, plan.cache, plan.pages, step, program)
+        return cls(*sizes, memory.peak, memory.now, memory.files, device)
 
     @property
     def total(self) -> int:
@@ -60,7 +64,8 @@ class Footprint:
         if self.device == "cpu":
             parts["the program"] = self.program
         told = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
-        return f"at most {_gib(self.total)}: {told}"
+        now = f"; resident now {_gib(self.now)}, {_gib(self.files)} of it pages of files" if self.now else ""
+        return f"at most {_gib(self.total)}: {told}{now}"
 
 
 def step_bytes(assembly: Assembly, config: EngineConfig) -> int:
@@ -72,14 +77,23 @@ def step_bytes(assembly: Assembly, config: EngineConfig) -> int:
     return floats * 4 + assembly.memory.cache // shape.layers
 
 
-def resident(ours: Path = OURS) -> tuple[int, int]:
-    """Bytes of memory this process has now, and the most it had; zeros where the system does not tell."""
+@dataclass(frozen=True)
+class Resident:
+    """Bytes of memory a process has now, the most it had, and how much of the former are pages of files."""
+
+    now: int = 0
+    peak: int = 0
+    files: int = 0
+
+
+def resident(ours: Path = OURS) -> Resident:
+    """What the system says of this process; zeros where it does not tell."""
     try:
         text = (ours / "status").read_text()
     except OSError:
-        return 0, 0
-    sizes = {name: int(size) * 1024 for name, size in re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", text, re.M)}
-    return sizes.get("VmRSS", 0), sizes.get("VmHWM", 0)
+        return Resident()
+    sizes = {name: int(size) * 1024 for name, size in re.findall(r"^(VmRSS|VmHWM|RssFile):\s+(\d+) kB", text, re.M)}
+    return Resident(*(sizes.get(name, 0) for name in ("VmRSS", "VmHWM", "RssFile")))
 
 
 def _gib(size: int) -> str:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.version import VERSION
 
+from .footprint import resident
+
 if TYPE_CHECKING:
     from .service import Service
 
@@ -35,7 +37,7 @@ def info(service: Service) -> dict[str, Any]:
 
 
 def _memory(service: Service) -> dict[str, int]:
-    memory = service.footprint
+    memory, now = service.footprint, resident()
     return {
         "weights": memory.weights,
         "drafter": memory.drafter,
@@ -44,6 +46,8 @@ def _memory(service: Service) -> dict[str, int]:
         "program": memory.program,
         "total": memory.total,
         "pages": memory.pages,
+        "resident": now.now,
+        "resident_files": now.files,
     }
 
 

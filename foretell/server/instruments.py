@@ -85,6 +85,10 @@ class Instruments:
         self.waiting = self._gauge("num_requests_waiting", "Texts that wait")
         self.page_use = self._gauge("kv_cache_usage_perc", "Pages in use, of all; 1 is full")
         self.preemptions = self._tally("num_preemptions", "Texts that had to give their pages back")
+        self.resident = self._gauge("resident_memory_bytes", "Memory the process has")
+        self.resident_files = self._gauge(
+            "resident_file_bytes", "Of that, pages of files: libraries and mapped weights, which others may share"
+        )
         self.step_seconds = self._histogram("step_seconds", "Time of a step", PER_TOKEN)
 
     def _tally(self, name: str, words: str, *labels: str) -> Tally:

@@ -11,6 +11,7 @@ from foretell.engine.streams import Load
 from foretell.types import TARGET
 
 from .answers import skip_reason
+from .footprint import resident
 from .instruments import Instruments
 from .speedup import PlainSeconds, Speedup, unknown
 
@@ -166,6 +167,9 @@ class Metrics:
         self._show_totals(self.totals)
         self._show_load(load)
         self.instruments.speedup.set(self.speedup.value or 0.0)
+        memory = resident()
+        self.instruments.resident.set(memory.now)
+        self.instruments.resident_files.set(memory.files)
         for labels, count in self.controller.decided.items():
             self.instruments.decisions.follow(count, *labels)
         self.instruments.drafting_on.set(self.controller.standing[0])

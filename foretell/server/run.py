@@ -13,7 +13,7 @@ import uvicorn
 
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
-from foretell.system import give_back
+from foretell.system import give_back, uncollected
 
 from .app import create_app
 from .config import ServerConfig
@@ -30,9 +30,11 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
     if foreign:
         LOG.info("flags of other engines that mean nothing here, or not just that: %s", ", ".join(foreign))
     with bind(config.host, config.port) as port:  # before the model is loaded: a port that is taken shows at once
-        service = load(config, engine, speculation)
+        with uncollected():
+            service = load(config, engine, speculation)
+            app = create_app(service)
         settings = uvicorn.Config(
-            create_app(service),
+            app,
             http=impatient(config.body_timeout, config.request_timeout + 2 * config.body_timeout),
             log_config=None,
             access_log=config.access_log,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .documents import Document
 
-JITTER = 0.15  # by how much lengths are mixed up before sorting, so that no two epochs have the same neighbours
+JITTER = 0.15  # by how much lengths are mixed up before sorting: neighbours are of like length, and otherwise anybody
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,25 @@ class Batches:
 
     def __init__(self, documents: list[Document], tokens: int, seed: int, device: torch.device) -> None:
         self.documents, self.tokens, self.seed, self.device = documents, tokens, seed, device
-        self._epoch, self._plan = -1, self._planned(0)
-        self._epoch = 0
-        self._ends = [0, len(self._plan)]  # the first step of each epoch that was planned, and of the next
+        # Every epoch has the same batches in another order, so that what the target says of one can be kept.
+        self._cuts = self._cut(range(len(documents)), random.Random(f"{seed} 0"))
+        self._epoch, self._order = 0, self._ordered(0)
 
     @property
     def an_epoch(self) -> int:
-        """Steps of the first epoch; others have about as many."""
-        return self._ends[1]
+        """Steps of an epoch."""
+        return len(self._cuts)
+
+    def number(self, step: int) -> int:
+        """Which of an epoch's batches a step has."""
+        epoch = step // len(self._cuts)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._ordered(epoch)
+        return self._order[step % len(self._cuts)]
 
     def at(self, step: int) -> Batch:
         """The batch of a step."""
-        while step >= self._ends[-1]:
-            self._epoch = len(self._ends) - 1
-            self._plan = self._planned(self._epoch)
-            self._ends.append(self._ends[-1] + len(self._plan))
-        epoch = next(i for i in range(len(self._ends) - 1) if step < self._ends[i + 1])
-        if epoch != self._epoch:
-            self._epoch, self._plan = epoch, self._planned(epoch)
-        return self.of([self.documents[i] for i in self._plan[step - self._ends[epoch]]])
+        return self.of([self.documents[i] for i in self._cuts[self.number(step)]])
 
     def of(self, documents: list[Document]) -> Batch:
         """These documents side by side."""
@@ -65,11 +65,10 @@ class Batches:
         """Every document once, in batches that do not change: to measure with."""
         return [self.of([self.documents[i] for i in rows]) for rows in self._cut(range(len(self.documents)), None)]
 
-    def _planned(self, epoch: int) -> list[list[int]]:
-        rng = random.Random(f"{self.seed} {epoch}")
-        plan = self._cut(range(len(self.documents)), rng)
-        rng.shuffle(plan)
-        return plan
+    def _ordered(self, epoch: int) -> list[int]:
+        order = list(range(len(self._cuts)))
+        random.Random(f"{self.seed} {epoch} order").shuffle(order)
+        return order
 
     def _cut(self, which: range, rng: random.Random | None) -> list[list[int]]:
         """Neighbours by length, as many to a batch as its tokens allow."""

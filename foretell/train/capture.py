@@ -10,10 +10,11 @@ from torch import Tensor
 
 from foretell.models.decoder import Decoder
 
-from .batches import Batch
+from .batches import Batch, Batches
 from .dense import CausalAttend, last_norm, make_tables, output_rows, run_dense
 
 ROWS = 4096  # of logits over the whole vocabulary at a time
+ROOM = 0.6  # of a GPU's free memory that states may be kept in
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class States:
     batch: Batch
     features: Tensor  # [rows, length, taps * width]
     last: Tensor  # [rows, length, width], what the output matrix reads
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (self.batch.tokens, self.batch.learnt, self.features, self.last))
 
 
 class Capture:
@@ -59,6 +64,27 @@ class Capture:
         parts = [_said(piece, rows, mine, len(ids) == len(rows)) for piece in torch.split(last, ROWS)]
         probs, best = torch.cat([p for p, _ in parts]), torch.cat([b for _, b in parts])
         return Goal(probs, best, where[best])
+
+
+class KeptStates:
+    """The states of each step's batch, kept on a GPU for the next time it comes as far as there is room."""
+
+    def __init__(self, capture: Capture, batches: Batches) -> None:
+        self.capture, self.batches = capture, batches
+        self._kept: dict[int, States] = {}
+        self._room = 0
+        if batches.device.type == "cuda":
+            self._room = int(ROOM * torch.cuda.mem_get_info(batches.device)[0])
+
+    def at(self, step: int) -> States:
+        number = self.batches.number(step)
+        if number in self._kept:
+            return self._kept[number]
+        states = self.capture(self.batches.at(step))
+        if states.nbytes <= self._room:
+            self._room -= states.nbytes
+            self._kept[number] = states
+        return states
 
 
 def _said(states: Tensor, rows: Tensor, mine: Tensor, everything: bool) -> tuple[Tensor, Tensor]:

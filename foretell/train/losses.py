@@ -14,6 +14,7 @@ from torch import Tensor
 
 SHARPNESS = 3.0  # of the change from KL to total variation
 ROWS = 4096  # whose logits are there at a time
+FUSED_ROWS = 16_384  # the same where nothing else is worked out beside them
 TINY = 1e-20
 
 
@@ -35,9 +36,18 @@ DSPARK = Mix(ce=0.1, tv=1.8)  # 0.9 of the L1 distance, which is twice the total
 class Rows:
     """What a loss is taken over: a row for each guess."""
 
-    probs: Tensor  # [n, outputs] the target's, of all it says
+    goals: Tensor  # [places, outputs] the target's probabilities, of all it says
+    which: Tensor  # [n] of them
     label: Tensor  # [n] the text's own token by the head's ids, -1 where it has none
     weight: Tensor  # [n]
+
+    @property
+    def probs(self) -> Tensor:
+        """[n, outputs], a copy."""
+        return self.goals[self.which]
+
+    def piece(self, part: slice) -> Rows:
+        return Rows(self.goals, self.which[part], self.label[part], self.weight[part])
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ def rows_loss(
 ) -> Scored:
     """`plain_loss` of logits states @ output' (+ hints @ nudge'); gradients go to all but `output`, which is lent."""
     loss, alpha, guess = _RowsLoss.apply(  # type: ignore[no-untyped-call]
-        states, hints, nudge, output, rows.probs, rows.label, rows.weight, mix
+        states, hints, nudge, output, rows, mix
     )
     return Scored(loss, alpha, guess)
 
@@ -82,22 +92,21 @@ class _RowsLoss(torch.autograd.Function):
         hints: Tensor | None,
         nudge: Tensor | None,
         output: Tensor,
-        probs: Tensor,
-        label: Tensor,
-        weight: Tensor,
+        rows: Rows,
         mix: Mix,
     ) -> tuple[Tensor, Tensor, Tensor]:
         d_states = torch.empty_like(states)
         d_hints = None if hints is None else torch.empty_like(hints)
         d_nudge = None if nudge is None else torch.zeros_like(nudge, dtype=torch.float32)
         losses, alphas, guesses = [], [], []
-        for start in range(0, len(states), ROWS):
-            piece = slice(start, start + ROWS)
-            logits = F.linear(states[piece], output).float()
+        fused = _is_fused(states, output)
+        size = FUSED_ROWS if fused else ROWS
+        for start in range(0, len(states), size):
+            piece = slice(start, start + size)
+            logits = F.linear(states[piece], output)
             if hints is not None and nudge is not None:
-                logits += F.linear(hints[piece], nudge)
-            loss, alpha, slope = _slope(logits, probs[piece], label[piece], weight[piece], mix)
-            guesses.append(logits.argmax(-1))
+                logits = logits.float().add_(F.linear(hints[piece], nudge))
+            loss, alpha, guess, slope = (_fused_slope if fused else _slope)(logits, rows.piece(piece), mix)
             slope = slope.to(states.dtype)
             torch.mm(slope, output, out=d_states[piece])
             if hints is not None and nudge is not None and d_hints is not None and d_nudge is not None:
@@ -105,6 +114,7 @@ class _RowsLoss(torch.autograd.Function):
                 d_nudge += slope.T @ hints[piece]
             losses.append(loss)
             alphas.append(alpha)
+            guesses.append(guess)
         ctx.slopes = (d_states, d_hints, None if d_nudge is None or nudge is None else d_nudge.to(nudge.dtype))
         alpha, guess = torch.cat(alphas), torch.cat(guesses)
         ctx.mark_non_differentiable(alpha, guess)
@@ -114,12 +124,12 @@ class _RowsLoss(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         scale = slopes[0]
         d_states, d_hints, d_nudge = (None if each is None else each * scale.to(each.dtype) for each in ctx.slopes)
-        return d_states, d_hints, d_nudge, None, None, None, None, None
+        return d_states, d_hints, d_nudge, None, None, None
 
 
-def _slope(logits: Tensor, probs: Tensor, label: Tensor, weight: Tensor, mix: Mix) -> tuple[Tensor, Tensor, Tensor]:
-    """The weighted loss, the chance to stand by row, and the gradient by logit."""
-    p, logq = probs.float(), logits.log_softmax(-1)
+def _slope(logits: Tensor, rows: Rows, mix: Mix) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The weighted loss, the chance to stand and the likeliest token by row, and the gradient by logit."""
+    guess, p, logq = logits.argmax(-1), rows.probs.float(), logits.float().log_softmax(-1)
     q = logq.exp()
     kl = (torch.special.entr(p).neg_() - p * logq).sum(-1)
     alpha = torch.minimum(p, q).sum(-1)
@@ -129,12 +139,30 @@ def _slope(logits: Tensor, probs: Tensor, label: Tensor, weight: Tensor, mix: Mi
     below = q * (q < p)  # what more of a token would still add to what stands
     slope = (by_kl * p.sum(-1) + by_tv * below.sum(-1))[:, None] * q - by_kl[:, None] * p - by_tv[:, None] * below
     if mix.ce:
-        known = (label >= 0).float()
-        at = label.clamp_min(0)[:, None]
+        known = (rows.label >= 0).float()
+        at = rows.label.clamp_min(0)[:, None]
         each = each - mix.ce * known * logq.gather(-1, at)[:, 0]
         slope += (mix.ce * known)[:, None] * q
         slope.scatter_add_(-1, at, -(mix.ce * known)[:, None])
-    return (each * weight).sum(), alpha, slope * weight[:, None]
+    return (each * rows.weight).sum(), alpha, guess, slope * rows.weight[:, None]
+
+
+def _is_fused(states: Tensor, output: Tensor) -> bool:
+    """A row's logits are read once on a GPU where they fit into one program's registers; torch reads them 20 times."""
+    if states.device.type != "cuda":
+        return False
+    from foretell.kernels.triton.slope import MOST_OUTPUTS
+
+    return len(output) <= MOST_OUTPUTS
+
+
+def _fused_slope(logits: Tensor, rows: Rows, mix: Mix) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`_slope` in one launch; the gradient takes the logits' place."""
+    from foretell.kernels.triton.slope import Parts, slope_of
+
+    parts = Parts(mix.kl, mix.tv, mix.ce, mix.lk, SHARPNESS)
+    loss, alpha, guess = slope_of(logits, rows.goals, rows.which, rows.label, rows.weight, parts)
+    return loss.sum(), alpha, guess, logits
 
 
 def surety_loss(logit: Tensor, alpha: Tensor, weight: Tensor) -> Tensor:

@@ -112,13 +112,27 @@ def spaced(count: int, total: int) -> list[int]:
     return [round(i * (total - 1) / max(1, count - 1)) for i in range(count)]
 
 
-def opened_head(folder: str, said: HeadConfig, target: Decoder, context: int) -> Head[Any]:
-    """A head that was trained before, to go on with."""
+def opened_head(folder: str, said: HeadConfig, ids: list[int] | None, target: Decoder, context: int) -> Head[Any]:
+    """A head that was trained before, to go on with; `ids` are the words it is to have where those are others."""
     head = read_head(Path(folder))
     mine, theirs = (replace(each, accuracy=(), target="", draft_vocab=None) for each in (said, head.config))
     if mine != theirs:
         raise RequestError("init", f"{folder} has another shape than what is to be trained; leave it out, or the flags")
+    if ids is not None and len(ids) != head.config.outputs:
+        head = reworded(head, said, ids)
     return ready_head(head, target, context)
+
+
+def reworded(head: Head[Any], said: HeadConfig, ids: list[int]) -> Head[Any]:
+    """The same head with other words to guess: its states are as good for other rows of the target's."""
+    other = make_head(said)
+    state = {name: part for name, part in head.own_state().items() if name != "draft_ids"}
+    if any(other.own_state()[name].shape != part.shape for name, part in state.items()):
+        raise RequestError("draft_vocab", "this head has weights for each of its words; leave --draft-vocab out")
+    other.load_state_dict(state, strict=False)
+    if said.draft_vocab is not None:
+        other.draft_ids.copy_(torch.tensor(ids))
+    return other
 
 
 def inherit(head: Head[Any], target: Decoder, layers: Sequence[int] | None = None) -> None:

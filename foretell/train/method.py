@@ -117,7 +117,7 @@ class Goals:
         which = self.row[row, place]
         label = self.draft[self.tokens[row, place + 1]]
         given = torch.full(which.shape, weight, device=which.device) if isinstance(weight, float) else weight
-        return Rows(self.goal.probs[which], label, given)
+        return Rows(self.goal.probs, which, label, given)
 
     def hits(self, row: Tensor, place: Tensor, scored: Scored) -> Tensor:
         """Whether guesses of the token behind these places are the target's likeliest."""

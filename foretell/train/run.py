@@ -84,9 +84,9 @@ class Run:
         if config.init is None:
             head: Any = new_head(said, ids, self.target, config.seed, context)
         else:
-            head = opened_head(config.init, said, self.target, context)
+            head = opened_head(config.init, said, ids if config.draft_vocab else None, self.target, context)
         share = coverage(self.corpus.held_out, head.draft_ids.tolist())
-        self.reporter.say(f"{size} tokens can be guessed: {share:.1%} of what the target says")
+        self.reporter.say(f"{len(head.draft_ids)} tokens can be guessed: {share:.1%} of what the target says")
         mix, capture = MIXES[config.loss], Capture(self.target, said.taps, context)
         if kind == "eagle":
             return EagleMethod(head, capture, self.drafted, mix)

@@ -68,7 +68,8 @@ class StreamingMethod(Method):
         wanted = torch.zeros_like(states.batch.learnt)
         wanted[:, :-1] = states.batch.learnt[:, 1:]
         before = self.capture.goal(states.last[wanted], self.everything)
-        rows = Rows(before.probs, before.best, torch.full(before.best.shape, weight, device=last.device))
+        every = torch.arange(len(before.best), device=last.device)
+        rows = Rows(before.probs, every, before.best, torch.full(before.best.shape, weight, device=last.device))
         return rows_loss(last[wanted], output_rows(self.tuned), rows, SAME).loss
 
     def _ahead(self, said: Tensor, wanted: Tensor, i: int, goals: Goals, weight: float) -> tuple[Tensor, Tensor]:

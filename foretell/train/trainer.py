@@ -13,7 +13,7 @@ from torch import Tensor
 from foretell.sampling.noise import mix
 
 from .batches import Batches
-from .capture import Capture
+from .capture import Capture, KeptStates
 from .checkpoint import Standing, save_checkpoint
 from .method import Method
 from .optimizer import Optimizer
@@ -59,6 +59,7 @@ class Trainer:
     ) -> None:
         self.method, self.capture, self.batches, self.optimizer = method, capture, batches, optimizer
         self.limits, self.folder, self.standing = limits, folder, standing
+        self._states = KeptStates(capture, batches)
         self._sums: list[Tensor] = []
         self._losses: list[Tensor] = []
 
@@ -98,16 +99,16 @@ class Trainer:
     def step(self) -> None:
         """One batch."""
         standing = self.standing
-        batch = self.batches.at(standing.step)
-        generator = torch.Generator(batch.tokens.device)
+        states = self._states.at(standing.step)
+        generator = torch.Generator(self.batches.device)
         generator.manual_seed(mix(self.batches.seed, standing.step) % (1 << 63))
-        progress = self.method(self.capture(batch), generator)
+        progress = self.method(states, generator)
         progress.loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step(standing.step, self.share)
         self._sums.append(progress.sums())
         self._losses.append(progress.loss.detach())
         standing.step += 1
-        standing.tokens += batch.size
+        standing.tokens += states.batch.size
 
     def shown(self) -> Shown:
         """How the last steps went; it goes into the curve."""

@@ -14,18 +14,12 @@ from foretell.bench.item import Item
 from foretell.bench.measure import PLAIN, Job, Written
 from foretell.bench.stage import EngineStage
 from foretell.cli import main as program
-from foretell.cli.bench import BENCH
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from tests.laws.test_layers import loaded_by
 
 QUICK = ("--rounds", "2", "--max-tokens", "12", "--temperature", "0")
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(program.COMMANDS, "bench", BENCH)
 
 
 @pytest.fixture

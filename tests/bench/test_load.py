@@ -22,7 +22,6 @@ from foretell.bench.item import Item
 from foretell.bench.load import LoadArm, LoadFindings, LoadPlan, Slice, arms_of, bodies, cell_of, run_load
 from foretell.bench.load_report import markdown, remarks
 from foretell.cli import main as program
-from foretell.cli.bench import BENCH
 from foretell.errors import ForetellError, RequestError
 from tests.server.process import ServerProcess
 
@@ -290,11 +289,6 @@ def test_a_stop_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def command(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> tuple[int, str, str]:
     code = program.main(["bench", "load", *words])
     return code, *capsys.readouterr()
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(program.COMMANDS, "bench", BENCH)
 
 
 SHORT = ("--tasks", "chat,story", "--max-tokens", "8", "--turns", "1")

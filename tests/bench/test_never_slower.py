@@ -22,7 +22,6 @@ from foretell.bench.seats import Seats, open_with
 from foretell.bench.stand_ins import ORACLE_ERRS, UselessDrafter
 from foretell.bench.together import Batch, Together
 from foretell.cli import main as program
-from foretell.cli.bench import BENCH
 from foretell.cli.bench_never_slower import exit_code
 from foretell.config import EngineConfig
 from foretell.draft.scripted import OracleDrafter
@@ -327,7 +326,6 @@ def test_the_prompt_is_cached_and_what_does_not_fit_is_refused(stage: EngineBatc
 
 @pytest.fixture
 def program_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(program.COMMANDS, "bench", BENCH)
     monkeypatch.setenv("FORETELL_HOME", str(tmp_path))
 
 

@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance import DEPTHS, KIND, MIDDLES, REQUEST, TRUST, Acceptance, Honesty, Rates, cell
+from foretell.control.acceptance import (
+    DEPTHS,
+    KIND,
+    MIDDLES,
+    REQUEST,
+    TRUST,
+    Acceptance,
+    Belief,
+    Guess,
+    Honesty,
+    Rates,
+    cell,
+)
 from foretell.types import Draft
 
 
@@ -19,7 +31,7 @@ def test_confidence_falls_into_levels() -> None:
 def test_a_chain_is_counted_up_to_its_first_wrong_guess_and_no_further() -> None:
     acceptance = Acceptance()
     ledger = acceptance.ledger(0, "greedy")
-    acceptance.note(ledger, "a", Draft.chain([5, 6, 9, 7], "a"), 2)
+    acceptance.note(ledger, Guess("a", Draft.chain([5, 6, 9, 7], "a"), 2))
     rates = acceptance.rates(ledger, "a")
     acceptance.learn(ledger, [1, 2, 5])
     assert (rates.tried[cell(None, 1)], rates.tried[cell(None, 2)]) == (1, 0), "the second is still open"
@@ -33,7 +45,7 @@ def test_every_branch_of_a_tree_is_found_out() -> None:
     acceptance = Acceptance()
     ledger = acceptance.ledger(0, "greedy")
     tree = Draft((5, 6, 7, 8), (-1, -1, 1, 1), "t", confidence=(0.5, 0.3, 0.9, 0.1))
-    acceptance.note(ledger, "t", tree, 1)
+    acceptance.note(ledger, Guess("t", tree, 1))
     acceptance.learn(ledger, [1, 6, 8])
     rates = acceptance.rates(ledger, "t")
     assert (rates.tried[cell(0.5, 1)], rates.stood[cell(0.5, 1)]) == (1, 0)
@@ -46,16 +58,18 @@ def test_a_request_starts_from_what_its_kind_has_taught() -> None:
     for request in range(20):
         ledger = acceptance.ledger(request, "greedy")
         for place in range(10):
-            acceptance.note(ledger, "a", Draft.chain([9], "a"), place)
+            acceptance.note(ledger, Guess("a", Draft.chain([9], "a"), place))
             acceptance.learn(ledger, [9] * (place + 1))
         acceptance.forget(request)
     fresh = acceptance.unseen(acceptance.ledger(99, "greedy"), "a", 1)[0]
-    other = acceptance.unseen(acceptance.ledger(98, "warm"), "a", 1)[0]
+    bound = acceptance.unseen(acceptance.ledger(98, "greedy, grammar"), "a", 1)[0]
     assert fresh > 0.9
-    assert other > 0.5, "another kind starts from the drafter's own"
+    assert bound > 0.9, "another kind that draws as freely starts from the drafter's own"
+    assert acceptance.unseen(acceptance.ledger(96, "warm"), "a", 1, hopeful=False) == [0.25], "one that draws does not"
     assert acceptance.unseen(acceptance.ledger(97, "greedy"), "b", 1) == [1.0], "who was never tried is hoped for"
     assert acceptance.unseen(acceptance.ledger(97, "greedy"), "b", 1, hopeful=False) == [0.5]
-    assert Acceptance({"b": 0.9}).first_rate("b") == 0.9
+    assert Acceptance({"b": Belief(0.9)}).first_rate("b", "greedy") == 0.9
+    assert Acceptance({"b": Belief(0.9)}).first_rate("b", "warm") == pytest.approx(0.81)
 
 
 def test_hope_goes_as_tries_come() -> None:

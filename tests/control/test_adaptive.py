@@ -234,7 +234,7 @@ def test_a_drafter_without_a_name_on_its_drafts_is_learnt_all_the_same() -> None
     run(engine)
     assert tracks[0].speculation.by_drafter["nameless"].drafted > 0
     assert isinstance(engine.controller, AdaptiveController)
-    assert engine.controller.acceptance.first_rate("nameless") < 0.45, "its failures were counted"
+    assert engine.controller.acceptance.first_rate("nameless", "greedy") < 0.45, "its failures were counted"
 
 
 def test_many_texts_at_once_are_priced_without_a_single_one_before() -> None:

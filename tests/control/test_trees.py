@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance import WIDTHS, Acceptance, cell, tree_cell, width_of
+from foretell.control.acceptance import WIDTHS, Acceptance, Guess, cell, tree_cell, width_of
 from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
 from foretell.control.simulation import Always, Scenario, World, best_fixed, best_tree
-from foretell.control.spending import Candidate, Market, best_plan, share_out
+from foretell.control.spending import Bushes, Candidate, Market, best_plan, share_out
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes, Verdict
 from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adapted, adaptive, head, steady
 from tests.control.test_adaptive import Clock
@@ -72,10 +72,14 @@ def market(writers: int = 1, row: float = 0.001) -> Market:
     return Market(writers, writers, [1 + row * (rows - writers) for rows in range(600)])
 
 
+def by_depth(nodes: int, depth: int) -> float:
+    return 0.1 * depth
+
+
 def test_a_plan_weighs_levels_against_nodes() -> None:
     """Levels take time, rows cost little: the tree is wide and not deep. Where rows cost, it is a chain."""
     levels = {2: [0.8, 0.6, 0.5], 8: [0.95, 0.9, 0.85]}
-    head = Candidate("head", [0.6, 0.36, 0.2], lambda nodes, depth: 0.1 * depth, levels)
+    head = Candidate("head", [0.6, 0.36, 0.2], by_depth, Bushes(tuple(levels), levels.__getitem__, by_depth))
     plan = best_plan(market(), [head], 0.01)
     assert (plan.nodes, plan.depth) == (24, 3) and plan.gain == pytest.approx(3.7 / 1.324)
     assert sum(plan.survival) == pytest.approx(2.7) and len(plan.survival) == 24
@@ -85,9 +89,21 @@ def test_a_plan_weighs_levels_against_nodes() -> None:
     assert best_plan(market(row=2.0), [head], 0.01).nodes == 0
 
 
+def test_where_a_narrow_tree_is_hopeless_no_wider_one_is_looked_at() -> None:
+    asked: list[int] = []
+
+    def levels(wide: int) -> list[float]:
+        asked.append(wide)
+        return [0.9, 0.8]
+
+    head = Candidate("head", [0.6, 0.36], by_depth, Bushes((2, 4, 8), levels, by_depth))
+    assert not best_plan(market(row=0.5), [head], 0.01).levels and asked == [2]
+    assert best_plan(market(), [head], 0.01).levels and asked == [2, 2, 4, 8]
+
+
 def test_of_trees_for_several_the_best_nodes_are_bought() -> None:
     levels = {8: [0.95, 0.9, 0.85]}
-    head = Candidate("head", [0.6, 0.36, 0.2], lambda nodes, depth: 0.1 * depth, levels)
+    head = Candidate("head", [0.6, 0.36, 0.2], by_depth, Bushes(tuple(levels), levels.__getitem__, by_depth))
     cheap, dear = market(4), market(4, row=0.04)
     plans = [best_plan(cheap, [head], 0.01)] * 4
     assert share_out(cheap, plans, 0.3, False, 0.01) == [24] * 4
@@ -104,7 +120,7 @@ def test_what_a_tree_yields_is_learnt_level_by_level() -> None:
     assert width is not None and WIDTHS[width] == 4
     before = acceptance.bushy(ledger, "head", 2, width)
     for _ in range(60):
-        acceptance.note(ledger, "head", draft, 1, budget)
+        acceptance.note(ledger, Guess("head", draft, 1, budget=budget))
         acceptance.learn(ledger, [1, 6, 9])
     rates = acceptance.rates(ledger, "head")
     assert rates.rate(tree_cell(width, 1)) > 0.9 > 0.2 > rates.rate(tree_cell(width, 2))
@@ -117,7 +133,7 @@ def test_a_branch_that_ends_before_its_time_has_fallen() -> None:
     acceptance = Acceptance()
     ledger, budget = acceptance.ledger(0, "greedy"), Budget(8, "head", levels=4)
     for _ in range(40):
-        acceptance.note(ledger, "head", Draft((5,), (-1,), "head"), 1, budget)
+        acceptance.note(ledger, Guess("head", Draft((5,), (-1,), "head"), 1, budget=budget))
         acceptance.learn(ledger, [1, 5, 9, 9])
     rates, width = acceptance.rates(ledger, "head"), width_of(budget)
     assert width is not None and rates.rate(tree_cell(width, 2)) < 0.2
@@ -153,12 +169,15 @@ def test_levels_and_nodes_have_prices_of_their_own() -> None:
         outcome = Outcome(Share.of(seq, 1, budget), draft, Verdict((), 1), kept=(1,))
         drafting.observe([outcome], seconds, 0.01)
 
-    bush = Draft(tuple(range(12)), (-1,) * 4 + (0,) * 8, "head")
+    bush, flat = Draft(tuple(range(12)), (-1,) * 4 + (0,) * 8, "head"), Draft(tuple(range(12)), (-1,) * 12, "head")
     for _ in range(60):
-        seen(Draft.chain([1, 2, 3, 4], "head"), Budget(4, "head"), 4e-3)
-        seen(bush, Budget(12, "head", levels=2), 2e-3)
-    _, level, node, _ = drafting.costs["head"].prices(0.01)
-    assert level == pytest.approx(1e-3, rel=0.15) and node < 1e-4
+        seen(Draft.chain([1, 2, 3, 4], "head"), Budget(4, "head"), 1e-3)
+        seen(Draft.chain([1], "head"), Budget(1, "head"), 0.25e-3)
+        seen(bush, Budget(12, "head", levels=2), 4e-3)
+        seen(flat, Budget(12, "head", levels=1), 2e-3)
+    chain, tree = (drafting.of("head", grown).prices(0.01) for grown in (False, True))
+    assert chain.level + chain.node == pytest.approx(0.25e-3, rel=0.15), "trees are made otherwise, and cost otherwise"
+    assert tree.level == pytest.approx(2e-3, rel=0.2) and tree.node < 1e-4
     clock.controller.observe([], StepTimes(0.0, 0.0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -50,6 +51,51 @@ def test_larger_steps_come_back() -> None:
     for _ in range(PATIENCE * 8):
         engine.relief.went_well()
     assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == whole
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("planted"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when")])
+def test_without_memory_to_judge_a_step_it_is_run_again(error: RuntimeError) -> None:
+    engine = World().engine(model_drafter(seed=5))
+    judge, failing = engine.judge, iter([False, False, True, False, True])
+
+    def tight(*given):  # type: ignore[no-untyped-def]
+        if next(failing, False):
+            raise error
+        return judge(*given)
+
+    engine.judge = tight  # type: ignore[assignment]
+    tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=1.0)]
+    run(engine)
+    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == generate(temperature=1.0)
+    assert engine.relief.sheds == 2
+
+
+def test_what_a_failed_step_worked_with_is_let_go_before_smaller_ones_are_planned() -> None:
+    engine, left = World().engine(), []
+
+    def fails(shares, drafts):  # type: ignore[no-untyped-def]
+        worked_with = torch.zeros(9)
+        left.append(weakref.ref(worked_with))
+        raise torch.OutOfMemoryError("planted")
+
+    engine.runner.forward = fails  # type: ignore[method-assign]
+    add(engine, "1", PROMPTS[1])
+    engine.scheduler.preempt = lambda seq: None  # type: ignore[method-assign]
+    engine.scheduler.settle = lambda seq: left.append(left[0]())  # type: ignore[method-assign]
+    engine.step()
+    assert left[1:] == [None]
+
+
+def test_another_failure_is_no_lack_of_memory() -> None:
+    engine = World().engine()
+
+    def fails(shares, drafts):  # type: ignore[no-untyped-def]
+        raise RuntimeError("an illegal memory access was encountered")
+
+    engine.runner.forward = fails  # type: ignore[method-assign]
+    add(engine, "1", PROMPTS[1])
+    with pytest.raises(RuntimeError, match="illegal"):
+        engine.step()
 
 
 def test_a_single_row_without_memory_is_a_failure() -> None:

@@ -13,7 +13,7 @@ from foretell.models.heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 @pytest.mark.parametrize("packed", [False, True])

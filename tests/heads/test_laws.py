@@ -192,7 +192,8 @@ def test_a_prefix_that_is_found_was_read_already(config: HeadConfig) -> None:
 
 def test_what_is_drawn_says_from_what() -> None:
     engine = World().engine(drafter := OwnHead(HEADS["eagle"]))
-    tracks = [add(engine, str(i), PROMPTS[i], temperature=t)[0] for i, t in ((0, 0.0), (1, 1.0))]
+    judged = SpeculationChoice(rule="rejection")
+    tracks = [add(engine, str(i), PROMPTS[i], judged, temperature=t)[0] for i, t in ((0, 0.0), (1, 1.0))]
     while any(track.seq.pending > 1 or not track.seq.written for track in tracks):
         engine.step()
     seqs = [track.seq for track in tracks]

@@ -10,20 +10,24 @@ from foretell.draft.eagle import EagleDrafter
 from foretell.draft.medusa import MedusaDrafter
 from foretell.kernels.native.library import library
 from foretell.models.heads import HeadConfig
-from foretell.types import Budget, Draft, Sequence
+from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import remembered
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library here")
 Served = EagleDrafter | BlockDrafter | MedusaDrafter
-SERVED = {name: HEADS[name] for name in HEADS if name not in ("causal block", "distilled")}
+SERVED = {name: HEADS[name] for name in HEADS if name != "causal block"}
 KEEPS = {name: config for name, config in SERVED.items() if name != "medusa"}
 
 
-def waiting(config: HeadConfig, temperature: float, page_size: int = 4) -> tuple[Served, list[Sequence]]:
-    """Texts of several lengths that could be guessed for now, in pages that do not lie side by side."""
+def waiting(
+    config: HeadConfig, page_size: int = 4, rules: tuple[str, ...] = ("match",), **params: float
+) -> tuple[Served, list[Sequence]]:
+    """Texts of several lengths that could be guessed for now, in pages that do not lie side by side; they take turns
+    with the rules."""
     engine = World(page_size=page_size, budget=2).engine(drafter := OwnHead(config, packed=True))
-    tracks = [add(engine, str(i), prompt, temperature=temperature)[0] for i, prompt in enumerate(PROMPTS)]
+    choices = [SpeculationChoice(rule=rules[i % len(rules)]) for i in range(len(PROMPTS))]
+    tracks = [add(engine, str(i), prompt, choices[i], **params)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(6):
         engine.step()
     seqs = [track.seq for track in tracks if track.seq.finish is None]
@@ -41,10 +45,18 @@ def plainly(drafter: Served, seqs: list[Sequence], budgets: list[Budget]) -> lis
         drafter._native = native  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 1.0},
+    "restricted": {"temperature": 0.8, "top_k": 12, "top_p": 0.9, "min_p": 0.01},
+}
+
+
+@pytest.mark.parametrize("rules", [("match",), ("rejection",), ("match", "block")], ids="-".join)
+@pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("config", SERVED.values(), ids=SERVED)
-def test_guesses_are_those_of_the_definition(config: HeadConfig, temperature: float) -> None:
-    drafter, seqs = waiting(config, temperature)
+def test_guesses_are_those_of_the_definition(config: HeadConfig, sampling: str, rules: tuple[str, ...]) -> None:
+    drafter, seqs = waiting(config, rules=rules, **SAMPLING[sampling])
     budgets = [Budget(1 + i % 4, floor=0.001 * i) for i in range(len(seqs))]
     for some in (slice(0, 1), slice(1, 3), slice(None)):
         found = drafter.propose(seqs[some], budgets[some])
@@ -52,7 +64,7 @@ def test_guesses_are_those_of_the_definition(config: HeadConfig, temperature: fl
         assert [draft.tokens for draft in found] == [draft.tokens for draft in defined] and found[0].tokens
         for mine, theirs in zip(found, defined, strict=True):
             assert mine.confidence == pytest.approx(theirs.confidence, rel=2e-2), "a rounded row may flip"
-            assert (mine.probs is None) == (theirs.probs is None)
+            assert mine.drawn == theirs.drawn and (mine.probs is None) == (theirs.probs is None)
             if mine.probs is not None and theirs.probs is not None:
                 assert torch.allclose(mine.probs, theirs.probs, atol=1e-2)
 
@@ -79,9 +91,9 @@ def test_what_is_read_is_that_of_the_definition(config: HeadConfig) -> None:
         assert mine.shape == defined.shape and (mine - defined).abs().max() < 0.05, "a rounded row may flip"
 
 
-@pytest.mark.parametrize("config", [SERVED["eagle"], SERVED["block"]], ids=["eagle", "block"])
-def test_a_text_is_guessed_the_same_in_company(config: HeadConfig) -> None:
-    drafter, seqs = waiting(config, 0.0, page_size=16)
+@pytest.mark.parametrize("name", ["eagle", "block", "distilled"])
+def test_a_text_is_guessed_the_same_in_company(name: str) -> None:
+    drafter, seqs = waiting(SERVED[name], page_size=16, temperature=0.0)
     together = drafter.propose(seqs, [Budget(4)] * len(seqs))
     for seq, draft in zip(seqs, together, strict=True):
         (alone,) = drafter.propose([seq], [Budget(4)])
@@ -89,7 +101,7 @@ def test_a_text_is_guessed_the_same_in_company(config: HeadConfig) -> None:
 
 
 def test_more_texts_than_there_is_spare_room_for_are_guessed_all_the_same() -> None:
-    drafter, seqs = waiting(HEADS["block"], 0.0)
+    drafter, seqs = waiting(HEADS["block"], temperature=0.0)
     assert isinstance(drafter, BlockDrafter) and drafter._native is not None
     expected = [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))]
     drafter._native.most = 1

@@ -17,6 +17,7 @@ from foretell.draft.heads import HeadDrafter
 from foretell.draft.heads_whole import grow_from
 from foretell.draft.tree import LevelTree
 from foretell.models.heads import HeadConfig
+from foretell.runner import head_tables
 from foretell.runner.head_choice import Grown, TreeChoice
 from foretell.runner.head_tables import HeadSizes, HeadTable, HeadText
 from foretell.runner.recording import Recorder
@@ -250,3 +251,26 @@ def test_what_lies_in_the_tables_from_before_does_not_matter(config: HeadConfig)
             )
             compare(mine, defined)
     assert len(whole._whole.tables) == 2, "one for chains and one for trees"
+
+
+@pytest.mark.parametrize("places", [[5] * 9, [3, 2000, 7, 60, 60, 5], [300, 5, 5, 5, 5, 5, 5, 5], [5000], [1]])
+def test_texts_are_cut_into_passes_of_bounded_work(places: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_tables, "MOST_PLACES", 1024)
+    texts = [HeadText(1, place, place - 1, []) for place in places]
+    cut = head_tables.passes(texts)
+    assert [text for some in cut for text in texts[some]] == texts
+    sizes = [head_tables.sizes_of(texts[some], 1) for some in cut]
+    assert all(each.is_small or len(texts[some]) == 1 for each, some in zip(sizes, cut, strict=True))
+    merged = [slice(a.start, b.stop) for a, b in zip(cut, cut[1:], strict=False)]
+    assert all(len(texts[some]) > 1 for some in merged), "no pass is empty"
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_several_passes_guess_what_the_definition_does(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafters, texts = waiting(config, heats=(0.0, 1.0))
+    monkeypatch.setattr(head_tables, "MOST_PLACES", 512)  # two texts at once
+    whole: Any = drafters[1]
+    whole._whole.tables.clear()
+    for budgets in ([Budget(4)] * len(LONG), [Budget(14, levels=3)] * len(LONG)):
+        both(drafters, texts, budgets, slice(0, None))
+    assert {sizes.texts for sizes in whole._whole.tables} <= {1, 2}

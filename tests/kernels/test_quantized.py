@@ -153,8 +153,7 @@ def test_rows_of_zeros_and_of_no_numbers_concern_themselves_alone(native: Librar
 def test_the_bytes_are_those_that_were_promised(native: Library, bits: int) -> None:
     for inputs, outputs in SHAPES:
         packed = PackedLinear(native, random_weights(bits, inputs, outputs))
-        scales = 0 if packed._scales is None else packed._scales.nbytes
-        assert packed_bytes(outputs, inputs, bits) == packed._packed.nbytes + scales
+        assert packed_bytes(outputs, inputs, bits) == packed.bytes
 
 
 def test_weights_in_large_pages_are_the_same_weights(native: Library) -> None:
@@ -164,4 +163,4 @@ def test_weights_in_large_pages_are_the_same_weights(native: Library) -> None:
     ]
     packed = [PackedLinear(native, matrix, room=room) for matrix in weights]
     assert all(same_bits(one(x), PackedLinear(native, matrix)(x)) for one, matrix in zip(packed, weights, strict=True))
-    assert all(one._packed.data_ptr() % 64 == 0 for one in packed)
+    assert all(one.weights.values.data_ptr() % 64 == 0 for one in packed)

@@ -62,7 +62,7 @@ def chain_of(
     spans = [replace(span, pages=tuple(seq.pages)) for span, seq in zip(packed.spans, seqs, strict=True)]
     packed = replace(packed, spans=spans)
     sizes, tiles = fit(packed, layout.share)
-    chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE)
+    chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE, lambda run: None)
     return chain(packed, tiles, ChainSizes(sizes, 16, parts(64), 4, STEPS, vocab), ends), cache
 
 

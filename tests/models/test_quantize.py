@@ -107,8 +107,7 @@ def test_the_bytes_are_known_before_anything_is_loaded(bits: Bits, config: Model
 
 def bytes_of(layer: Linear) -> int:
     if isinstance(layer, QuantizedLinear):
-        held = layer.product
-        return held._packed.nbytes + (0 if held._scales is None else held._scales.nbytes)
+        return layer.product.bytes
     assert layer.packed is not None
     return layer.inputs * layer.outputs * 4
 

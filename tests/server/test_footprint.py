@@ -50,6 +50,13 @@ def test_on_a_device_the_program_is_not_in_the_same_memory(tmp_path: Path) -> No
     assert found.total == PLAN.total + found.step and "the program" not in str(found)
 
 
+def test_what_is_resident_is_told_and_how_much_of_it_are_pages_of_files(tmp_path: Path) -> None:
+    with (status(tmp_path, now=5 * GIB, peak=5 * GIB) / "status").open("a") as file:
+        file.write(f"RssFile:\t{2 * GIB // 1024} kB\n")
+    found = Footprint.of(assembly(), EngineConfig(), tmp_path)
+    assert str(found).endswith("; resident now 5.00 GiB, 2.00 GiB of it pages of files")
+
+
 def test_where_the_system_does_not_tell_the_rest_is_told(tmp_path: Path) -> None:
     found = Footprint.of(assembly(), EngineConfig(), tmp_path)
     assert found.program == 0 and found.total == PLAN.total + found.step
@@ -72,16 +79,16 @@ def test_a_step_grows_with_the_cache_it_reads() -> None:
 def test_what_loading_left_is_given_back() -> None:
     left = [np.ones(1 << 16, np.uint8) for _ in range(1024)]  # small enough to be kept by the C library
     keep = np.ones(1 << 16, np.uint8)
-    before, _ = resident()
+    before = resident().now
     left.clear()
     give_back()
-    after, _ = resident()
+    after = resident().now
     assert before - after > 32 << 20 and keep.all()
 
 
 def test_a_process_knows_its_own_memory() -> None:
-    before, _ = resident()
+    before = resident().now
     taken = np.ones(64 << 20, np.uint8)
-    after, peak = resident()
-    assert after - before > 0.9 * taken.nbytes and peak >= after
-    assert resident(Path(f"/proc/{os.getpid()}")) >= (after, peak)
+    after = resident()
+    assert after.now - before > 0.9 * taken.nbytes and after.peak >= after.now > after.files > 0
+    assert resident(Path(f"/proc/{os.getpid()}")).peak >= after.peak

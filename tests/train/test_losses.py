@@ -17,7 +17,7 @@ def case(spread: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch
     hints, nudge = torch.randn(13, 3), torch.randn(11, 3)
     probs = torch.randn(13, 16).mul(2).softmax(-1)[:, :11]  # some of what the target says cannot be guessed
     label = torch.randint(-1, 11, (13,))
-    return states, output, hints, nudge, Rows(probs, label, torch.rand(13))
+    return states, output, hints, nudge, Rows(probs.flip(0), torch.arange(13).flip(0), label, torch.rand(13))
 
 
 @pytest.mark.parametrize("name", MIXES)
@@ -40,7 +40,7 @@ def test_fast_is_plain(name: str, spread: float, monkeypatch: pytest.MonkeyPatch
 
 def test_a_guess_as_the_target_loses_nothing() -> None:
     logits = torch.randn(4, 9)
-    rows = Rows(logits.softmax(-1), torch.zeros(4, dtype=torch.long), torch.ones(4))
+    rows = Rows(logits.softmax(-1), torch.arange(4), torch.zeros(4, dtype=torch.long), torch.ones(4))
     scored = plain_loss(logits, rows, LK)
     torch.testing.assert_close(scored.loss, torch.zeros(()), atol=1e-5, rtol=0)
     torch.testing.assert_close(scored.alpha, torch.ones(4))

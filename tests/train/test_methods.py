@@ -15,7 +15,7 @@ from foretell.models.heads import Lender, read_head
 from foretell.models.heads.layer import initialise
 from foretell.train.batches import Batches
 from foretell.train.block import BlockMethod
-from foretell.train.capture import Capture
+from foretell.train.capture import Capture, KeptStates
 from foretell.train.checkpoint import FILE, Standing
 from foretell.train.dense import CausalAttend, make_tables, run_dense
 from foretell.train.distill import DistillMethod
@@ -183,3 +183,17 @@ def block_states(head: Any, tokens: torch.Tensor, features: torch.Tensor, anchor
     places = anchors[..., None] + torch.arange(head.config.block)
     attend = BlockAttend(head.config.layer.scale, head.config.causal_in_block, read, anchors)
     return head(tokens.gather(1, anchors), head.turn(places), attend)
+
+
+def test_states_that_are_kept_are_those_of_their_step() -> None:
+    model = target()
+    head = head_for("eagle", model)
+    batches = Batches(texts(), 96, 0, CPU)
+    assert batches.an_epoch > 3
+    fresh, kept = capture_for(head, model), KeptStates(capture_for(head, model), batches)
+    kept._room = 3 * fresh(batches.at(0)).nbytes  # some are, some are not
+    for step in range(2 * batches.an_epoch):
+        found, truth = kept.at(step), fresh(batches.at(step))
+        assert torch.equal(found.batch.tokens, truth.batch.tokens) and torch.equal(found.features, truth.features)
+    assert 0 < len(kept._kept) < batches.an_epoch
+    assert sorted(map(batches.number, range(batches.an_epoch))) == list(range(batches.an_epoch))

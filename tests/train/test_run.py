@@ -46,6 +46,19 @@ def test_a_run_writes_what_it_says(kind: str, place: Path, capsys: pytest.Captur
     assert (place / kind / "model.safetensors").is_file()
 
 
+def test_a_head_goes_on_with_more_words(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("eagle", "block"):
+        assert main(words(place, kind, f"few-{kind}", "--steps", "2")) == 0
+    more = ["--steps", "1", "--draft-vocab", "80", "--init"]
+    assert main(words(place, "eagle", "more", *more, str(place / "few-eagle"))) == 0
+    few, many = (load_file(place / name / "model.safetensors") for name in ("few-eagle", "more"))
+    assert len(many["draft_ids"]) == 80 and set(few["draft_ids"].tolist()) < set(many["draft_ids"].tolist())
+    assert (many["fc.weight"] - few["fc.weight"]).abs().max() < 0.1 * few["fc.weight"].abs().max()
+    capsys.readouterr()
+    assert main(words(place, "block", "more-block", *more, str(place / "few-block"))) != 0
+    assert "--draft-vocab" in capsys.readouterr().err  # its Markov head has a row for each word
+
+
 def test_a_target_learns_to_foretell_by_itself(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from foretell.llm import LLM
 

@@ -10,8 +10,20 @@ import pytest
 import torch
 
 from foretell.errors import CapacityError
+from foretell.models.heads import EagleConfig, HeadConfig, LayerConfig
 from foretell.runner import memory
-from foretell.runner.memory import GIB, Needs, available_memory, device_memory, group_memory, plan_memory, step_bytes
+from foretell.runner.head_bytes import MostAsked, head_step_bytes
+from foretell.runner.head_pages import beside
+from foretell.runner.memory import (
+    GIB,
+    Needs,
+    available_memory,
+    device_memory,
+    group_memory,
+    plan_memory,
+    recorded_bytes,
+    step_bytes,
+)
 
 NEEDS = Needs(weights=GIB, drafter=0, page_bytes=3_000_000, page_size=16, context=1000, max_num_seqs=8)
 
@@ -87,11 +99,54 @@ def test_on_a_gpu_steps_have_their_room_and_the_cache_takes_the_rest() -> None:
     tight = plan_memory(asked, 3 * GIB, None)
     assert tight.total <= 3 * GIB < tight.total + 2 * NEEDS.page_bytes
     assert "steps 1.00 GiB" in str(tight)
-    with pytest.raises(CapacityError, match="the weights need 2.00 GiB"):
+    with pytest.raises(CapacityError, match="what steps work with need 2.00 GiB and 1.50 GiB is free; take"):
         plan_memory(asked, int(1.5 * GIB), None)
+    with pytest.raises(CapacityError, match=r"gpu_memory_utilization 0.3 of what is free; raise gpu_memory_utilizat"):
+        plan_memory(replace(asked, taken=0.3), int(1.5 * GIB), None)
 
 
 def test_what_steps_work_with_grows_with_tokens_and_vocabulary() -> None:
     small = step_bytes(1000, 100, 500, 2)
     assert step_bytes(1000, 200, 500, 2) - small == 1000 * 100 * 2
     assert step_bytes(1000, 100, 1500, 2) > small
+
+
+LAYER = LayerConfig(width=64, heads=8, kv_heads=2, head_dim=8, ffn=96)
+HEAD = EagleConfig(LAYER, 1000, 128, (0, 1, 2))
+ASKED = MostAsked(texts=8, context=1000, tokens=256, depth=4, wide=10, page_size=16)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"texts": 16},
+        {"context": 5000},
+        {"tokens": 512},
+        {"depth": 40},
+        {"wide": 20},
+        {"page_size": 32},
+    ],
+)
+def test_what_heads_work_with_grows_with_what_is_asked_of_them(more: dict[str, int]) -> None:
+    def needed(asked: MostAsked, config: HeadConfig = HEAD) -> int:
+        return head_step_bytes(config, beside(config), asked, torch.bfloat16)
+
+    assert needed(replace(ASKED, **more)) > needed(ASKED)
+    assert needed(ASKED, replace(HEAD, draft_vocab=500)) < needed(ASKED)
+    assert needed(ASKED, replace(HEAD, taps=(1, 2))) < needed(ASKED)
+
+
+def test_what_a_head_copies_of_its_pages_has_its_bounds() -> None:
+    """Many long texts are guessed for in several passes."""
+    of = [
+        head_step_bytes(HEAD, beside(HEAD), replace(ASKED, texts=texts, context=32768), torch.bfloat16)
+        for texts in (64, 128)
+    ]
+    logits = 64 * ASKED.wide * HEAD.outputs * 4 * 2 * 6
+    assert of[1] - of[0] < 2 * logits
+
+
+def test_recorded_steps_count() -> None:
+    small = recorded_bytes(512, 1000, 5000, 2)
+    assert recorded_bytes(512, 100_000, 5000, 2) > recorded_bytes(512, 10_000, 5000, 2) > small
+    assert recorded_bytes(512, 1000, 9000, 2) > small

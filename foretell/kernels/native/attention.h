@@ -41,7 +41,7 @@ struct Block {
 
 FORETELL_INLINE int64_t least_seen(const Tile& tile, int64_t row) {
     const int64_t least = tile.positions[row] + 1 - tile.window;
-    return tile.window == 0 || least < 0 ? 0 : least;
+    return tile.window == 0 || least < tile.hidden ? tile.hidden : least;
 }
 
 FORETELL_INLINE void find(const Tile& tile, int64_t row, int64_t first, int64_t stop, const Work& work, Block& block) {

@@ -19,12 +19,6 @@
 
 namespace foretell {
 
-// How one row is drawn, as Python hands it over.
-struct Draw {
-    double temperature, top_p, min_p;
-    int64_t top_k, key;  // what the noise of a lane is made of; see foretell/sampling/noise.py
-};
-
 namespace {
 
 constexpr int64_t kRun = 64;  // lanes whose noise is made together
@@ -88,44 +82,60 @@ inline float race(float weight, float part) {
 
 struct Winner {
     float best = -1;
-    int64_t id = -1;
+    int64_t at = -1;
 
-    void meet(float value, int64_t lane) {
-        if (value > best || (value == best && lane < id)) {
+    void meet(float value, int64_t place) {
+        if (value > best || (value == best && place < at)) {
             best = value;
-            id = lane;
+            at = place;
         }
     }
 };
 
+// The noise of one row. Its lanes are tokens: `ids`, or, where that is null, all there are.
+struct Noise {
+    uint64_t key;
+    const int64_t* ids;
+
+    float at(int64_t place) const { return uniform(key, static_cast<uint64_t>(ids == nullptr ? place : ids[place])); }
+};
+
+// That of a run of places.
+SEVERAL void make_parts(const Noise& noise, int64_t from, float* parts) {
+    if (noise.ids == nullptr)
+        for (int64_t at = 0; at < kRun; ++at) parts[at] = uniform(noise.key, static_cast<uint64_t>(from + at));
+    else
+        for (int64_t at = 0; at < kRun; ++at) parts[at] = uniform(noise.key, static_cast<uint64_t>(noise.ids[from + at]));
+}
+
 // Which of a run's lanes may win: a race is at most the weight over its number, since -log(1 - u) is at least u.
-SEVERAL bool may_win(const float* weights, uint64_t key, int64_t from, float best, float* parts) {
+SEVERAL bool may_win(const float* weights, const float* parts, float best) {
     int32_t any = 0;
-    for (int64_t at = 0; at < kRun; ++at) parts[at] = uniform(key, static_cast<uint64_t>(from + at));
-    for (int64_t at = 0; at < kRun; ++at) any |= weights[from + at] * 1.0001f >= best * parts[at];
+    for (int64_t at = 0; at < kRun; ++at) any |= weights[at] * 1.0001f >= best * parts[at];
     return any != 0;
 }
 
-int64_t draw_of_all(const float* weights, int64_t width, uint64_t key, int64_t likeliest) {
+int64_t draw_of_all(const float* weights, int64_t width, const Noise& noise, int64_t likeliest) {
     Winner winner;
-    winner.meet(race(weights[likeliest], uniform(key, likeliest)), likeliest);
+    winner.meet(race(weights[likeliest], noise.at(likeliest)), likeliest);
     float parts[kRun];
     int64_t from = 0;
     for (; from + kRun <= width; from += kRun) {
-        if (!may_win(weights, key, from, winner.best, parts)) continue;
+        make_parts(noise, from, parts);
+        if (!may_win(weights + from, parts, winner.best)) continue;
         for (int64_t at = 0; at < kRun; ++at)
             if (weights[from + at] * 1.0001f >= winner.best * parts[at])
                 winner.meet(race(weights[from + at], parts[at]), from + at);
     }
-    for (; from < width; ++from) winner.meet(race(weights[from], uniform(key, from)), from);
-    return winner.id;
+    for (; from < width; ++from) winner.meet(race(weights[from], noise.at(from)), from);
+    return winner.at;
 }
 
-int64_t draw_of_some(const float* weights, int64_t width, uint64_t key, float least) {
+int64_t draw_of_some(const float* weights, int64_t width, const Noise& noise, float least) {
     Winner winner;
     for (int64_t at = 0; at < width; ++at)
-        if (weights[at] >= least) winner.meet(race(weights[at], uniform(key, at)), at);
-    return winner.id;
+        if (weights[at] >= least) winner.meet(race(weights[at], noise.at(at)), at);
+    return winner.at;
 }
 
 // Weights by their leading bits, sixteen kinds between a number and its double. They are at most 1 and not negative, so
@@ -166,6 +176,7 @@ void gather(const float* weights, int64_t width, int32_t which, float least, std
 
 struct Room {
     std::vector<float> weights, some;
+    float least = 0;  // of the weights that stay in
     Kinds kinds;
 };
 
@@ -227,22 +238,51 @@ SEVERAL int64_t first_of(const float* x, int64_t width, float value) {
     return 0;
 }
 
-int64_t choose(const float* x, int64_t width, const Draw& draw, Room& room) {
+int64_t choose(const float* x, int64_t width, const int64_t* ids, const Draw& draw, Room& room) {
     const float peak = largest(x, width);
     if (!std::isfinite(peak)) return -1;
     const int64_t likeliest = first_of(x, width, peak);
     if (draw.temperature == 0) return likeliest;
     room.weights.resize(width);
     weigh(x, width, static_cast<float>(draw.temperature), peak, room.weights.data());
-    const auto key = static_cast<uint64_t>(draw.key);
+    const Noise noise{static_cast<uint64_t>(draw.key), ids};
     const bool restricts = draw.top_k > 0 || draw.top_p < 1 || draw.min_p > 0;
-    return restricts ? draw_of_some(room.weights.data(), width, key, least_kept(draw, width, room))
-                     : draw_of_all(room.weights.data(), width, key, likeliest);
+    room.least = restricts ? least_kept(draw, width, room) : 0;
+    return restricts ? draw_of_some(room.weights.data(), width, noise, room.least)
+                     : draw_of_all(room.weights.data(), width, noise, likeliest);
+}
+
+SEVERAL float sum_kept(const float* weights, int64_t width, float least) {
+    float sums[16] = {};
+    int64_t at = 0;
+    for (; at + 16 <= width; at += 16)
+        for (int64_t lane = 0; lane < 16; ++lane) sums[lane] += weights[at + lane] >= least ? weights[at + lane] : 0.0f;
+    for (; at < width; ++at) sums[0] += weights[at] >= least ? weights[at] : 0.0f;
+    float sum = 0;
+    for (float each : sums) sum += each;
+    return sum;
+}
+
+Room& own_room() {
+    static thread_local Room room;
+    return room;
 }
 
 }  // namespace
 
 int64_t first_largest(const float* x, int64_t width) { return first_of(x, width, largest(x, width)); }
+
+float draw_among(const float* x, int64_t width, const int64_t* ids, const Draw& draw, float* probs, int64_t* at) {
+    Room& room = own_room();
+    const int64_t found = choose(x, width, ids, draw, room);
+    *at = std::max<int64_t>(found, 0);
+    if (found < 0) return 0;  // nothing is a number: any guess will do
+    const std::vector<float>& weights = room.weights;
+    const float sum = sum_kept(weights.data(), width, room.least);
+    for (int64_t i = 0; i < width && probs != nullptr; ++i)
+        if (weights[i] >= room.least) probs[ids == nullptr ? i : ids[i]] = weights[i] / sum;
+    return weights[found] / sum;
+}
 
 }  // namespace foretell
 
@@ -251,7 +291,6 @@ extern "C" __attribute__((visibility("default"))) void foretell_choose(
     const float* x, int64_t rows, int64_t width, const foretell::Draw* draws, int64_t* ids, int threads) {
     foretell::Team team(rows > 1 ? threads : 1);
     team.each(rows, [&](int64_t row) {
-        static thread_local foretell::Room room;
-        ids[row] = foretell::choose(x + row * width, width, draws[row], room);
+        ids[row] = foretell::choose(x + row * width, width, nullptr, draws[row], foretell::own_room());
     });
 }

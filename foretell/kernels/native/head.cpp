@@ -29,8 +29,9 @@ class ChainRun {
   public:
     ChainRun(const Head& head, const Chain& chain, int threads, HeadRoom& room)
         : team(threads), layers(head, team, room), h(head), c(chain), tokens(c.tokens, c.tokens + c.rows),
-          places(c.places, c.places + c.rows), slots(c.rows) {
-        layers.fit(c.rows);
+          places(c.places, c.places + c.rows), slots(c.rows), bests(c.rows) {
+        if (c.along != nullptr) read_along(*c.along);
+        layers.fit(int64_t(tokens.size()));
         for (int64_t row = 0; row < c.rows; ++row) {
             rows.push_back(row);
             going.push_back(Going{c.depths[row], c.floors[row]});
@@ -41,30 +42,57 @@ class ChainRun {
         for (int64_t depth = 0;; ++depth) {
             step();
             if (c.guesses == nullptr) return 1;
+            pick(depth);
             guess(depth);
             if (rows.empty()) return depth + 1;
         }
     }
 
   private:
+    // Places that are read stand behind the texts' own in the first step, and are seen in it.
+    void read_along(const Reading& reading) {
+        tokens.insert(tokens.end(), reading.tokens, reading.tokens + reading.pairs);
+        places.insert(places.end(), reading.at, reading.at + reading.pairs);
+        slots.insert(slots.end(), reading.own, reading.own + reading.pairs);
+        layers.see(reading, c.rows, seen);
+    }
+
     // Those that go on stand in front, in tokens, places and features alike.
     void step() {
         const int64_t count = int64_t(rows.size());
-        seen.clear();
+        const int64_t read = seen.empty() ? count : int64_t(tokens.size());
         for (int64_t i = 0; i < count; ++i) {
             const int64_t* const pages = c.pages + c.first_pages[rows[i]];
             const int64_t* const branch = c.branches == nullptr ? nullptr : c.branches + i * c.branch;
             slots[i] = branch == nullptr ? slot_of(h, pages, places[i]) : branch[c.branch - 1];
             // The first place of a text has no feature before it: nobody sees it.
-            const int64_t all = places[i], window = h.layers[0].window, seeing = window > 0 && window < all ? window : all;
-            seen.push_back(Seen{i, 1, pages, &places[i], seeing, branch, branch == nullptr ? 0 : all + 1 - c.branch});
+            seen.push_back(Seen{i, 1, pages, &places[i], h.layers[0].window, 1, branch,
+                                branch == nullptr ? 0 : places[i] + 1 - c.branch});
         }
-        layers.read(tokens.data(), c.features, count);
-        layers.run(seen, places.data(), slots.data(), count);
+        layers.read(tokens.data(), c.features, read);
+        layers.run(seen, places.data(), slots.data(), read);
+        seen.clear();
         layers.finish(count);
         layers.linear(*h.output, layers.t.normed.data(), count, c.logits);
         const std::vector<float>& next = h.norm_output ? layers.t.normed : layers.t.states;
-        std::memcpy(c.features, next.data(), count * h.width * sizeof(float));
+        if (c.features != nullptr) std::memcpy(c.features, next.data(), count * h.width * sizeof(float));
+    }
+
+    // Which output each row takes, and how sure it is of it.
+    void pick(int64_t depth) {
+        team.each(int64_t(rows.size()), [&](int64_t i) {
+            const int64_t row = rows[i], outputs = h.output->outputs;
+            const float* const logits = c.logits + i * outputs;
+            float* const probs = c.probs == nullptr ? nullptr : c.probs + (row * c.depth + depth) * c.vocab;
+            const Draw* const draw = c.draws == nullptr ? nullptr : c.draws + depth * c.rows + row;
+            float* const sure = c.sure + depth * c.rows + row;
+            if (draw != nullptr && draw->temperature > 0) {
+                *sure = draw_among(logits, outputs, h.ids, *draw, probs, &bests[row]);
+            } else {
+                *sure = layers.k.best(logits, outputs, &bests[row]);
+                if (probs != nullptr) probs[id_of(h, bests[row])] = 1;
+            }
+        });
     }
 
     void guess(int64_t depth) {
@@ -72,15 +100,14 @@ class ChainRun {
         std::fill(guesses, guesses + c.rows, -1);
         size_t kept = 0;
         for (size_t i = 0; i < rows.size(); ++i) {
-            const int64_t row = rows[i], outputs = h.output->outputs;
-            int64_t best = 0;
-            const float sure = c.sure[depth * c.rows + row] = layers.k.best(c.logits + i * outputs, outputs, &best);
-            guesses[row] = id_of(h, best);
-            if (!going[row].after(sure)) continue;
+            const int64_t row = rows[i];
+            guesses[row] = id_of(h, bests[row]);
+            if (!going[row].after(c.sure[depth * c.rows + row])) continue;
             rows[kept] = row;
             tokens[kept] = guesses[row];
             places[kept] = places[i] + 1;
-            std::memmove(c.features + kept * h.width, c.features + i * h.width, h.width * sizeof(float));
+            if (c.features != nullptr)
+                std::memmove(c.features + kept * h.width, c.features + i * h.width, h.width * sizeof(float));
             ++kept;
         }
         rows.resize(kept);
@@ -90,7 +117,7 @@ class ChainRun {
     Layers layers;
     const Head& h;
     const Chain& c;
-    std::vector<int64_t> rows, tokens, places, slots;
+    std::vector<int64_t> rows, tokens, places, slots, bests;
     std::vector<Going> going;
     std::vector<Seen> seen;
 };
@@ -134,7 +161,7 @@ class BlockRun {
         }
         for (int64_t text = 0; text < a.texts; ++text)
             seen.push_back(Seen{text * rows, rows, a.pages + a.first_pages[text], &sees[text * rows], 0,
-                                &slots[text * rows], a.places[text]});
+                                0, &slots[text * rows], a.places[text]});
     }
 
     int64_t guess() {

@@ -3,9 +3,12 @@
 
 #include <cstdint>
 
+#include "choose.h"
 #include "step.h"
 
 namespace foretell {
+
+struct Reading;
 
 // What the first layer adds its result to.
 enum Residual : int32_t { kInput = 0, kFeature = 1, kNormedFeature = 2 };
@@ -31,13 +34,18 @@ struct Chain {
     const int64_t *pages, *first_pages;  // of all texts; where each text's begin
     const int64_t* depths;               // [rows]
     const float* floors;                 // [rows]
-    float* features;                     // [rows, width]: before the tokens; of one step alone, behind them afterwards
+    float* features;                     // [rows, width]: before the tokens; of one step alone, behind them afterwards.
+                                         // Null where the head reads tokens alone
     float* logits;                       // [rows, outputs]: of the last step
     int64_t* guesses;                    // [depth, rows], -1 behind a row's end; null: the logits of one step are wanted
     float* sure;                         // [depth, rows]
     int64_t rows, depth;
     const int64_t* branches;             // [rows, branch]: slots of the last places each row sees, its own the last of
     int64_t branch;                      // them: rows of one step that are nodes of trees; null: all lie in the pages
+    const Draw* draws;                   // [depth, rows]: how each guess is drawn; null: the likeliest is taken
+    float* probs;                        // [rows, depth, vocab], zeros: what each was drawn from; null: nobody asks
+    int64_t vocab;
+    const Reading* along;                // places that are read with the first step, by heads of tokens alone; or null
 };
 
 // What a block head is made of beside its layers.

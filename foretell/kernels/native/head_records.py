@@ -57,6 +57,10 @@ class ChainRecord(ctypes.Structure):
         ("depth", NUMBER),
         ("branches", POINTER),
         ("branch", NUMBER),
+        ("draws", POINTER),
+        ("probs", POINTER),
+        ("vocab", NUMBER),
+        ("along", POINTER),
     )
 
 

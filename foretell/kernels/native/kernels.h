@@ -46,6 +46,7 @@ struct Tile {
     const int64_t* pages;
     int64_t page_size;
     int64_t window;  // a row sees so many keys, itself included; 0: all before it
+    int64_t hidden;  // keys at the text's beginning that no row sees
     // Nodes of a tree share the keys up to `shared`; behind them row r sees slots own[own_first[r] ..]. Null: a chain.
     const int64_t *own, *own_first;
     int64_t shared;

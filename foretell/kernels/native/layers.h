@@ -5,9 +5,9 @@
 #include <cstring>
 #include <vector>
 
-#include "head.h"
 #include "pool.h"
 #include "product.h"
+#include "reading.h"
 
 namespace foretell {
 
@@ -21,6 +21,7 @@ struct Seen {
     const int64_t* pages;
     const int64_t* sees;    // the last place each row sees
     int64_t window;         // 0: all
+    int64_t hidden;         // keys at the text's beginning that nobody sees
     const int64_t* own;     // slots behind `shared`, the same for all rows; null: all lie in the pages
     int64_t shared;
 };
@@ -50,9 +51,24 @@ class Layers {
         multiply(team, weights, t.quantized.of(team, weights, x, rows), rows, y);
     }
 
+    // Whether it reads tokens alone: no feature is looked at.
+    bool reads_tokens() const { return h.join == nullptr && h.side_by_side == 0; }
+
+    // The places that are read, as rows from `first` on. The first place of a text has no feature before it: nobody
+    // sees it.
+    void see(const Reading& reading, int64_t first, std::vector<Seen>& seen) const {
+        const int64_t most = tile_rows(team, reading.pairs, h.heads, h.kv_heads);
+        for (int64_t at = 0, stop; at < reading.pairs; at = stop) {
+            const int64_t text = reading.texts[at];
+            for (stop = at + 1; stop < reading.pairs && reading.texts[stop] == text && stop - at < most;) ++stop;
+            const int64_t* const pages = reading.pages + reading.first_pages[text];
+            seen.push_back(Seen{first + at, stop - at, pages, reading.at + at, h.layers[0].window, 1, nullptr, 0});
+        }
+    }
+
     // Tokens and the features before them become what the first layer reads: joined, or states.
     void read(const int64_t* tokens, const float* features, int64_t rows) {
-        const bool both = h.join != nullptr || h.side_by_side != 0;
+        const bool both = !reads_tokens();
         for (int64_t row = 0; row < rows; ++row) {
             float* const embedded = both ? &t.joined[row * 2 * h.width] : &t.states[row * h.width];
             embed(tokens[row], embedded);
@@ -87,14 +103,16 @@ class Layers {
                 x = t.normed.data();
             }
             linear(*layer.qkv, x, rows, t.qkv.data());
-            for (int64_t row = 0; row < rows; ++row) turn(layer, places[row], slots[row], row);
+            by_rows(team, rows, (h.heads + 2 * h.kv_heads) * h.head_dim,
+                    [&](int64_t row) { turn(layer, places[row], slots[row], row); });
             attend(layer, seen);
             linear(*layer.out, t.seen.data(), rows, t.mixed.data());
             add(rows);
             norm(layer.ffn_norm, rows);
             linear(*layer.gate_up, t.normed.data(), rows, t.gate_up.data());
-            for (int64_t row = 0; row < rows; ++row)
+            by_rows(team, rows, 2 * h.ffn, [&](int64_t row) {
                 k.gate(&t.gate_up[row * 2 * h.ffn], h.ffn, h.gelu != 0, &t.gated[row * h.ffn]);
+            });
             linear(*layer.down, t.gated.data(), rows, t.mixed.data());
             add(rows);
         }
@@ -115,11 +133,15 @@ class Layers {
 
   private:
     void norm(const float* weight, int64_t rows) {
-        for (int64_t row = 0; row < rows; ++row)
+        by_rows(team, rows, h.width, [&](int64_t row) {
             k.norm(&t.states[row * h.width], weight, h.eps, h.width, &t.normed[row * h.width]);
+        });
     }
 
-    void add(int64_t rows) { k.add(t.states.data(), t.mixed.data(), rows * h.width); }
+    void add(int64_t rows) {
+        by_rows(team, rows, h.width,
+                [&](int64_t row) { k.add(&t.states[row * h.width], &t.mixed[row * h.width], h.width); });
+    }
 
     void turn(const Layer& layer, int64_t place, int64_t slot, int64_t row) {
         float* const qkv = &t.qkv[row * (h.heads + 2 * h.kv_heads) * h.head_dim];
@@ -160,6 +182,7 @@ class Layers {
         tile.keys = layer.keys + head * h.head_dim, tile.values = layer.values + head * h.head_dim;
         tile.slot_stride = h.kv_heads * h.head_dim;
         tile.pages = seen.pages, tile.page_size = h.page_size, tile.window = seen.window;
+        tile.hidden = seen.hidden;
         tile.own = seen.own, tile.own_first = seen.own != nullptr ? firsts.data() : nullptr;
         tile.shared = seen.shared;
         tile.out = &t.seen[seen.first * h.heads * h.head_dim + head * share * h.head_dim];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -17,32 +18,43 @@ BLOCK = 32  # outputs the library works on together
 STEP = 4  # inputs of an output that lie side by side
 
 
+@dataclass(frozen=True)
+class PackedWeights:
+    """A matrix as the library reads it, in so many bits a weight; `scales` are those that lie beside its values."""
+
+    bits: int
+    outputs: int
+    inputs: int
+    values: Tensor
+    scales: Tensor | None
+
+
 class PackedLinear:
     """`linear`, `int8_linear` or `int4_linear` with these weights, by the library."""
 
     def __init__(
         self,
         library: Library,
-        weights: Tensor | Int8Weights | Int4Weights,
+        weights: Tensor | Int8Weights | Int4Weights | PackedWeights,
         bias: Tensor | None = None,
         room: Room | None = None,
         level: int | None = None,
     ) -> None:
         """`room` is where the weights go; `level` picks lesser instructions than the best there are, for tests."""
-        bits, packed, scales = _pack(weights)
-        self.outputs, self.inputs = (weights if isinstance(weights, Tensor) else weights.values).shape
+        packed = weights if isinstance(weights, PackedWeights) else pack(weights)
+        values = packed.values.contiguous() if room is None else room.put(packed.values)
+        self.weights = replace(packed, values=values)
+        self.outputs, self.inputs = packed.outputs, packed.inputs
         self._library = library
-        self._packed = packed.contiguous() if room is None else room.put(packed)
-        self._scales = scales
         self.bias = None if bias is None else bias.float().contiguous()
         self.level = library.best_level if level is None else level
         self._record = WeightsRecord(
             self.inputs,
             self.outputs,
-            self._packed.data_ptr(),
-            _address(self._scales),
+            values.data_ptr(),
+            _address(packed.scales),
             _address(self.bias),
-            bits,
+            packed.bits,
             self.level,
         )
         self.address = ctypes.addressof(self._record)
@@ -50,7 +62,8 @@ class PackedLinear:
     @property
     def bytes(self) -> int:
         """What the weights take, scales included."""
-        return self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
+        scales = self.weights.scales
+        return self.weights.values.nbytes + (0 if scales is None else scales.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in], float32 on a CPU -> [rows, out]."""
@@ -58,13 +71,15 @@ class PackedLinear:
         return self._library.linear(self.address, x, self.outputs)
 
 
-def _pack(weights: Tensor | Int8Weights | Int4Weights) -> tuple[int, Tensor, Tensor | None]:
-    """Bits of a weight, the packed weights, and the scales that lie beside them."""
+def pack(weights: Tensor | Int8Weights | Int4Weights) -> PackedWeights:
+    """The weights as the library reads them; `values` may be a view yet."""
+    outputs, inputs = (weights if isinstance(weights, Tensor) else weights.values).shape
     if isinstance(weights, Int8Weights):
-        return 8, pack_int8(weights), F.pad(weights.scales.float(), (0, -len(weights.scales) % BLOCK))
+        scales = F.pad(weights.scales.float(), (0, -outputs % BLOCK))
+        return PackedWeights(8, outputs, inputs, pack_int8(weights), scales)
     if isinstance(weights, Int4Weights):
-        return 4, pack_int4(weights), None
-    return 32, pack_float(weights), None
+        return PackedWeights(4, outputs, inputs, pack_int4(weights), None)
+    return PackedWeights(32, outputs, inputs, pack_float(weights), None)
 
 
 def packed_bytes(outputs: int, inputs: int, bits: int) -> int:

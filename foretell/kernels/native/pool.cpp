@@ -2,6 +2,9 @@
 
 #include <pthread.h>
 
+#include <system_error>
+#include <thread>
+
 #include "gate.h"
 
 namespace foretell {

@@ -20,7 +20,7 @@ class ReadRun {
     }
 
     void whole() {
-        fuse();
+        if (!r.pairs || !layers.reads_tokens()) fuse();  // else nothing is made of the states
         if (r.features != nullptr)
             for (int64_t row = 0; row < a.rows; ++row)
                 std::memcpy(r.features + a.slots[row] * h.width, &t.fused[row * h.width], h.width * sizeof(float));
@@ -59,9 +59,7 @@ class ReadRun {
     }
 
     void read_pairs() {
-        grow(t.before, a.pairs * h.width);
-        for (int64_t i = 0; i < a.pairs; ++i)
-            std::memcpy(&t.before[i * h.width], r.features + a.before[i] * h.width, h.width * sizeof(float));
+        if (!layers.reads_tokens()) find_before();
         layers.read(a.tokens, t.before.data(), a.pairs);
         if (h.layer_count > 1) return run_pairs();
         const float* const norm = h.layers[0].attention_norm;
@@ -73,15 +71,16 @@ class ReadRun {
         keep(0, x.data(), a.own, a.at, a.pairs);
     }
 
+    void find_before() {
+        grow(t.before, a.pairs * h.width);
+        for (int64_t i = 0; i < a.pairs; ++i)
+            std::memcpy(&t.before[i * h.width], r.features + a.before[i] * h.width, h.width * sizeof(float));
+    }
+
     // Of several layers the later ones read what the earlier ones say: all that comes before is looked at.
     void run_pairs() {
         std::vector<Seen> seen;
-        const int64_t window = h.layers[0].window;
-        for (int64_t i = 0; i < a.pairs; ++i) {
-            const int64_t all = a.at[i];  // the first place of a text is seen by nobody
-            const int64_t* const pages = a.pages + a.first_pages[a.texts[i]];
-            seen.push_back(Seen{i, 1, pages, &a.at[i], window > 0 && window < all ? window : all, nullptr, 0});
-        }
+        layers.see(a, 0, seen);
         layers.run(seen, a.at, a.own, a.pairs);
     }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import re
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -37,3 +39,17 @@ def _large_pages(size: int) -> Tensor:
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return whole[-whole.data_ptr() % PAGE :][:size]
+
+
+def in_large_pages(tensor: Tensor, ours: Path = Path("/proc/self")) -> bool:
+    """Whether the mapped file that a tensor lies in is, as newer kernels have it; true where nobody can tell."""
+    try:
+        maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", (ours / "smaps").read_text(), flags=re.M)
+    except OSError:
+        return True
+    for each in maps:
+        first, _, last = each.partition(" ")[0].partition("-")
+        if last and int(first, 16) <= tensor.data_ptr() < int(last, 16):
+            sizes = {name: int(size) for name, size in re.findall(r"^(Rss|FilePmdMapped): +(\d+) kB", each, re.M)}
+            return 2 * sizes.get("FilePmdMapped", 0) > sizes.get("Rss", 0)
+    return True

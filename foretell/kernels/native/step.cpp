@@ -14,8 +14,6 @@
 namespace foretell {
 namespace {
 
-constexpr int64_t kWorthSharingFloats = 1 << 12;  // of rows to be normed, turned or gated
-constexpr int64_t kTileQueries = 24;              // that share a block of keys while it is at hand
 
 // What a step works in; each thread that calls keeps its own.
 struct Scratch {
@@ -68,19 +66,6 @@ class Run {
     }
 
   private:
-    // f(row) for each row, shared where it pays.
-    template <class F>
-    void by_rows(int64_t rows, int64_t width, const F& f) {
-        if (rows * width < kWorthSharingFloats || team.threads() == 1) {
-            for (int64_t row = 0; row < rows; ++row) f(row);
-            return;
-        }
-        const int64_t some = up(rows, 4 * team.threads());
-        team.each(up(rows, some), [&](int64_t chunk) {
-            for (int64_t row = chunk * some; row < std::min((chunk + 1) * some, rows); ++row) f(row);
-        });
-    }
-
     void linear(const Weights& weights, const std::vector<float>& x, int64_t rows, float* y) {
         multiply(team, weights, t.quantized.of(team, weights, x.data(), rows), rows, y);
     }
@@ -114,14 +99,14 @@ class Run {
     }
 
     void norm_rows(const float* weight) {
-        by_rows(s.rows, m.width, [&](int64_t row) {
+        by_rows(team, s.rows, m.width, [&](int64_t row) {
             k.norm(&t.states[row * m.width], weight, m.eps, m.width, &t.normed[row * m.width]);
         });
     }
 
     void add_mixed(const float* post_norm) {
         join(t.mixed);
-        by_rows(s.rows, m.width, [&](int64_t row) {
+        by_rows(team, s.rows, m.width, [&](int64_t row) {
             float* const mixed = &t.mixed[row * m.width];
             if (post_norm != nullptr) k.norm(mixed, post_norm, m.eps, m.width, mixed);
             k.add(&t.states[row * m.width], mixed, m.width);
@@ -132,7 +117,7 @@ class Run {
         norm_rows(layer.attention_norm);
         linear(*layer.qkv, t.normed, s.rows, t.qkv.data());
         const int64_t heads = m.heads + 2 * m.kv_heads;
-        by_rows(s.rows, heads * m.head_dim, [&](int64_t row) { turn_row(layer, row, &t.qkv[row * heads * m.head_dim]); });
+        by_rows(team, s.rows, heads * m.head_dim, [&](int64_t row) { turn_row(layer, row, &t.qkv[row * heads * m.head_dim]); });
         attend(layer);
         linear(*layer.out, t.seen, s.rows, t.mixed.data());
         add_mixed(layer.attention_post_norm);
@@ -156,8 +141,7 @@ class Run {
 
     // Cut the spans into pieces: large enough to share blocks of keys, small enough to keep every thread busy.
     void cut() {
-        int64_t most = std::max<int64_t>(1, kTileQueries / (m.heads / m.kv_heads));
-        while (most > 2 && team.threads() > 1 && s.rows * m.kv_heads / most < 2 * team.threads()) most = up(most, 2);
+        const int64_t most = tile_rows(team, s.rows, m.heads, m.kv_heads);
         for (int64_t i = 0; i < s.span_count; ++i) {
             const Span& span = s.spans[i];
             cut_rows(span, span.first, span.rows - span.nodes, most, false);
@@ -197,6 +181,7 @@ class Run {
         tile.keys = layer.keys + head * m.head_dim, tile.values = layer.values + head * m.head_dim;
         tile.slot_stride = m.kv_heads * m.head_dim;
         tile.pages = s.pages + span.first_page, tile.page_size = m.page_size, tile.window = layer.window;
+        tile.hidden = 0;
         tile.own = piece.nodes ? paths.slots() : nullptr;
         tile.own_first = piece.nodes ? paths.firsts() + piece.first : nullptr;
         tile.shared = span.start + span.rows - span.nodes;
@@ -209,7 +194,7 @@ class Run {
     void feed_forward(const Layer& layer) {
         norm_rows(layer.ffn_norm);
         linear(*layer.gate_up, t.normed, s.rows, t.gate_up.data());
-        by_rows(s.rows, 2 * m.ffn, [&](int64_t row) {
+        by_rows(team, s.rows, 2 * m.ffn, [&](int64_t row) {
             k.gate(&t.gate_up[row * 2 * m.ffn], m.ffn, m.gelu != 0, &t.gated[row * m.ffn]);
         });
         linear(*layer.down, t.gated, s.rows, t.mixed.data());
@@ -217,12 +202,12 @@ class Run {
     }
 
     void head() {
-        by_rows(s.wanted_count, m.width, [&](int64_t i) {
+        by_rows(team, s.wanted_count, m.width, [&](int64_t i) {
             k.norm(&t.states[s.wanted[i] * m.width], m.norm, m.eps, m.width, &t.normed[i * m.width]);
         });
         if (s.wanted_count > 0) linear(*m.head, t.normed, s.wanted_count, s.logits);
         const int64_t vocab = m.head->outputs;
-        by_rows(s.wanted_count, vocab, [&](int64_t i) { s.likeliest[i] = first_largest(s.logits + i * vocab, vocab); });
+        by_rows(team, s.wanted_count, vocab, [&](int64_t i) { s.likeliest[i] = first_largest(s.logits + i * vocab, vocab); });
     }
 
     const Model& m;

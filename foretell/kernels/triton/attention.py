@@ -42,6 +42,21 @@ def _begin(part):
 
 
 @triton.jit
+def _on_the_way(words, own, node, WORDS: tl.constexpr):
+    """Whether these nodes [keys, rows] are seen. A few words are held by row: picked by node they are waited for."""
+    if WORDS > 8:
+        hangs = (node >= 0) & (node < WORDS * 32) & own[None, :]
+        word = tl.load(words[None, :] + node // 32, mask=hangs, other=0)
+        seen = ((word >> (node & 31)) & 1) != 0
+    else:
+        seen = node < -1073741824  # none
+        for part in tl.static_range(WORDS):
+            word = tl.load(words + part, mask=own, other=0)
+            seen = seen | (((word[None, :] >> (node & 31)) & 1) != 0) & (node >= part * 32) & (node < part * 32 + 32)
+    return seen
+
+
+@triton.jit
 def _attend(
     q, keys, values, out, logs, tiles, limits, positions, words, pages,
     key_stride, heads, row_count, most_pages, scale,
@@ -89,10 +104,7 @@ def _attend(
             scores = tl.dot(k, query, input_precision="ieee" if EXACT else None) * scale
             seen = key[:, None] < limit[None, :]
             if WORDS > 0:
-                node = key[:, None] - limit[None, :]
-                hangs = (node >= 0) & (node < WORDS * 32) & own[None, :] & inside[:, None]
-                word = tl.load(words + row[None, :] * WORDS + node // 32, mask=hangs, other=0)
-                seen = seen | (((word >> (node % 32)) & 1) != 0)
+                seen = seen | _on_the_way(words + row * WORDS, own, key[:, None] - limit[None, :], WORDS)
             if WINDOW > 0:
                 key_position = key
                 if WORDS > 0:  # a node's key lies behind its siblings', and stands at its depth

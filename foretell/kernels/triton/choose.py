@@ -56,7 +56,7 @@ def first_of_largest(best, place):
 
 
 @triton.jit
-def _largest(scores, vocab, BLOCK: tl.constexpr):
+def largest(scores, vocab, BLOCK: tl.constexpr):
     """The largest score of a row and the first token that has it."""
     i = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -139,7 +139,7 @@ def _choose(logits, words, settings, tokens, stride, vocab, BLOCK: tl.constexpr,
     """One row."""
     row = tl.program_id(0)
     scores = logits + row.to(tl.int64) * stride
-    peak, token = _largest(scores, vocab, BLOCK)
+    peak, token = largest(scores, vocab, BLOCK)
     warmth = tl.load(settings + row * 6 + 2)
     if warmth > 0:
         key = tl.load(words + row * 3).to(tl.uint64, bitcast=True)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 BLOCK = 1024
 WORD = 4  # bytes that are copied as one
+MOST = 64  # slots of a launch
+TURNS = 16  # launches that may be on their way
 
 
 @triton.jit
@@ -35,12 +37,30 @@ class Mover:
         self.places = torch.tensor([tensor.data_ptr() for tensor in tensors], device=device)
         self.widths = torch.tensor(widths, device=device)
         self.pieces = triton.cdiv(max(widths), BLOCK)
+        # Pinning memory takes longer than the copy: a few buffers are kept, and used in turn.
+        self._slots = torch.zeros(TURNS, 2 * MOST, dtype=torch.int64, device=device)
+        self._host = torch.zeros(TURNS, 2 * MOST, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._numbers = self._host.numpy()
+        self._sent = [torch.cuda.Event() if device.type == "cuda" else None for _ in range(TURNS)]
+        self._turn = 0
 
     def __call__(self, source: list[int], target: list[int]) -> None:
         """Copy slots. No slot may be read after it was written: each target lies before all later sources."""
-        slots = torch.tensor([source, target])
-        if self.places.is_cuda:
-            slots = slots.pin_memory().to(self.places.device, non_blocking=True)
-        _move[(len(self.places), self.pieces)](
-            self.places, self.widths, slots, len(source), BLOCK=BLOCK, num_warps=4, num_stages=1
-        )
+        for begin in range(0, len(source), MOST):
+            some = slice(begin, begin + MOST)
+            slots = self._send(source[some] + target[some])
+            _move[(len(self.places), self.pieces)](
+                self.places, self.widths, slots, len(slots) // 2, BLOCK=BLOCK, num_warps=4, num_stages=1
+            )
+
+    def _send(self, numbers: list[int]) -> Tensor:
+        self._turn = (self._turn + 1) % TURNS
+        host, sent = self._host[self._turn, : len(numbers)], self._sent[self._turn]
+        if sent is not None:
+            sent.synchronize()  # until the last ones have left, which they mostly have
+        self._numbers[self._turn, : len(numbers)] = numbers
+        slots = self._slots[self._turn, : len(numbers)]
+        slots.copy_(host, non_blocking=True)
+        if sent is not None:
+            sent.record()
+        return slots

@@ -16,7 +16,7 @@ from .rounded import KINDS, empty_rows, on_grid
 
 
 @triton.jit
-def _normed(x, weight, width, eps):
+def normed_row(x, weight, width, eps):
     """x in float32, normed, as the torch function rounds it."""
     return x * tl.rsqrt(tl.sum(x * x, 0) / width + eps) * weight
 
@@ -45,12 +45,12 @@ def _add_norm(
         change = change.to(kind).to(tl.float32)
         if POST:
             scale = tl.load(post + i, mask=real, other=0.0).to(tl.float32)
-            change = _normed(change, scale, width, eps).to(kind).to(tl.float32)
+            change = normed_row(change, scale, width, eps).to(kind).to(tl.float32)
         value = (value + change).to(kind).to(tl.float32)
     if KEEPS:
         tl.store(summed + to * width + i, value.to(kind), mask=real)
     scale = tl.load(weight + i, mask=real, other=0.0).to(tl.float32)
-    normed = _normed(value, scale, width, eps).to(kind)
+    normed = normed_row(value, scale, width, eps).to(kind)
     if KIND == 0:
         tl.store(out + to * width + i, normed, mask=real)
     else:

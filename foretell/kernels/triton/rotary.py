@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tables import RowTables
+from .tables import Places
 
 HEADS = 8  # heads a program turns
 
@@ -78,7 +78,7 @@ class HeadNorms:
 
 
 def turn_and_store(
-    qkv: Tensor, turns: Tensor, rows: RowTables, keys: Tensor, values: Tensor, norms: HeadNorms | None = None
+    qkv: Tensor, turns: Tensor, rows: Places, keys: Tensor, values: Tensor, norms: HeadNorms | None = None
 ) -> Tensor:
     """qkv [n, (heads + 2 kv_heads) * dim]: the queries, turned, [n, heads, dim]; keys and values go into the cache.
 

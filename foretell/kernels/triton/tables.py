@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -25,6 +26,18 @@ class Sizes:
     def numbers(self) -> int:
         """How many whole numbers the tables hold."""
         return self.rows * (ROW_FIELDS + self.words) + self.tiles * TILE_FIELDS
+
+
+class Places(Protocol):
+    """Where rows stand: in the text, and in a cache."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[rows]."""
+
+    @property
+    def slots(self) -> Tensor:
+        """[rows]; -1: a row that is only there to fill up."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Head(nn.Module, Generic[Settings]):
         self.local = part_of(config.layer, shard)  # what lies here
         self.ranks: Ranks | None = None
         width = config.layer.width
-        ids = torch.arange(config.outputs)
+        ids = torch.arange(config.outputs, device="cpu")  # of shapes alone it would be made by symbols: half a second
         self.register_buffer("draft_ids", ids, persistent=config.draft_vocab is not None)
         self.register_buffer("like", torch.zeros(0), persistent=False)  # has the type and device the head is in
         self.embed = _table(len(self.tokens_here), width) if config.own_embed else None

@@ -1,4 +1,4 @@
-"""Chains of guesses that a head makes, one place after another."""
+"""Chains of guesses in the making: for each text one, which goes on while it is likely enough to stand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Chain:
     floor: float
     tokens: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)
+    probs: list[Tensor] = field(default_factory=list)  # [outputs] each
+    spread: Tensor | None = None  # the same for all of them in one, over the target's tokens
     sureness: float = 1.0
 
     @property
@@ -55,6 +56,8 @@ def extend(chains: list[Chain], guesses: Guesses, confidence: list[float] | None
 
 def hang(chains: list[Chain], told: Told) -> None:
     """Hang on each chain what was guessed for it in one go."""
+    for i, chain in enumerate(chains):
+        chain.spread = None if told.probs is None else told.probs[i]
     for tokens, sure in zip(told.tokens, told.sure, strict=True):
         for chain, token, confidence in zip(chains, tokens, sure, strict=True):
             if token >= 0 and chain.goes_on:

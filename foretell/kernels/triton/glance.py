@@ -1,0 +1,155 @@
+# mypy: ignore-errors
+"""Attention of what a head guesses: over the text in its pages, and over the guesses on the way, which lie apart.
+
+The text is cut into parts that are read side by side; the guesses are one more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PART = 128  # places of text that one program reads; more where there would be too many programs
+MOST_PARTS = 32
+TILE_BYTES = 16384  # of keys that a program looks at at once, at most
+
+
+@triton.jit
+def _absorb(k, v, query, seen, scale, best, total, mixed, EXACT: tl.constexpr):
+    """Some more keys [keys, dim] and values [dim, keys]; scores are kept in powers of two."""
+    scores = tl.dot(k, query, input_precision="ieee" if EXACT else None) * scale
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(best, tl.max(scores, 0))
+    level = tl.where(higher == float("-inf"), 0.0, higher)
+    weight = tl.exp2(scores - level[None, :])
+    fade = tl.exp2(best - level)
+    mixed = tl.dot(v, weight.to(v.dtype), mixed * fade[None, :], input_precision="ieee" if EXACT else None)
+    return higher, total * fade + tl.sum(weight, 0), mixed
+
+
+@triton.jit(do_not_specialize=["first", "depth"])
+def _glance(
+    q, keys, values, own_keys, own_values, places, pages, ways, out, logs,
+    place_stride, page_stride, key_stride, heads, first, depth, scale,
+    ROWS: tl.constexpr, GUESSES: tl.constexpr, SHARE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    PAGE: tl.constexpr, HEIGHT: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
+    WINDOW: tl.constexpr, WIDE: tl.constexpr, WAYS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """All rows of one text under one key head, over one part of its places or over the guesses."""
+    part, head, text = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    m = tl.arange(0, HEIGHT)
+    d = tl.arange(0, PADDED)
+    n = tl.arange(0, BLOCK)
+    row = text * ROWS + m // SHARE
+    own = m < ROWS * SHARE
+    at = (row * heads + head * SHARE + m % SHARE).to(tl.int64)
+    real = d < DIM
+    query = tl.load(q + at[None, :] * DIM + d[:, None], mask=own[None, :] & real[:, None], other=0.0)
+    best = tl.full([HEIGHT], float("-inf"), tl.float32)
+    total = tl.zeros([HEIGHT], tl.float32)
+    mixed = tl.zeros([PADDED, HEIGHT], tl.float32)
+    if part < PARTS:
+        place = tl.load(places + text * place_stride).to(tl.int32)
+        for begin in range(part * PART, tl.minimum(part * PART + PART, place), BLOCK):
+            key = begin + n
+            inside = (key < place) & (key >= 1)  # a text's first place has no feature before it
+            if WINDOW > 0:
+                inside = inside & (key > place + depth - WINDOW)
+            page = tl.load(pages + text * page_stride + key // PAGE, mask=inside, other=0).to(tl.int64)
+            where = (page * PAGE + key % PAGE) * key_stride + head * DIM
+            k = tl.load(keys + where[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
+            v = tl.load(values + where[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
+            seen = inside[:, None] & own[None, :]
+            best, total, mixed = _absorb(k, v, query, seen, scale, best, total, mixed, EXACT)
+    else:
+        stop = first + ROWS
+        for begin in range(0, stop, BLOCK):
+            guess = begin + n
+            inside = guess < stop
+            if WINDOW > 0:
+                inside = inside & (depth - (guess + WIDE - 1) // WIDE < WINDOW)
+            where = (text * GUESSES + guess).to(tl.int64) * key_stride + head * DIM
+            k = tl.load(own_keys + where[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
+            v = tl.load(own_values + where[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
+            seen = inside[:, None] & own[None, :]
+            if WAYS:
+                seen = seen & (tl.load(ways + row[None, :] * GUESSES + guess[:, None], mask=seen, other=0) != 0)
+            best, total, mixed = _absorb(k, v, query, seen, scale, best, total, mixed, EXACT)
+    total = tl.where(total == 0, 1.0, total)  # a row that sees nothing here: its best is -inf
+    at += part.to(tl.int64) * tl.num_programs(2) * ROWS * heads
+    tl.store(logs + at, best + tl.log2(total), mask=own)
+    tl.store(out + at[None, :] * DIM + d[:, None], mixed / total[None, :], mask=own[None, :] & real[:, None])
+
+
+@triton.jit
+def _together(
+    pieces, logs, out, heads, row_count,
+    DIM: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, FILLED: tl.constexpr,
+):  # fmt: skip
+    """The parts of one row under one query head, weighed by what they hold; the row itself is always seen."""
+    at = (tl.program_id(0) * heads + tl.program_id(1)).to(tl.int64)
+    part = tl.arange(0, FILLED)
+    d = tl.arange(0, PADDED)
+    place = at + part.to(tl.int64) * row_count * heads
+    log = tl.load(logs + place, mask=part < PARTS, other=float("-inf"))
+    weight = tl.exp2(log - tl.max(log, 0))
+    held = (part < PARTS)[:, None] & (d < DIM)[None, :]
+    piece = tl.load(pieces + place[:, None] * DIM + d[None, :], mask=held, other=0.0)
+    mixed = tl.sum(piece * weight[:, None], 0) / tl.sum(weight, 0)
+    tl.store(out + at * DIM + d, mixed.to(out.dtype.element_ty), mask=d < DIM)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Keys and values of one layer, [pages, page_size, kv_heads, dim], or [texts, guesses, kv_heads, dim]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the rows of a level see: `rows` of each text, which stand from the guess `first` on, so deep."""
+
+    places: Tensor  # [texts]: places of each before this are its text
+    pages: Tensor  # [texts, pages]
+    columns: int  # the most places of a text
+    rows: int
+    first: int
+    depth: int
+    wide: int  # guesses of a level behind the first
+    ways: Tensor | None = None  # [texts * rows, guesses] in int8, which are seen; None: all
+
+
+def glance(q: Tensor, text: Cells, own: Cells, sight: Sight, scale: float, window: int | None) -> Tensor:
+    """q [texts * rows, heads, dim] -> [texts * rows, heads * dim]; the rows' own keys are in place already."""
+    n, heads, dim = q.shape
+    texts, guesses, kv_heads, _ = own.keys.shape
+    padded, share = max(16, triton.next_power_of_2(dim)), heads // kv_heads
+    each = max(PART, triton.cdiv(sight.columns, MOST_PARTS))
+    parts = triton.cdiv(sight.columns, each)
+    block = max(16, min(PART, TILE_BYTES // (padded * q.element_size())))
+    pieces = torch.empty(parts + 1, n, heads, dim, dtype=torch.float32, device=q.device)
+    logs = torch.empty(parts + 1, n, heads, dtype=torch.float32, device=q.device)
+    _glance[(parts + 1, kv_heads, texts)](
+        q, text.keys, text.values, own.keys, own.values, sight.places, sight.pages,
+        q if sight.ways is None else sight.ways, pieces, logs,
+        sight.places.stride(0), sight.pages.stride(0), kv_heads * dim, heads, sight.first, sight.depth,
+        scale * math.log2(math.e),
+        ROWS=sight.rows, GUESSES=guesses, SHARE=share, DIM=dim, PADDED=padded, PAGE=text.keys.shape[1],
+        HEIGHT=max(16, triton.next_power_of_2(sight.rows * share)),
+        BLOCK=block, PART=each, PARTS=parts,
+        WINDOW=window or 0, WIDE=sight.wide, WAYS=sight.ways is not None, EXACT=q.dtype == torch.float32,
+        num_warps=4, num_stages=2 if each > block else 1,
+    )  # fmt: skip
+    out = torch.empty(n, heads * dim, dtype=q.dtype, device=q.device)
+    _together[(n, heads)](
+        pieces, logs, out, heads, n,
+        DIM=dim, PADDED=padded, PARTS=parts + 1, FILLED=triton.next_power_of_2(parts + 1), num_warps=1,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,188 @@
+"""A head's draft by fused kernels: between two products of matrices stands one launch. `WholeSteps` defines it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from foretell.kernels.triton.branch import Branches, best_children, descend
+from foretell.kernels.triton.gate import gate
+from foretell.kernels.triton.glance import Cells, Sight, glance
+from foretell.kernels.triton.guess import Draw, guess
+from foretell.kernels.triton.norm import Change, add_norm
+from foretell.kernels.triton.pairs import Side, read_pairs
+from foretell.kernels.triton.rotary import HeadNorms, turn_and_store
+from foretell.models.heads import EagleHead
+from foretell.models.heads.layer import HeadAttention, HeadLayer
+from foretell.models.layers import Linear
+from foretell.models.quantize import RoundedLinear
+
+from .cuda_heads import SteppingHead, WholeSteps
+from .cuda_products import Products, Rows, rounding_of
+from .head_choice import FOLLOWED, Found
+from .head_tables import BEFORE, PLACE, TOKEN, WIDE, HeadSizes, HeadTable
+
+
+def is_fused(head: SteppingHead, keys: list[Tensor], features: Tensor) -> TypeGuard[EagleHead]:
+    """Whether the kernels serve this head: EAGLE's third generation, with all it keeps in its own type."""
+    kinds = {head.like.dtype, features.dtype, *(each.dtype for each in keys)}
+    return isinstance(head, EagleHead) and head.config.generation == 3 and len(kinds) == 1
+
+
+@dataclass(frozen=True)
+class Level:
+    """Where its rows stand: in the text, and among the guesses of all texts."""
+
+    positions: Tensor  # [texts * rows]
+    slots: Tensor  # [texts * rows]
+
+
+class Levels:
+    """What does not change from draft to draft of some sizes; made before anything is recorded."""
+
+    def __init__(self, table: HeadTable) -> None:
+        depth, wide = table.sizes.depth, max(1, table.sizes.wide)
+        self.offsets = torch.arange(depth, device=table.device)[:, None, None].expand(-1, 1, wide).contiguous()
+        firsts = torch.arange(table.sizes.texts, device=table.device)[:, None] * table.guesses
+        within = torch.arange(table.guesses - 1, device=table.device).view(depth - 1, 1, wide) + 1
+        self.slots = [firsts.flatten(), *(firsts + within).flatten(1)]
+
+    def stand(self, places: Tensor, last: int) -> list[Level]:
+        """Behind these places of texts; behind a text's end, which is at `last` at most, anything will do."""
+        positions = (places[:, None] + self.offsets).clamp_max_(last)
+        by_level = [positions[0, :, 0].contiguous(), *positions[1:].flatten(1)]
+        return [Level(*each) for each in zip(by_level, self.slots, strict=True)]
+
+
+class FusedSteps(WholeSteps):
+    """What is guessed lies apart from the pages, and nothing is copied."""
+
+    head: EagleHead
+
+    def __init__(
+        self, head: EagleHead, keys: list[Tensor], values: list[Tensor], features: Tensor, most_children: int
+    ) -> None:
+        super().__init__(head, keys, values, features, most_children)
+        self.kept = features.view(-1, features.shape[-1])
+        self.levels: dict[HeadSizes, Levels] = {}
+
+    def _table(self, sizes: HeadSizes) -> HeadTable:
+        table = super()._table(sizes)
+        if sizes not in self.levels:
+            self.levels[sizes] = Levels(table)
+        return table
+
+    def run_chain(self, sizes: HeadSizes, probs: Tensor | None) -> Found:
+        table, head = self.tables[sizes], self.head
+        found = Found(torch.empty(2, sizes.depth, sizes.texts, device=table.device), probs)
+        layers = FusedLayers(self, table)
+        heats = table.heats if sizes.drawn else None
+        tokens, feature = table.field(TOKEN), Feature(self.kept, table.field(BEFORE))
+        for offset in range(sizes.depth):
+            states = layers(offset, tokens, feature, None)
+            draw = None
+            if heats is not None and found.probs is not None:
+                draw = Draw(heats, table.keys[:, offset], found.probs[offset])
+            tokens = torch.empty(sizes.texts, dtype=torch.int64, device=table.device)
+            guess(states.logits, head.draft_ids, draw, tokens, found.told[:, offset])
+            feature = Feature(states.carry)
+        return found
+
+    def run_tree(self, sizes: HeadSizes) -> Found:
+        if sizes.drawn:
+            return super().run_tree(sizes)
+        table = self.tables[sizes]
+        layers = FusedLayers(self, table)
+        told = torch.zeros(sizes.depth, FOLLOWED + 1, sizes.texts, sizes.wide, self.children, device=table.device)
+        tokens, feature, branches = table.field(TOKEN), Feature(self.kept, table.field(BEFORE)), None
+        for depth in range(sizes.depth):
+            states = layers(depth, tokens, feature, branches)
+            best_children(states.logits, self.head.draft_ids, told[depth, 0], told[depth, 1])
+            if depth + 1 < sizes.depth:
+                branches = descend(told[depth], table.field(WIDE), branches, 1 + depth * sizes.wide, table.guesses)
+                tokens, feature = branches.tokens, Feature(states.carry, branches.before)
+        return Found(told)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What a level starts from: these rows, or all just so."""
+
+    table: Tensor  # [rows, width]
+    rows: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a level gives."""
+
+    logits: Tensor  # [texts * rows, outputs], in the head's own type
+    carry: Tensor  # [texts * rows, width]: the feature of its places
+
+
+class FusedLayers:
+    """`EagleHead.step`, `logits` and `carry` over one draft's memory."""
+
+    def __init__(self, steps: FusedSteps, table: HeadTable) -> None:
+        self.head, self.table = steps.head, table
+        self.config, self.eps = self.head.config, self.head.config.layer.norm_eps
+        self.products = Products(self.head.like.dtype)
+        self.text = [Cells(*both) for both in zip(steps.keys, steps.values, strict=True)]
+        room = (2, len(self.text), table.sizes.texts, table.guesses, *steps.keys[0].shape[2:])
+        keys, values = torch.empty(room, dtype=self.head.like.dtype, device=table.device)
+        self.own = [Cells(*both) for both in zip(keys, values, strict=True)]
+        self.levels = steps.levels[table.sizes].stand(table.field(PLACE), len(self.head.table) - 1)
+
+    def __call__(self, depth: int, tokens: Tensor, feature: Feature, branches: Branches | None) -> Stepped:
+        """Of a level, which hangs on these branches, or of a chain's next tokens."""
+        head, wide = self.head, max(1, self.table.sizes.wide)
+        rows = 1 if branches is None else wide
+        first = 0 if depth == 0 else 1 + (depth - 1) * wide
+        ways = None if branches is None else branches.ways
+        sight = Sight(self.table.field(PLACE), self.table.pages, self.table.columns, rows, first, depth, wide, ways)
+        x: Rows
+        change: Change | None = None
+        x, residual = self._read(tokens, feature)
+        for index, layer in enumerate(head.layers):
+            assert isinstance(layer, HeadLayer), "a head is made of layers"
+            if layer.attention_norm is not None:
+                residual, x = add_norm(residual, change, layer.attention_norm.weight, self.eps)
+            seen = self._attend(layer.attention, x, index, sight)
+            ffn = layer.ffn
+            residual, x = add_norm(residual, seen, layer.ffn_norm.weight, self.eps, rounding=rounding_of(ffn.gate_up))
+            mixed = gate(self._product(ffn.gate_up, x), ffn.gelu, rounding_of(ffn.down))
+            change = self._change(ffn.down, mixed)
+        assert head.norm is not None, "asked before"
+        states, normed = add_norm(residual, change, head.norm.weight, self.eps)
+        assert isinstance(normed, Tensor), "no rounding was asked for"
+        return Stepped(self._product(head.output, normed), normed if self.config.norm_output else states)
+
+    def _read(self, tokens: Tensor, feature: Feature) -> tuple[Tensor, Tensor]:
+        head = self.head
+        assert head.embed_norm is not None and head.feature_norm is not None, "asked before"
+        embedded = Side(head.embedding, tokens, head.embed_norm.weight)
+        before = Side(feature.table, feature.rows, head.feature_norm.weight)
+        scale = self.config.embed_scale
+        return read_pairs(embedded, before, scale, self.eps, self.config.norm_before_residual)
+
+    def _attend(self, attention: HeadAttention, x: Rows, index: int, sight: Sight) -> Change:
+        text, own, config = self.text[index], self.own[index], attention.config
+        norms = None
+        if attention.q_norm is not None and attention.k_norm is not None:
+            norms = HeadNorms(attention.q_norm.weight, attention.k_norm.weight, config.norm_eps)
+        if attention.qkv is not None:
+            qkv = self._product(attention.qkv, x)
+        else:
+            qkv = torch.cat([self._product(attention.q, x), self._product(attention.kv, x)], -1)
+        q = turn_and_store(qkv, self.head.table, self.levels[sight.depth], own.keys, own.values, norms)
+        return self._change(attention.out, glance(q, text, own, sight, config.scale, config.window))
+
+    def _product(self, layer: Linear, x: Rows) -> Tensor:
+        """By the library, but in 8 bits: guesses may hang on how many rows stand beside them."""
+        return self.products(layer, x, reads=not isinstance(layer, RoundedLinear))
+
+    def _change(self, layer: Linear, x: Rows) -> Change:
+        return self.products.in_parts(layer, x, reads=not isinstance(layer, RoundedLinear))

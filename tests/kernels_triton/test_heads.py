@@ -1,0 +1,219 @@
+"""Each fused kernel of a head's draft gives what its torch function gives, and so do whole chains and trees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretell.draft.heads import HeadDrafter
+from foretell.draft.tree import MOST_WIDE
+from foretell.kernels.norm import rms_norm
+from foretell.kernels.triton.branch import best_children, descend
+from foretell.kernels.triton.glance import Cells, Sight, glance
+from foretell.kernels.triton.guess import Draw, guess
+from foretell.kernels.triton.pairs import Side, read_pairs
+from foretell.models.heads import HeadConfig
+from foretell.models.layers import Linear
+from foretell.models.quantize import round_linear
+from foretell.runner.cuda_fused import FusedSteps, is_fused
+from foretell.runner.head_choice import Found, Race, TreeChoice, likeliest, pick
+from foretell.runner.head_memory import attend
+from foretell.runner.head_tables import WIDE, HeadSizes, HeadTable, HeadText
+from foretell.types import Budget
+from tests.heads.test_whole import LONG, both, waiting
+from tests.kernels_triton.test_forward import DEVICE
+from tests.tiny import HEADS, LAYER
+
+FUSED = {name: HEADS[name] for name in ("eagle of two layers", "eagle with a window")}
+
+
+# With a device all heads are drafted for by these kernels in `tests/gpu`.
+interpreted = pytest.mark.skipif(DEVICE.type == "cuda", reason="the texts of these tests lie on a CPU")
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def texts_at(heats: list[float], depth: int, wide: int = 0, own: int = 1) -> HeadTable:
+    """A table of as many texts."""
+    table = HeadTable(HeadSizes(len(heats), 256, depth, wide, any(heats)), 1 + (depth - 1) * max(1, wide), 4, DEVICE)
+    noise = [np.arange(depth) * 7919 + 31 * i for i in range(len(heats))]
+    table.send([HeadText(1, 5, 4, [0, 1], own, heat, keys) for heat, keys in zip(heats, noise, strict=True)])
+    return table
+
+
+@pytest.mark.parametrize("heats", [[0.0], [0.0, 0.0, 0.0, 0.0], [0.8], [0.0, 1.3, 0.0, 0.5]], ids=str)
+@pytest.mark.parametrize("outputs", [24, 300, 9000])
+def test_a_token_is_that_of_the_definition(outputs: int, heats: list[float]) -> None:
+    table, depth = texts_at(heats, 3), 2
+    ids = torch.arange(outputs, device=DEVICE) * 3 + 1
+    logits = random(len(heats), outputs) * 3
+    logits[0, 5] = logits[0, 17] = logits.max() + 1  # of equals the first
+    defined, mine = (Found.room(table.sizes, outputs, DEVICE) for _ in range(2))
+    truth = pick(logits, Race(table, ids), defined, depth)
+    tokens = torch.empty_like(truth)
+    draw = None if mine.probs is None else Draw(table.heats, table.keys[:, depth], mine.probs[depth])
+    guess(logits, ids, draw, tokens, mine.told[:, depth])
+    assert tokens.tolist() == truth.tolist() == mine.told[0, depth].tolist()
+    torch.testing.assert_close(mine.told[1, depth], defined.told[1, depth], rtol=1e-5, atol=1e-7)
+    if mine.probs is not None and defined.probs is not None:
+        torch.testing.assert_close(mine.probs[depth], defined.probs[depth], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("picks", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+def test_what_is_read_is_that_of_the_definition(dtype: torch.dtype, picks: bool, scale: float) -> None:
+    width, n, eps = 48, 3, 1e-5
+    table, features = random(20, width, dtype=dtype), random(9, width, seed=1, dtype=dtype)
+    left, right = random(width, seed=2, dtype=dtype), random(width, seed=3, dtype=dtype)
+    rows = torch.tensor([[7, 5], [0, 8], [19, 2]], device=DEVICE)  # columns of a table, as those of the drafts are
+    tokens, before = rows[:, 0], rows[:, 1] if picks else None
+    source = features if before is None else features[before]
+    embedded = table[tokens] if scale == 1.0 else table[tokens] * scale
+    normed = rms_norm(source[:n], right, eps)
+    truth = torch.cat([rms_norm(embedded, left, eps), normed], -1)
+    for keeps in (False, True):
+        found, residual = read_pairs(Side(table, tokens, left), Side(features, before, right), scale, eps, keeps)
+        torch.testing.assert_close(found, truth)
+        torch.testing.assert_close(residual, normed if keeps else source[:n])
+
+
+def columns_of(pages: Tensor, own: Tensor, cache: Tensor) -> Tensor:
+    """[texts, columns, kv_heads, dim]: the text's, then the guesses."""
+    return torch.cat([cache[pages].flatten(1, 2), own], 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(("rows", "depth"), [(1, 0), (1, 3), (4, 2)])
+def test_what_is_seen_is_that_of_the_definition(
+    rows: int, depth: int, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretell.kernels.triton.glance.PART", 16)
+    page, kv_heads, dim, share, wide, guesses = 4, 2, 24, 3, rows, 20
+    table = torch.tensor([[40, 9, 5, 3, 8, 0, 1, 2, 10, 4], [11, 1, 4, 6, 7, 2, 3, 0, 9, 5]], device=DEVICE)
+    places, pages = table[:, 0], table[:, 1:]
+    places.copy_(torch.tensor([33, 2]))
+    keys, values = (random(12, page, kv_heads, dim, seed=i, dtype=dtype) for i in (1, 2))
+    own = [random(2, guesses, kv_heads, dim, seed=i, dtype=dtype) for i in (3, 4)]
+    q = random(2 * rows, kv_heads * share, dim, seed=5, dtype=dtype)
+    first = 0 if depth == 0 else 1 + (depth - 1) * wide
+    guess_at, columns = torch.arange(guesses, device=DEVICE), pages.shape[1] * page
+    ways = (random(2 * rows, guesses, seed=6) > 0) & (guess_at < first)
+    ways |= guess_at == first + torch.arange(rows, device=DEVICE).repeat(2)[:, None]
+    shown = ways if rows > 1 else (guess_at < first + rows).expand(2 * rows, -1)
+    place = torch.arange(columns, device=DEVICE)
+    text = ((place >= 1) & (place < places[:, None]))[:, None].expand(-1, rows, -1)
+    near = guess_at >= 0
+    if window is not None:
+        text = text & (place > places[:, None, None] + depth - window)
+        near = depth - (guess_at + wide - 1) // wide < window
+    seen = torch.cat([text, shown.view(2, rows, -1) & near], -1)
+    bias = torch.zeros(seen.shape, dtype=dtype, device=DEVICE).masked_fill(~seen, float("-inf"))
+    whole = [columns_of(pages, mine, cache) for mine, cache in zip(own, (keys, values), strict=True)]
+    truth = attend(q, whole[0], whole[1], bias, LAYER)
+    sight = Sight(places, pages, columns, rows, first, depth, wide, ways.to(torch.int8) if rows > 1 else None)
+    found = glance(q, Cells(keys, values), Cells(*own), sight, LAYER.scale, window)
+    precision = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 5e-3, "atol": 5e-3}
+    torch.testing.assert_close(found.view(truth.shape), truth, **precision)
+
+
+@pytest.mark.parametrize(("outputs", "count"), [(24, 10), (3000, 10), (1024, 3), (2050, 10)])
+def test_the_children_are_those_of_the_definition(outputs: int, count: int) -> None:
+    texts, rows, wide = 2, 3, 4
+    ids = torch.arange(outputs, device=DEVICE) * 2
+    logits = random(texts * rows, outputs)
+    told = torch.zeros(2, texts, wide, count, device=DEVICE)
+    best_children(logits, ids, told[0], told[1])
+    tokens, shares = likeliest(logits.view(texts, rows, -1), Race(texts_at([0.0] * texts, 1), ids), 0, False, count)
+    assert told[0, :, :rows].tolist() == tokens.float().tolist()
+    torch.testing.assert_close(told[1, :, :rows], shares, rtol=1e-5, atol=1e-8)
+    assert not told[:, :, rows:].any()
+
+
+def test_of_equal_children_the_first_are_taken() -> None:
+    logits = torch.full((1, 2500), -3.0, device=DEVICE)
+    logits[0, [7, 1030, 2400]] = 1.0
+    logits[0, [3, 5]] = torch.tensor([-0.0, 0.0], device=DEVICE)
+    told = torch.zeros(2, 1, 1, 8, device=DEVICE)
+    best_children(logits, torch.arange(2500, device=DEVICE), told[0], told[1])
+    assert told[0, 0, 0].tolist() == [7, 1030, 2400, 3, 5, 0, 1, 2]
+
+
+@pytest.mark.parametrize("own", [1, 2, 5])
+@pytest.mark.parametrize("equals", [False, True])
+def test_the_branches_are_those_of_the_definition(own: int, equals: bool) -> None:
+    texts, wide, count, depth, outputs = 2, 5, 6, 4, 30
+    table = texts_at([0.0] * texts, depth, wide, own)
+    ids = torch.arange(outputs, device=DEVICE)
+    choice, above = TreeChoice(table, ids, count), None
+    seen = torch.zeros(texts, 1, table.guesses, dtype=torch.bool, device=DEVICE)
+    seen[..., 0] = True
+    for level in range(depth - 1):
+        rows = 1 if above is None else wide
+        logits = random(texts * rows, outputs, seed=level) * 2
+        choice.look(logits.round() if equals else logits)
+        told, first = choice.found[level].clone(), 1 + level * wide
+        tokens, parents = choice.descend()
+        above = descend(told, table.field(WIDE), above, first, table.guesses)
+        assert torch.equal(told, choice.found[level]) and torch.equal(above.chances, choice.chances)
+        assert above.tokens.tolist() == tokens.tolist()
+        hung = parents + torch.arange(texts, device=DEVICE)[:, None] * rows
+        assert above.before.tolist() == hung.flatten().tolist()
+        itself = torch.arange(table.guesses, device=DEVICE) == first + torch.arange(wide, device=DEVICE)[:, None]
+        seen = seen.gather(1, parents[..., None].expand(-1, -1, table.guesses)) | itself
+        assert torch.equal(above.ways.bool().view_as(seen), seen)
+
+
+def fused(drafter: HeadDrafter) -> HeadDrafter:
+    """The same drafter with the kernels."""
+    mine: Any = drafter
+    keys, values, features = mine.pages.kept
+    assert is_fused(mine.head, keys, features)
+    mine._whole = FusedSteps(mine.head, keys, values, features, MOST_WIDE)
+    return drafter
+
+
+@interpreted
+@pytest.mark.parametrize("config", FUSED.values(), ids=FUSED)
+def test_a_whole_draft_is_that_of_the_definition(config: HeadConfig) -> None:
+    drafters, texts = waiting(config)
+    fused(drafters[1])
+    both(drafters, texts, [Budget(3)] * len(LONG), slice(1, 2))
+    both(drafters, texts, [Budget(5 + 2 * i, levels=3) for i in range(len(LONG))], slice(1, 3))
+
+
+@interpreted
+def test_a_drawn_draft_is_too() -> None:
+    drafters, texts = waiting(HEADS["eagle"], heats=(0.0, 1.3, 0.7))
+    fused(drafters[1])
+    both(drafters, texts, [Budget(3)] * len(LONG), slice(0, 3))
+    both(drafters, texts, [Budget(9, levels=3)] * len(LONG), slice(0, 3))
+
+
+def test_other_heads_are_not_served() -> None:
+    for name in ("eagle 1", "mtp", "distilled"):
+        drafter: Any = waiting(HEADS[name])[0][1]
+        assert not is_fused(drafter.head, drafter.pages.keys, drafter.pages.kept_features)
+
+
+@interpreted
+def test_a_head_in_8_bits_is_served_too() -> None:
+    drafters, texts = waiting(HEADS["eagle of two layers"])
+    for drafter in drafters:
+        for layer in drafter.head.layers:
+            for module in (layer.ffn, layer.attention):
+                for name, child in list(module.named_children()):
+                    if isinstance(child, Linear) and name in ("out", "gate_up", "down"):
+                        setattr(module, name, round_linear(child, "int8"))
+    fused(drafters[1])
+    both(drafters, texts, [Budget(2)] * len(LONG), slice(1, 2))

@@ -1,0 +1,106 @@
+"""Recordings for which memory does not suffice, with a device that is told to have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from foretell.runner import recording
+from foretell.runner.recording import REST, Capture, Recorder
+
+
+class Still:
+    """Stands for a stream, and for being on it."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Graph:
+    """Knows whether something is being recorded, as a device does."""
+
+    recording: Graph | None = None
+    ends = 0
+    given_up = False  # whether a failure within ends a recording for the device
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        assert Graph.recording is None, "one at a time"
+        Graph.recording = self
+
+    def capture_end(self) -> None:
+        assert Graph.recording is self
+        Graph.recording = None
+        Graph.ends += 1
+        if Graph.given_up:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
+    pools = iter(range(100))
+    for name, stand_in in {
+        "Stream": Still,
+        "stream": Still,
+        "CUDAGraph": Graph,
+        "graph_pool_handle": lambda: (0, next(pools)),
+        "synchronize": lambda device: None,
+        "current_device": lambda: 0,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(Graph, "recording", None)
+    monkeypatch.setattr(Graph, "given_up", False)
+    return Capture(torch.device("cuda"))
+
+
+def hungry() -> None:
+    raise torch.OutOfMemoryError("planted")
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_what_cannot_be_recorded_is_ended_and_tried_again_later(
+    capture: Capture, given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *given: told.append(given), raising=False)
+    pool, Graph.given_up = capture._pool, given_up
+    assert capture(hungry) is None
+    assert Graph.recording is None, "what comes next is no part of it"
+    assert told == ([(0, pool), (0, pool)] if given_up else [])
+    assert (capture._pool == pool) != given_up
+    Graph.given_up = False
+    assert all(capture(lambda: 5) is None for _ in range(REST))
+    found = capture(lambda: 5)
+    assert found is not None and found[1] == 5 and capture.failures == 1
+
+
+def test_another_failure_is_told_and_the_recording_ended(capture: Capture) -> None:
+    def broken() -> None:
+        raise RuntimeError("a shape is wrong")
+
+    with pytest.raises(RuntimeError, match="a shape"):
+        capture(broken)
+    assert Graph.recording is None
+
+
+def test_work_that_cannot_be_recorded_runs_plainly(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "REST", 0)
+    recorder: Recorder[int, int] = Recorder(torch.device("cuda"))
+    runs: list[int] = []
+
+    def work() -> int:
+        runs.append(1)
+        if Graph.recording is not None:
+            raise torch.OutOfMemoryError("planted")
+        return len(runs)
+
+    assert [recorder(3, work) for _ in range(3)] == [1, 2, 4], "tried each time after the first, and given up"
+    assert recorder.recordings == {3: None}
