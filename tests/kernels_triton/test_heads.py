@@ -94,8 +94,8 @@ def columns_of(pages: Tensor, own: Tensor, cache: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("window", [None, 6])
-@pytest.mark.parametrize(("rows", "depth"), [(1, 0), (1, 3), (4, 2)])
+@pytest.mark.parametrize("window", [None, 6, 2])
+@pytest.mark.parametrize(("rows", "depth"), [(1, 0), (1, 3), (4, 3)])
 def test_what_is_seen_is_that_of_the_definition(
     rows: int, depth: int, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
