@@ -32,7 +32,8 @@ def first_token(model: str, env: dict[str, str]) -> dict[str, float]:
     """Seconds until `foretell generate` has written something."""
     began = time.perf_counter()
     words = (*COMMAND, "generate", PROMPT, "--max-tokens", "1", "--model", model)
-    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    home = env["FORETELL_HOME"]  # to start there: another folder may have a `foretell` of its own
+    with subprocess.Popen(words, env=env, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None, "it was asked for"
         process.stdout.read(1)
         return {"seconds": time.perf_counter() - began}
@@ -45,7 +46,8 @@ def ready(model: str, env: dict[str, str]) -> dict[str, float]:
         port = free.getsockname()[1]
     began = time.perf_counter()
     words = (*COMMAND, "serve", model, "--port", str(port))
-    with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    home = env["FORETELL_HOME"]
+    with subprocess.Popen(words, env=env, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             while not _answers(port):
                 if process.poll() is not None or time.perf_counter() - began > PATIENCE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -36,6 +37,7 @@ def uncollected() -> Iterator[None]:
     try:
         yield
         gc.freeze()
+        atexit.register(gc.unfreeze)  # at the end all is let go, as ever: else libraries complain of leaks
     finally:
         if was_on:
             gc.enable()

@@ -26,8 +26,10 @@ from .head_choice import FOLLOWED, Found
 from .head_tables import BEFORE, PLACE, TOKEN, WIDE, HeadSizes, HeadTable
 
 
-def is_fused(head: SteppingHead, keys: list[Tensor], features: Tensor) -> TypeGuard[EagleHead]:
+def is_fused(head: SteppingHead, keys: list[Tensor], features: Tensor | None) -> TypeGuard[EagleHead]:
     """Whether the kernels serve this head: EAGLE's third generation, with all it keeps in its own type."""
+    if features is None:
+        return False
     kinds = {head.like.dtype, features.dtype, *(each.dtype for each in keys)}
     return isinstance(head, EagleHead) and head.config.generation == 3 and len(kinds) == 1
 

@@ -23,7 +23,7 @@ from foretell.models.heads import HeadConfig
 from foretell.models.layers import Linear
 from foretell.models.quantize import round_linear
 from foretell.runner.cuda_fused import FusedSteps, is_fused
-from foretell.runner.head_choice import Found, Race, TreeChoice, likeliest, pick
+from foretell.runner.head_choice import Found, ProbsRoom, Race, TreeChoice, likeliest, pick
 from foretell.runner.head_memory import attend
 from foretell.runner.head_tables import WIDE, HeadSizes, HeadTable, HeadText
 from foretell.types import Budget
@@ -57,7 +57,8 @@ def test_a_token_is_that_of_the_definition(outputs: int, heats: list[float]) -> 
     ids = torch.arange(outputs, device=DEVICE) * 3 + 1
     logits = random(len(heats), outputs) * 3
     logits[0, 5] = logits[0, 17] = logits.max() + 1  # of equals the first
-    defined, mine = (Found.room(table.sizes, outputs, DEVICE) for _ in range(2))
+    told = [torch.empty(2, 3, len(heats), device=DEVICE) for _ in range(2)]
+    defined, mine = (Found(each, ProbsRoom(outputs, DEVICE)(table.sizes)) for each in told)
     truth = pick(logits, Race(table, ids), defined, depth)
     tokens = torch.empty_like(truth)
     draw = None if mine.probs is None else Draw(table.heats, table.keys[:, depth], mine.probs[depth])
@@ -93,8 +94,8 @@ def columns_of(pages: Tensor, own: Tensor, cache: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("window", [None, 6])
-@pytest.mark.parametrize(("rows", "depth"), [(1, 0), (1, 3), (4, 2)])
+@pytest.mark.parametrize("window", [None, 6, 2])
+@pytest.mark.parametrize(("rows", "depth"), [(1, 0), (1, 3), (4, 3)])
 def test_what_is_seen_is_that_of_the_definition(
     rows: int, depth: int, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

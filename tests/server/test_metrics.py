@@ -20,6 +20,7 @@ from foretell.params import SamplingParams
 from foretell.server.accounts import spec_metrics
 from foretell.server.answers import Answer
 from foretell.server.config import ServerConfig
+from foretell.server.footprint import Resident
 from foretell.server.instruments import PREFIX
 from foretell.server.metrics import Metrics, Undecided
 from foretell.server.service import Service
@@ -53,6 +54,19 @@ def half_right() -> ScriptedDrafter:
     drafter = ScriptedDrafter(propose)
     drafter.name = "half"
     return drafter
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> Resident:
+    """A process whose memory stands still."""
+    still = Resident(now=5_000, peak=6_000, files=2_000)
+    monkeypatch.setattr("foretell.server.metrics.resident", lambda: still)
+    return still
+
+
+def test_resident_memory_is_told_and_what_of_it_are_pages_of_files(memory: Resident) -> None:
+    told = samples(Metrics("m"))
+    assert (told[PREFIX + "resident_memory_bytes"], told[PREFIX + "resident_file_bytes"]) == (memory.now, memory.files)
 
 
 def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
