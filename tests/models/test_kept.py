@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from foretell.config import EngineConfig
+from foretell.hub.folder import CONFIG as CONFIG_FILE
+from foretell.hub.folder import WEIGHTS
 from foretell.hub.home import packed_folder
 from foretell.hub.mapped_file import read_mapped, write_mapped
 from foretell.kernels.native.library import library
@@ -22,6 +26,7 @@ from foretell.models import kept
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.kept import parts, restored, tidy
+from foretell.models.lending import lend
 from foretell.models.quantize import Bits
 from foretell.models.variants import quantize_weights
 from foretell.opened import Opened, Room, open_model, say_nothing
@@ -72,6 +77,26 @@ def test_a_second_start_takes_the_same_bytes_from_disk(folder: Path, quantizatio
     first, second = (start(opened(folder, quantization)) for _ in range(2))
     assert (first[0], second[0]) == (False, True)
     assert first[1] == second[1]
+
+
+def untie(folder: Path) -> None:
+    """Give the model an output matrix of its own."""
+    weights, config = load_file(folder / WEIGHTS), json.loads((folder / CONFIG_FILE).read_text())
+    save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"] + 1}, folder / WEIGHTS)
+    (folder / CONFIG_FILE).write_text(json.dumps({**config, "tie_word_embeddings": False}))
+
+
+def test_heads_borrow_the_same_of_what_was_kept(folder: Path) -> None:
+    untie(folder)
+    model = opened(folder)
+    start(model)
+    packed, floats = model.load_packed(), model.load()
+    assert floats.lends and not packed.lends
+    lent, defined = lend(model.checkpoint, packed), lend(model.checkpoint, floats)
+    for mine, theirs in zip(
+        (lent.embed, lent.output, lent.norm), (defined.embed, defined.output, defined.norm), strict=True
+    ):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("large", [True, False])

@@ -128,6 +128,8 @@ def test_each_rank_holds_its_part_of_weights_and_pages() -> None:
         spare = config.layer.width + 4 if isinstance(config, BlockConfig) and config.confidence else 0
         assert sum(matrices[1:]) == matrices[0] + 2 * spare, name
         assert max(matrices[1:]) < 0.42 * matrices[0] + spare, name
+        ranked = len(beside(config, Shard(0, 3)))  # a block's features wait until the first rank has them read
+        assert ranked == len(beside(config)) + isinstance(config, BlockConfig), name
         for shape, *dealt in zip(beside(config), *(beside(config, rank) for rank in Shard(0, 3).others), strict=False):
             assert sum(each.kv_heads * each.head_dim for each in dealt) == shape.kv_heads * shape.head_dim
 
