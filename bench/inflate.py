@@ -113,7 +113,7 @@ def inflate_head(head: Head[Any], target: Decoder, times: int, context: int) -> 
     inflater, large = Inflater(times, str(embed.device)), big.state_dict()
     for name, small in head.own_state().items():
         large[name].copy_(_inflated(inflater, name, small, c.layer) if name != "draft_ids" else small)
-    big.to(embed.dtype).eval()
+    big.to(embed.device, embed.dtype).eval()
     big.borrow(Lender.of(target))
     big.prepare(context)
     return big

@@ -58,13 +58,13 @@ class EagleDrafter(HeadDrafter):
         elif self.draft_temperature == "fixed" or self.is_greedy(seqs):
             self._guess_natively(self._native, seqs, chains)
         else:
-            self._draw_natively(self._native, seqs, chains, self._features(seqs))
+            self._draw_natively(self._native, seqs, chains, self.features_before(seqs))
         return chains
 
     def _guess_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[Chain]) -> None:
         """All in one call."""
         draws, tells = draws_of(seqs, max(chain.budget.depth for chain in chains)), any(map(must_draw, seqs))
-        features = None if self.pages.kept_features is None else self._features(seqs)
+        features = None if self.pages.kept_features is None else self.features_before(seqs)
         beside = Beside(draws=draws, tells=tells, along=self.along())
         hang(chains, native.guess(self.asked(seqs, chains), features, beside))
 
@@ -72,7 +72,7 @@ class EagleDrafter(HeadDrafter):
         """What the library is to read with the first guess that it makes now."""
         return None
 
-    def _features(self, seqs: list[Sequence]) -> Tensor:
+    def features_before(self, seqs: list[Sequence]) -> Tensor:
         """Of the places before the last, [texts, width]."""
         assert isinstance(self.work, SteppingWork), "the library has whole heads alone"
         return self.work.features(torch.tensor(self.slots_before(seqs), device=self.device))
@@ -88,7 +88,7 @@ class EagleDrafter(HeadDrafter):
         wide = MOST_WIDE if self.is_greedy(seqs) else 0
         steps: NativeSteps | DefinedSteps
         if self._native is not None:
-            steps = NativeSteps(self._native, self.pages, self._features(seqs), self.along())
+            steps = NativeSteps(self._native, self.pages, self.features_before(seqs), self.along())
         else:
             steps = DefinedSteps(self.work, plots, self.slots_before(seqs), self.head.config.layer.window, wide)
         grow_trees(plots, steps, self.chooser)

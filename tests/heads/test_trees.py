@@ -117,7 +117,7 @@ def along(drafter: HeadDrafter, seq: Sequence, tokens: list[int]) -> dict[int, f
     assert isinstance(drafter, EagleDrafter)
     head, text = drafter.head, len(seq.tokens)
     with torch.inference_mode():
-        memory, feature = drafter.pages.memory([seq.pages], text + len(tokens)), drafter._features([seq])
+        memory, feature = drafter.pages.memory([seq.pages], text + len(tokens)), drafter.features_before([seq])
         for at, token in enumerate([seq.tokens[-1], *tokens]):
             look = Look(memory, head.config.layer, [text - 1 + at], torch.ones(1, 1, dtype=torch.bool), hidden=1)
             states = head.step(torch.tensor([token]), feature, head.turn(torch.tensor([text - 1 + at])), look)
