@@ -70,10 +70,8 @@ STATIONARY = {
     "dear model": model(steady(0.8), 0.02, Machine(row=0.003)),
     "useless model": model(steady(0.02), 0.01),
     "free and model": Scenario((Arm("free", steady(0.3)), Arm("model", steady(0.75), 0.008, free=False))),
-    "a head that does not pay where tokens are drawn": beside(
-        0.08, steady(0.15), 0.002, temperature=lambda request: 1.0
-    ),
-    "a cheap head where tokens are drawn": beside(0.1, steady(0.35), 0.0005, temperature=lambda request: 1.0),
+    "a head that does not pay where tokens are drawn": beside(0.08, steady(0.15), 0.002, temperature=drawn),
+    "a cheap head where tokens are drawn": beside(0.1, steady(0.35), 0.0005, temperature=drawn),
     "a head that outdoes a free one": beside(0.35, steady(0.7), 0.0005),
     "restless machine": free(steady(0.5), Machine(row=0.006, noise=0.3, hiccup=0.1)),
 }
