@@ -24,11 +24,9 @@ class Lessons:
         self._expected.clear()
         self._beside.clear()
 
-    def look(self, seq: Sequence, offered: Mapping[str, Draft]) -> None:
-        """Free drafters have shown what they would guess: how likely the best of them is to stand."""
-        ledger = self.ledger(seq)
-        firsts = [self.acceptance.survival(ledger, arm, draft.cut(1))[0] for arm, draft in offered.items()]
-        self._beside[seq.id] = max(firsts, default=0.0)
+    def look(self, seq: Sequence, likeliest: float) -> None:
+        """Free drafters have shown what they would guess: so likely is the best of them to stand, 0 where none is."""
+        self._beside[seq.id] = likeliest
 
     def foretold(self, seq: Sequence, arm: str, depth: int, hopeful: bool = True) -> list[float]:
         """How likely the nodes of a chain are to stand that a drafter has not made yet."""

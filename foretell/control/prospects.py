@@ -23,15 +23,16 @@ class Prospects:
         self.acceptance = lessons.acceptance
 
     def of(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> list[Candidate]:
-        found, cap, ledger = [], self.settings.cap(seq), self.lessons.ledger(seq)
-        if not self.drafting.free.isdisjoint(seq.request.drafters):
-            self.lessons.look(seq, offered)
-        for arm in seq.request.drafters:
-            if arm not in self.drafting.free:
-                found.append(self._unseen(market, seq, arm, cap))
-            elif arm in offered:
-                found.append(Candidate(arm, self.acceptance.survival(ledger, arm, offered[arm].cut(cap))))
-        return found
+        cap, ledger, free = self.settings.cap(seq), self.lessons.ledger(seq), self.drafting.free
+        shown = {
+            arm: Candidate(arm, self.acceptance.survival(ledger, arm, offered[arm].cut(cap)))
+            for arm in seq.request.drafters
+            if arm in free and arm in offered
+        }
+        if not free.isdisjoint(seq.request.drafters):
+            self.lessons.look(seq, max((each.survival[0] for each in shown.values() if each.survival), default=0.0))
+        paid = {arm: self._unseen(market, seq, arm, cap) for arm in seq.request.drafters if arm not in free}
+        return [*shown.values(), *paid.values()]
 
     def _unseen(self, market: Market, seq: Sequence, arm: str, cap: int) -> Candidate:
         ledger = self.lessons.ledger(seq)

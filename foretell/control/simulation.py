@@ -58,6 +58,7 @@ class Scenario:
     tokens: int = 128
     load: Callable[[int], int] = field(default=lambda begun: 1)
     choice: Callable[[int], SpeculationChoice] = field(default=lambda request: SpeculationChoice())
+    temperature: Callable[[int], float] = field(default=lambda request: 0.0)
     seed: int = 0
 
 
@@ -106,7 +107,7 @@ class World:
             request = Request(
                 str(self.started),
                 (0,),
-                SamplingParams(temperature=0.0),
+                SamplingParams(temperature=self.scenario.temperature(self.started)),
                 0,
                 self.scenario.tokens,
                 drafters=tuple(self.arms),

@@ -66,19 +66,13 @@ class Market:
         at = min(self.rows + rows, len(self.curve) - 1)
         return float(self.curve[at]) - float(self.curve[self.rows]) + rows * self.further
 
-    @cached_property
-    def extra_each(self) -> list[float]:
-        """By nodes what each writer pays for their rows, if all draft as many; the last holds for all beyond it."""
-        curve, rows, writers, last = self.curve, self.rows, self.writers, len(self.curve) - 1
-        base, most = curve[rows], -(-(last - rows) // writers)
-        at = [min(rows + nodes * writers, last) for nodes in range(most + 1)]
-        return [(curve[row] - base) / writers + nodes * self.further for nodes, row in enumerate(at)]
-
-    @cached_property
-    def pace(self) -> list[float]:
-        """By nodes how fast steps still follow each other, of plain steps' pace, if all draft as many."""
-        share = self.plain / self.writers
-        return [share / (share + extra) for extra in self.extra_each]
+    def gain(self, expected: float, nodes: int, drafting: float = 0.0) -> float:
+        """How much faster than plain a sequence goes that writes so many tokens a step with `nodes` nodes, which take
+        `drafting` to be made, if all draft as many."""
+        share, writers, last = self.plain / self.writers, self.writers, len(self.curve) - 1
+        at = self.rows + nodes * writers
+        extra = (self.curve[at if at < last else last] - self.curve[self.rows]) / writers + nodes * self.further
+        return expected * share / (share + extra + drafting)
 
 
 @dataclass(frozen=True)
@@ -102,16 +96,13 @@ PLAIN = Plan()
 def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Plan:
     """The drafter and length that make a sequence fastest, if its neighbours do alike; plain unless it wins clearly."""
     best, length, chosen = 1 + margin, 0, None
-    pace, last = market.pace, len(market.pace) - 1
     for candidate in candidates:
         expected, drafting = 1.0, candidate.draft_seconds
         for nodes, survival in enumerate(candidate.survival, 1):
             expected += survival
-            gain = expected * pace[nodes if nodes < last else last]
-            if drafting is not None:
-                gain = _paid(market, expected, nodes, drafting(nodes, nodes))
-                if gain < HOPELESS * best:  # each node of such a chain costs as much, and stands less often
-                    break
+            gain = market.gain(expected, nodes, 0.0 if drafting is None else drafting(nodes, nodes))
+            if drafting is not None and gain < HOPELESS * best:
+                break  # each node of such a chain costs as much, and stands less often
             if gain > best:
                 best, length, chosen = gain, nodes, candidate
     tree = _best_tree(market, candidates, best)
@@ -136,7 +127,7 @@ def _best_tree(market: Market, candidates: list[Candidate], best: float) -> Plan
                 expected += standing
                 nodes = wide * depth
                 seconds = 0.0 if bushes.draft_seconds is None else bushes.draft_seconds(nodes, depth)
-                gain = _paid(market, expected, nodes, seconds)
+                gain = market.gain(expected, nodes, seconds)
                 here = max(here, gain)
                 if gain > best:
                     best, found = gain, (candidate, depth, nodes, expected)
@@ -151,12 +142,6 @@ def _best_tree(market: Market, candidates: list[Candidate], best: float) -> Plan
     chain = candidate.survival[:depth]
     more = max(0.0, expected - 1 - sum(chain)) / (nodes - depth)
     return Plan(candidate.arm, nodes, best, tuple(accumulate([*chain, *[more] * (nodes - depth)], min)), depth)
-
-
-def _paid(market: Market, expected: float, nodes: int, drafting: float) -> float:
-    """The gain of nodes that take time to be guessed."""
-    share, rows = market.plain / market.writers, market.extra_each
-    return expected * share / (share + rows[min(nodes, len(rows) - 1)] + drafting)
 
 
 def share_out(

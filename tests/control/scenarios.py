@@ -14,12 +14,22 @@ def steady(rate: float) -> Chance:
     return lambda request, place: rate
 
 
+def drawn(request: int) -> float:
+    return 1.0
+
+
 def free(chance: Chance, machine: Machine = Machine(), **settings: object) -> Scenario:
     return Scenario((Arm("free", chance),), machine, **settings)  # type: ignore[arg-type]
 
 
 def model(chance: Chance, seconds: float, machine: Machine = Machine(), **settings: object) -> Scenario:
     return Scenario((Arm("model", chance, seconds, free=False),), machine, **settings)  # type: ignore[arg-type]
+
+
+def beside(copies: float, heads: Chance, seconds: float, **settings: object) -> Scenario:
+    """A free drafter that is right so often, and a head that takes time, on a machine with a small model."""
+    arms = (Arm("free", steady(copies)), Arm("head", heads, seconds, free=False, others=(0.2, 0.1), node=0.05))
+    return Scenario(arms, Machine(base=0.006, row=0.0003), **settings)  # type: ignore[arg-type]
 
 
 def head(chance: Chance, seconds: float, machine: Machine, rescued: float = 0.6, **settings: object) -> Scenario:
@@ -60,6 +70,9 @@ STATIONARY = {
     "dear model": model(steady(0.8), 0.02, Machine(row=0.003)),
     "useless model": model(steady(0.02), 0.01),
     "free and model": Scenario((Arm("free", steady(0.3)), Arm("model", steady(0.75), 0.008, free=False))),
+    "a head that does not pay where tokens are drawn": beside(0.08, steady(0.15), 0.002, temperature=drawn),
+    "a cheap head where tokens are drawn": beside(0.1, steady(0.35), 0.0005, temperature=drawn),
+    "a head that outdoes a free one": beside(0.35, steady(0.7), 0.0005),
     "restless machine": free(steady(0.5), Machine(row=0.006, noise=0.3, hiccup=0.1)),
 }
 
@@ -70,6 +83,12 @@ DRIFTING = {
         lambda request, place: 0.9 if (request // 10) % 2 else 0.1, 0.008, Machine(row=0.002)
     ),
     "adversary": free(lambda request, place: 0.95 if place % 7 < 2 else 0.02, Machine(row=0.006)),
+    "a head for greedy texts, every other of which is drawn": beside(
+        0.1,
+        lambda request, place: 0.12 if request % 2 else 0.65,
+        0.0015,
+        temperature=lambda request: float(request % 2),
+    ),
     "bursts": free(steady(0.4), Machine(row=0.005), load=lambda begun: 32 if begun % 20 < 5 else 2),
     "load of 1 and 64": free(
         steady(0.6), Machine(row=0.003), requests=140, load=lambda begun: 64 if (begun // 64) % 2 else 1

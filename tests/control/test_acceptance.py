@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from foretell.control.acceptance import (
+    ALIKE,
     DEPTHS,
+    HEATS,
     KIND,
     MIDDLES,
     REQUEST,
@@ -19,7 +21,7 @@ from foretell.control.acceptance import (
     Rates,
     cell,
 )
-from foretell.types import Draft
+from foretell.types import Budget, Draft
 
 
 def test_confidence_falls_into_levels() -> None:
@@ -109,3 +111,20 @@ def test_luck_that_runs_out_when_counted_on_is_noticed() -> None:
     for _ in range(300):
         lucky.count(0.5, 2)
     assert lucky.factor == 1.0
+
+
+def test_who_is_asked_where_others_are_sure_is_not_judged_by_places_where_they_are_not() -> None:
+    """A drafter that takes time is used where free ones have nothing, which is where guessing is hard."""
+    acceptance = Acceptance({"head": Belief(0.6, ALIKE)})
+    ledger, budget = acceptance.ledger(0, "greedy"), Budget(1, "head")
+    for place in range(1, 60):
+        acceptance.note(ledger, Guess("head", Draft.chain([9], "head"), place, budget=budget, beside=0.0))
+        acceptance.learn(ledger, [1] * (place + 1))
+    alone, beside = (acceptance.unseen(ledger, "head", 1, hopeful=False, beside=sure)[0] for sure in (0.0, 0.9))
+    assert alone < 0.1 < beside
+
+
+def test_what_is_drawn_is_believed_to_stand_less_often() -> None:
+    acceptance = Acceptance({"head": Belief(0.6)})
+    found = [acceptance.unseen(acceptance.ledger(i, kind), "head", 1, hopeful=False)[0] for i, kind in enumerate(HEATS)]
+    assert found[0] == 0.6 and found == sorted(found, reverse=True) and found[-1] < 0.4
