@@ -26,7 +26,7 @@ from foretell.train.documents import load_documents, save_documents
 
 COMMON = ["--held-out", "256", "--no-measure", "--save-every", "60s", "--check-every", "60s"]
 HEADS: dict[str, list[str]] = {
-    "eagle": ["--draft-tokens", "6", "--draft-vocab", "16384"],
+    "eagle": ["--draft-tokens", "6", "--draft-vocab", "12288"],
     "block": ["--draft-tokens", "7", "--draft-vocab", "12288", "--layers", "2", "--markov-rank", "16"],
     "distill": ["--layers", "4", "--draft-vocab", "12288"],
     "medusa": ["--draft-tokens", "3", "--draft-vocab", "12288"],

@@ -94,6 +94,16 @@ def test_a_name_alone_means_the_one_that_comes_with_the_package(
     assert opening.shipped(heads.name, "eagle") == heads / "eagle"
 
 
+def test_what_comes_with_the_package_is_small_and_has_a_card() -> None:
+    folders = sorted(each for each in (opening.SHIPPED / "smollm2-135m").iterdir() if each.is_dir())
+    assert [each.name for each in folders] == ["block", "distilled", "eagle", "medusa"]
+    for folder in folders:
+        assert opening.recognised(folder) == folder.name and "Licence: Apache-2.0" in (folder / "README.md").read_text()
+    files = [each for each in opening.SHIPPED.rglob("*") if each.is_file()]
+    assert sum(each.stat().st_size for each in files) <= 30_000_000
+    assert max(each.stat().st_size for each in files) <= 16 << 20
+
+
 def test_pickled_weights_are_refused_in_words_that_name_the_way(tmp_path: Path, tiny_folder: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
