@@ -19,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from foretell.system import home, processor, usable_cores
@@ -99,7 +100,7 @@ def main() -> None:
             os.symlink(home() / kept, Path(place) / kept)
         env = os.environ | {"FORETELL_HOME": place}
         for name, run in {"generate": first_token, "serve": ready}.items():
-            found = measure(lambda run=run: run(args.model, env), Path(place) / "packed", args.runs)  # type: ignore[misc]
+            found = measure(partial(run, args.model, env), Path(place) / "packed", args.runs)
             result[name] = found
             for state, figures in found.items():
                 told = ", ".join(f"{each} {statistics.median(all_):.2f}" for each, all_ in figures.items())

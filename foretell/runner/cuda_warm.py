@@ -56,8 +56,8 @@ GUESSED = (
 def few_layers(config: ModelConfig) -> ModelConfig:
     """One layer of each kind there is: kernels hang on shapes and windows, not on how many layers there are."""
     kinds = dict.fromkeys(zip(config.ropes, config.windows, strict=True))
-    ropes, windows = (tuple(kind[i] for kind in kinds) for i in range(2))
-    return replace(config, layers=len(kinds), ropes=ropes, windows=windows)  # type: ignore[arg-type]
+    ropes, windows = tuple(rope for rope, _ in kinds), tuple(window for _, window in kinds)
+    return replace(config, layers=len(kinds), ropes=ropes, windows=windows)
 
 
 @torch.inference_mode()

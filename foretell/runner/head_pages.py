@@ -12,7 +12,7 @@ from torch import Tensor
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.models.heads import BlockConfig, Head, HeadConfig, LayerConfig, MedusaConfig
 from foretell.models.heads.base import part_of
-from foretell.models.heads.config import DistilledConfig
+from foretell.models.heads.config import DistilledConfig, EagleConfig, MtpConfig
 from foretell.models.shard import Shard
 from foretell.types import Sequence
 
@@ -37,10 +37,10 @@ def _kept(config: HeadConfig, split: bool) -> tuple[int, bool]:
     every rank keeps its part of it, until the first one says that places are to be read."""
     if isinstance(config, MedusaConfig):
         return 0, True
-    layers: int = config.layers  # type: ignore[attr-defined]
+    assert isinstance(config, EagleConfig | MtpConfig | BlockConfig | DistilledConfig), "there are no other kinds"
     if isinstance(config, DistilledConfig):  # it looks at no feature
-        return layers, False
-    return layers, split or not isinstance(config, BlockConfig)
+        return config.layers, False
+    return config.layers, split or not isinstance(config, BlockConfig)
 
 
 class HeadPages:

@@ -1,0 +1,63 @@
+"""Accepted per step of drafters over the first prompts of each task, batched: what a head is worth, without a clock.
+
+    python bench/accepted.py --data SPEC_BENCH --per-task 10 --tokens 256 eagle@5 distilled@5 block@7 medusa@3
+    python bench/accepted.py --data SPEC_BENCH --per-task 10 --tokens 256 --temperature 1 eagle@5 distilled@5
+
+Tokens of a task over its steps, and the mean of the tasks. Without --data the bench's own prompts are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import fmean
+
+from foretell import LLM, SamplingParams
+from foretell.bench.workloads import Item, load
+
+
+def chosen(data: Path | None, per_task: int) -> list[Item]:
+    items = load("own" if data is None else "spec-bench", data, [])
+    by_task: dict[str, list[Item]] = {}
+    for item in items:
+        by_task.setdefault(item.task, []).append(item)
+    return [item for some in by_task.values() for item in some[:per_task]]
+
+
+def accepted(name: str, items: list[Item], args: argparse.Namespace) -> dict[str, float]:
+    """By task, of a drafter with its guesses a step, as eagle@5."""
+    drafter, _, guesses = name.rpartition("@")
+    llm = LLM(
+        args.model, drafter=drafter, num_speculative_tokens=int(guesses), rule=args.rule, prefix_cache=False, quiet=True
+    )
+    chats = [[{"role": "user", "content": item.text}] if item.text else list(item.messages) for item in items]
+    params = [SamplingParams(temperature=args.temperature, max_tokens=args.tokens, seed=i) for i in range(len(items))]
+    tokens: dict[str, int] = {}
+    steps: dict[str, int] = {}
+    for item, output in zip(items, llm.chat(chats, params), strict=True):
+        tokens[item.task] = tokens.get(item.task, 0) + output.speculation.tokens
+        steps[item.task] = steps.get(item.task, 0) + output.speculation.steps
+    return {task: round(tokens[task] / steps[task], 3) for task in tokens}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("drafters", nargs="+", help="NAME@GUESSES")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--data", type=Path, help="the folder of Spec-Bench")
+    parser.add_argument("--per-task", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--rule", default="match")
+    args = parser.parse_args()
+    if wrong := [name for name in args.drafters if not name.rpartition("@")[2].isdigit() or "@" not in name]:
+        parser.error(f"{wrong[0]} says no number of guesses; write {wrong[0].partition('@')[0]}@5")
+    items = chosen(args.data, args.per_task)
+    for name in args.drafters:
+        found = accepted(name, items, args)
+        print(json.dumps({"drafter": name, **found, "mean": round(fmean(found.values()), 3)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
