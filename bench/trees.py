@@ -65,7 +65,7 @@ def chosen(args: argparse.Namespace, tokenizer: Tokenizer) -> list[Text]:
     for item in items:
         prompt = tokenizer.encode(item.text) if item.text is not None else tokenizer.encode_chat(list(item.messages))
         some = by_task[item.task]
-        if len(some) < args.per_task and len(prompt) + args.max_tokens + max(args.at, *args.nodes) < CONTEXT:
+        if len(some) < args.per_task and len(prompt) + args.max_tokens + max(args.at, 0, *args.nodes) < CONTEXT:
             some.append(Text(item.task, prompt))
     return [text for some in zip_longest(*by_task.values()) for text in some if text is not None]
 

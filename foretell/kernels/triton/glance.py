@@ -16,20 +16,7 @@ from torch import Tensor
 
 PART = 128  # places of text that one program reads; more where there would be too many programs
 MOST_PARTS = 32
-TILE_BYTES = 16384  # of keys that a program looks at at once, at most
-
-
-@triton.jit
-def _absorb(k, v, query, seen, scale, best, total, mixed, EXACT: tl.constexpr):
-    """Some more keys [keys, dim] and values [dim, keys]; scores are kept in powers of two."""
-    scores = tl.dot(k, query, input_precision="ieee" if EXACT else None) * scale
-    scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(best, tl.max(scores, 0))
-    level = tl.where(higher == float("-inf"), 0.0, higher)
-    weight = tl.exp2(scores - level[None, :])
-    fade = tl.exp2(best - level)
-    mixed = tl.dot(v, weight.to(v.dtype), mixed * fade[None, :], input_precision="ieee" if EXACT else None)
-    return higher, total * fade + tl.sum(weight, 0), mixed
+TILE_BYTES = 8192  # of keys that a program looks at at once, at most
 
 
 @triton.jit(do_not_specialize=["first", "depth"])
@@ -53,33 +40,38 @@ def _glance(
     best = tl.full([HEIGHT], float("-inf"), tl.float32)
     total = tl.zeros([HEIGHT], tl.float32)
     mixed = tl.zeros([PADDED, HEIGHT], tl.float32)
-    if part < PARTS:
-        place = tl.load(places + text * place_stride).to(tl.int32)
-        for begin in range(part * PART, tl.minimum(part * PART + PART, place), BLOCK):
-            key = begin + n
-            inside = (key < place) & (key >= 1)  # a text's first place has no feature before it
-            if WINDOW > 0:
-                inside = inside & (key > place + depth - WINDOW)
-            page = tl.load(pages + text * page_stride + key // PAGE, mask=inside, other=0).to(tl.int64)
-            where = (page * PAGE + key % PAGE) * key_stride + head * DIM
-            k = tl.load(keys + where[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-            v = tl.load(values + where[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-            seen = inside[:, None] & own[None, :]
-            best, total, mixed = _absorb(k, v, query, seen, scale, best, total, mixed, EXACT)
-    else:
-        stop = first + ROWS
-        for begin in range(0, stop, BLOCK):
-            guess = begin + n
-            inside = guess < stop
-            if WINDOW > 0:
-                inside = inside & (depth - (guess + WIDE - 1) // WIDE < WINDOW)
-            where = (text * GUESSES + guess).to(tl.int64) * key_stride + head * DIM
-            k = tl.load(own_keys + where[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-            v = tl.load(own_values + where[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-            seen = inside[:, None] & own[None, :]
-            if WAYS:
-                seen = seen & (tl.load(ways + row[None, :] * GUESSES + guess[:, None], mask=seen, other=0) != 0)
-            best, total, mixed = _absorb(k, v, query, seen, scale, best, total, mixed, EXACT)
+    # One loop for both, though they read from different places. Values are asked for behind the first product, as in
+    # `attention.py`: before it, in 16 bits, Triton 3.6 made code that reads shared memory where there is none.
+    of_text = part < PARTS
+    place = tl.load(places + text * place_stride).to(tl.int32)
+    start = tl.where(of_text, part * PART, 0)
+    stop = tl.where(of_text, tl.minimum(part * PART + PART, place), first + ROWS)
+    hidden = tl.where(of_text, 1, 0)  # a text's first place has no feature before it
+    key_source, value_source = tl.where(of_text, keys, own_keys), tl.where(of_text, values, own_values)
+    for begin in range(start, stop, BLOCK):
+        key = begin + n
+        guessed = key >= tl.where(of_text, stop, 0)
+        inside = (key < stop) & (key >= hidden)
+        if WINDOW > 0:
+            back = tl.where(of_text, place - key, -((key + WIDE - 1) // WIDE))  # of a guess: its level
+            inside = inside & (back + depth < WINDOW)
+        page = tl.load(pages + text * page_stride + key // PAGE, mask=inside, other=0).to(tl.int64)
+        slot = tl.where(of_text, page * PAGE + key % PAGE, (text * GUESSES + key).to(tl.int64))
+        where = slot * key_stride + head * DIM
+        k = tl.load(key_source + where[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
+        seen = inside[:, None] & own[None, :]
+        if WAYS:
+            on_way = tl.load(ways + row[None, :] * GUESSES + key[:, None], mask=seen & guessed[:, None], other=1)
+            seen = seen & (on_way != 0)
+        scores = tl.dot(k, query, input_precision="ieee" if EXACT else None) * scale  # in powers of two
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 0))
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp2(scores - level[None, :])
+        fade = tl.exp2(best - level)
+        v = tl.load(value_source + where[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
+        mixed = tl.dot(v, weight.to(v.dtype), mixed * fade[None, :], input_precision="ieee" if EXACT else None)
+        best, total = higher, total * fade + tl.sum(weight, 0)
     total = tl.where(total == 0, 1.0, total)  # a row that sees nothing here: its best is -inf
     at += part.to(tl.int64) * tl.num_programs(2) * ROWS * heads
     tl.store(logs + at, best + tl.log2(total), mask=own)
@@ -145,7 +137,7 @@ def glance(q: Tensor, text: Cells, own: Cells, sight: Sight, scale: float, windo
         HEIGHT=max(16, triton.next_power_of_2(sight.rows * share)),
         BLOCK=block, PART=each, PARTS=parts,
         WINDOW=window or 0, WIDE=sight.wide, WAYS=sight.ways is not None, EXACT=q.dtype == torch.float32,
-        num_warps=4, num_stages=2 if each > block else 1,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     out = torch.empty(n, heads * dim, dtype=q.dtype, device=q.device)
     _together[(n, heads)](
