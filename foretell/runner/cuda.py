@@ -11,21 +11,22 @@ from torch import Tensor
 from foretell.kernels.attention import Layout
 from foretell.kernels.triton.attention import NO_PARTS, parts
 from foretell.kernels.triton.finish import finish
-from foretell.kernels.triton.tables import WORD, RowTables, Sizes
+from foretell.kernels.triton.tables import RowTables, Sizes
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 
 from .cuda_chain import ChainSizes, CudaChain
 from .cuda_forward import CudaForward
 from .cuda_passes import passes, readers, single
-from .cuda_tables import Numbers, PageTable, fill, make_tiles
+from .cuda_tables import Numbers, PageTable, depths_of, fill, make_tiles
 from .executor import StepOutput
 from .pack import Packed
 from .recording import Capture
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # sizes steps are filled up to; more rows run unrecorded
 KEYS = (512, 1024, 2048, 4096)  # contexts the grids are made for; behind, powers of two
-WORDS = (2, 8)  # of bits a row: trees of up to 64 and 256 nodes
+DEEP = (8, 32, 256)  # levels that tables of trees have room for
+FEW_TILES = 16  # up to here filled up to a power of two; behind, trees to as many more
 LOW, HIGH, WHOLE = 16, 32, 64  # heights of a tile: for a few rows a sequence, for many, for prompts
 
 Chains = tuple[list[list[int]], list[list[float]]]  # by sequence: tokens, and how sure the model was of each
@@ -49,7 +50,7 @@ class CudaExecutor:
         self.context = max(len(table) for table in model.tables.values())
         most_pages = min(len(cache.keys[0]), -(-self.context // layout.page_size))
         self.pages = PageTable(ROWS[-1], most_pages, layout.device)
-        room = Sizes(ROWS[-1], ROWS[-1], HIGH, 0, WORDS[-1]).numbers
+        room = Sizes(ROWS[-1], 2 * ROWS[-1], HIGH, 0, DEEP[-1]).numbers
         self._numbers = torch.zeros(room, dtype=torch.int32, device=layout.device)
         self._host = torch.zeros(room, dtype=torch.int32, pin_memory=layout.device.type == "cuda")
         self._host_numbers: Numbers = self._host.numpy()
@@ -73,7 +74,7 @@ class CudaExecutor:
 
     def _step(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         sizes, tiles = fit(packed, self.layout.share)
-        if sizes.rows > ROWS[-1] or sizes.words > WORDS[-1]:
+        if sizes.rows > ROWS[-1] or sizes.deep > DEEP[-1]:
             return self._run_unrecorded(packed, taps)
         self._send(packed, tiles, sizes)
         key = (sizes, taps)
@@ -109,7 +110,7 @@ class CudaExecutor:
         The spans hold all pages that their sequences may write to.
         """
         sizes, tiles = fit(packed, self.layout.share)
-        if sizes.rows > ROWS[-1] or sizes.words:
+        if sizes.rows > ROWS[-1] or sizes.deep:
             return None
         self._wait()
         keys = _keys(max(span.stop for span in packed.spans) + steps)
@@ -164,8 +165,8 @@ class CudaExecutor:
     def _run_unrecorded(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         """A step too large to be recorded: tables of its own, one program for all keys of some rows."""
         height = max(WHOLE, _power(self.layout.share))
-        tiles = make_tiles(packed.spans, height // self.layout.share)
-        sizes = Sizes(packed.rows, len(tiles), height, NO_PARTS, _words(packed))
+        tiles = make_tiles(packed.spans, height // self.layout.share, whole=True)
+        sizes = Sizes(packed.rows, len(tiles), height, NO_PARTS, _deep(packed))
         numbers = np.empty(sizes.numbers, np.int32)
         fill(numbers, packed, tiles, sizes)
         device = self.layout.device
@@ -186,17 +187,18 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Numbers | None]:
         rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
         keys = _keys(max([span.start for span in packed.spans]) + 1)
         return Sizes(rows, _power(packed.rows), max(LOW, _power(share)), parts(keys)), None
-    words = _words(packed)
-    words = next((size for size in (0, *WORDS) if words <= size), words)
+    deep = _deep(packed)
+    deep = next((size for size in (0, *DEEP) if deep <= size), deep)
     rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
     if all(readers(packed)):  # many rows: there the library's products add up alike, however many
         height = max(WHOLE, _power(share))
-        tiles = make_tiles(packed.spans, height // share)
-        return Sizes(max(rows, ROWS[-1]), _power(len(tiles)), height, NO_PARTS, words), tiles
+        tiles = make_tiles(packed.spans, height // share, whole=True)
+        return Sizes(max(rows, ROWS[-1]), _tiles(len(tiles), deep), height, NO_PARTS, deep), tiles
     low = max(LOW, _power(share))
     height = low if max(span.rows for span in packed.spans) <= low // share else max(HIGH, low)
     tiles = make_tiles(packed.spans, height // share)
-    return Sizes(rows, _power(len(tiles)), height, parts(_keys(max(s.stop for s in packed.spans))), words), tiles
+    keys = _keys(max(span.stop for span in packed.spans))
+    return Sizes(rows, _tiles(len(tiles), deep), height, parts(keys), deep), tiles
 
 
 def _kept(output: StepOutput) -> StepOutput:
@@ -204,9 +206,14 @@ def _kept(output: StepOutput) -> StepOutput:
     return replace(output, logits=output.logits.clone(), likeliest=None)
 
 
-def _words(packed: Packed) -> int:
-    """Words of bits for the largest tree."""
-    return -(-max(len(span.parents) for span in packed.spans) // WORD)
+def _deep(packed: Packed) -> int:
+    """Levels of the deepest tree."""
+    return max(max(depths_of(span.parents), default=0) for span in packed.spans)
+
+
+def _tiles(count: int, deep: int) -> int:
+    """What so many tiles are filled up to; a tree has about one a node, and many that do nothing would take time."""
+    return _power(count) if count <= FEW_TILES or not deep else -(-count // FEW_TILES) * FEW_TILES
 
 
 def _keys(keys: int) -> int:

@@ -8,23 +8,47 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.attention import Span
-from foretell.kernels.triton.tables import ROW_FIELDS, TILE_FIELDS, WORD, Sizes
+from foretell.kernels.triton.attention import begin, whole_parts
+from foretell.kernels.triton.tables import ROW_FIELDS, TILE_FIELDS, Sizes
 
 from .pack import Packed
 
 Numbers = npt.NDArray[np.int32]
+Tile = tuple[int, int, int, int, int, int]
 TOKENS, POSITIONS, SLOTS, LIMITS, REACHES, WANTED = range(ROW_FIELDS)
 
 
-def make_tiles(spans: list[Span], most: int) -> Numbers:
-    """Rows that are attended together, at most `most` and of one sequence."""
-    tiles = []
+def make_tiles(spans: list[Span], most: int, whole: bool = False) -> Numbers:
+    """Rows that are attended together, at most `most` and of one sequence; `whole`: keys are not cut into parts."""
+    tiles: list[Tile] = []
     for sequence, span in enumerate(spans):
-        for at in range(0, span.rows, most):
-            rows = min(most, span.rows - at)
-            keys = span.stop if span.parents else span.start + at + rows
-            tiles.append((span.first + at, rows, sequence, keys, span.start, span.first))
+        straight = span.rows - len(span.parents)
+        for at in range(0, straight, most):
+            rows = min(most, straight - at)
+            tiles.append((span.first + at, rows, sequence, keys := span.start + at + rows, 0, keys))
+        if span.parents:
+            tiles += _tree_tiles(span, sequence, most, whole)
     return np.array(tiles, np.int32).reshape(-1, TILE_FIELDS)
+
+
+def _tree_tiles(span: Span, sequence: int, most: int, whole: bool) -> list[Tile]:
+    """Nodes together over the parts before their tree, and each by itself over what its own path is part of."""
+    nodes = len(span.parents)
+    first, base = span.first + span.rows - nodes, span.stop - nodes
+    before = 0 if whole else whole_parts(base)
+    shared, tiles = begin(before), []
+    if before:
+        tiles = [(first + at, min(most, nodes - at), sequence, shared, 0, shared) for at in range(0, nodes, most)]
+    depths = depths_of(span.parents)
+    return tiles + [(first + node, 1, sequence, base + deep, before, base) for node, deep in enumerate(depths)]
+
+
+def depths_of(parents: tuple[int, ...]) -> list[int]:
+    """Of each node how many lie on its path, itself included."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    return depths
 
 
 def fill(numbers: Numbers, packed: Packed, tiles: Numbers | None, sizes: Sizes) -> None:
@@ -47,12 +71,12 @@ def fill(numbers: Numbers, packed: Packed, tiles: Numbers | None, sizes: Sizes) 
     all_tiles = numbers[ROW_FIELDS * sizes.rows : behind].reshape(sizes.tiles, TILE_FIELDS)
     all_tiles[: len(tiles)] = tiles
     all_tiles[len(tiles) :] = 0
-    if sizes.words:
-        words = numbers[behind : sizes.numbers].reshape(sizes.rows, sizes.words)
-        words[:] = 0
+    if sizes.deep:
+        paths = numbers[behind : sizes.numbers].reshape(sizes.rows, sizes.deep)
         for span in packed.spans:
             if span.parents:
-                _hang_tree(rows, words, span)
+                last = span.first + span.rows
+                paths[last - len(span.parents) : last] = _paths(span.parents, sizes.deep)
 
 
 def _fill_single(numbers: Numbers, packed: Packed, sizes: Sizes) -> None:
@@ -63,22 +87,17 @@ def _fill_single(numbers: Numbers, packed: Packed, sizes: Sizes) -> None:
     flat = tokens + filler + positions + filler + slots + [-1] * len(filler)
     flat += limits + filler + limits + filler + list(range(n)) + filler
     for i in range(n):
-        flat += (i, 1, i, limits[i], positions[i], i)
+        flat += (i, 1, i, limits[i], 0, limits[i])
     flat += [0] * (sizes.numbers - len(flat))
     numbers[: sizes.numbers] = flat
 
 
-def _hang_tree(rows: Numbers, words: Numbers, span: Span) -> None:
-    """Nodes see the text up to their root, and behind it their ancestors and themselves."""
-    nodes = len(span.parents)
-    first = span.first + span.rows - nodes
-    rows[LIMITS, first : first + nodes] = span.stop - nodes
-    rows[REACHES, first : first + nodes] = span.stop
-    seen: list[int] = []
-    for node, parent in enumerate(span.parents):
-        seen.append((seen[parent] if parent >= 0 else 0) | 1 << node)
-    raw = b"".join(bits.to_bytes(words.shape[1] * WORD // 8, "little") for bits in seen)
-    words[first : first + nodes] = np.frombuffer(raw, np.int32).reshape(nodes, -1)
+def _paths(parents: tuple[int, ...], deep: int) -> list[list[int]]:
+    """Of each node those from the root to itself, filled up."""
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else ()), node])
+    return [path + [0] * (deep - len(path)) for path in paths]
 
 
 class PageTable:

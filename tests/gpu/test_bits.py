@@ -49,3 +49,31 @@ def test_a_row_has_the_same_bits_wherever_it_stands(config: ModelConfig, dtype: 
         if rows > 1:
             shared = min(rows, len(truth[1]))
             assert torch.equal(logits[:shared], truth[1][:shared]), f"{rows} rows, {others} others"
+
+
+def tree_of(nodes: int, wide: int) -> Draft:
+    """A tree that hangs a new node on one of the last few."""
+    return Draft(
+        tuple(CHAIN[:nodes]), tuple(-1 if node < 2 else node - 1 - node % wide % node for node in range(nodes))
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@torch.inference_mode()
+def test_a_node_has_the_bits_of_its_path_as_a_chain(config: ModelConfig, dtype: torch.dtype) -> None:
+    from foretell.runner.cuda import CudaExecutor
+
+    def logits_of(start: int, draft: Draft) -> torch.Tensor:
+        model, cache, layout = world(config, 8, dtype)
+        return CudaExecutor(model, cache, layout)(step([(start, 1, draft)], 8), ()).logits.clone()
+
+    for start, nodes, wide in ((5, 9, 3), (127, 16, 5), (600, 63, 7), (1020, 31, 4)):
+        tree = tree_of(nodes, wide)
+        found = logits_of(start, tree)
+        for leaf in range(nodes - 1, 0, -nodes // 6):
+            path = [leaf]
+            while tree.parents[path[0]] >= 0:
+                path.insert(0, tree.parents[path[0]])
+            chain = logits_of(start, Draft.chain([tree.tokens[node] for node in path]))
+            assert torch.equal(chain[-1], found[1 + leaf]), f"{nodes} nodes behind {start}, node {leaf}"

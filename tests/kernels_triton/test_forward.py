@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.attention import Layout
-from foretell.kernels.triton.attention import NO_PARTS, parts
+from foretell.kernels.triton.attention import NO_PARTS, attend, parts
 from foretell.kernels.triton.tables import RowTables, Sizes
 from foretell.kv.cache import KVCache
 from foretell.models.config import ModelConfig
@@ -139,3 +139,36 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         logits, _ = run(model, cache, packed, replace(sizes, tiles=2 * sizes.tiles), (1,))
         results.append(logits[:3])
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
+
+
+def attended(cache: KVCache, packed: Packed, q: Tensor, window: int | None) -> Tensor:
+    """Attention of a step's rows over a first layer's keys and values."""
+    share = q.shape[1] // cache.keys[0].shape[2]
+    tiles = make_tiles(packed.spans, 16 // share)
+    sizes = replace(exact_fit(packed, share), height=16, tiles=len(tiles))
+    numbers = np.full(sizes.numbers, -77, np.int32)
+    fill(numbers, packed, tiles, sizes)
+    pages = PageTable(len(packed.spans), 400, DEVICE).update(packed.spans)
+    rows = RowTables.over(torch.from_numpy(numbers).to(DEVICE), sizes, pages)
+    filled = torch.zeros(sizes.rows, *q.shape[1:], dtype=q.dtype, device=DEVICE)
+    filled[: len(q)] = q
+    return attend(filled, cache.keys[0], cache.values[0], rows, 0.3, window)[: len(q)]
+
+
+@pytest.mark.parametrize("start", [5, 127, 128, 250])
+@pytest.mark.parametrize("window", [None, 4, 131])
+def test_a_node_sees_what_its_path_as_a_chain_would_see_bit_for_bit(window: int | None, start: int) -> None:
+    config = CONFIGS["three to a head"]
+    tree = step([(start, 1, TREE)], 4)
+    q = torch.randn(7, config.heads, config.head_dim, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    _, cache, _ = world(config, 4, torch.float32)
+    found = attended(cache, tree, q, window)
+    slots = tree.table[2]  # of the last token, and of the nodes
+    for path in ((1, 4), (0, 3, 5), (0, 2)):
+        _, cache, _ = world(config, 4, torch.float32)
+        rows = [0, *(1 + node for node in path)]
+        for kept in (cache.keys[0].flatten(0, 1), cache.values[0].flatten(0, 1)):
+            kept[slots[: len(rows)]] = kept[slots[rows]]
+        chain = step([(start, 1, Draft.chain([TREE.tokens[node] for node in path]))], 4)
+        assert (chain.table[2] == slots[: len(rows)]).all()
+        assert torch.equal(attended(cache, chain, q[rows], window), found[rows])

@@ -3,7 +3,8 @@
 """Attention over pages for any number of rows a sequence, causal or by a tree, with or without a window.
 
 The keys are cut at fixed places, whatever else is in the batch, and the parts are put together in a fixed order, so a
-row's bits do not depend on who stands beside it.
+row's bits do not depend on who stands beside it. Keys of a tree's node are taken in the order of its path: its bits are
+those of the same tokens in a chain. Parts that end before the tree are the same for all of its nodes.
 """
 
 from __future__ import annotations
@@ -34,37 +35,39 @@ def parts(keys: int) -> int:
     return 20 + -(-(keys - MIDDLE) // 512)
 
 
+def whole_parts(keys: int) -> int:
+    """How many parts end before so many keys do, or with them."""
+    if keys <= SHORT:
+        return keys // 128
+    if keys <= MIDDLE:
+        return 8 + (keys - SHORT) // 256
+    return 20 + (keys - MIDDLE) // 512
+
+
+def begin(part: int) -> int:
+    """Where a part begins."""
+    if part < 8:
+        return part * 128
+    return SHORT + (part - 8) * 256 if part < 20 else MIDDLE + (part - 20) * 512
+
+
 @triton.jit
 def _begin(part):
-    """Where a part begins; the twin of `parts`."""
+    """The twin of `begin`."""
     middle = 1024 + (part - 8) * 256
     return tl.where(part < 8, part * 128, tl.where(part < 20, middle, 4096 + (part - 20) * 512))
 
 
 @triton.jit
-def _on_the_way(words, own, node, WORDS: tl.constexpr):
-    """Whether these nodes [keys, rows] are seen. A few words are held by row: picked by node they are waited for."""
-    if WORDS > 8:
-        hangs = (node >= 0) & (node < WORDS * 32) & own[None, :]
-        word = tl.load(words[None, :] + node // 32, mask=hangs, other=0)
-        seen = ((word >> (node & 31)) & 1) != 0
-    else:
-        seen = node < -1073741824  # none
-        for part in tl.static_range(WORDS):
-            word = tl.load(words + part, mask=own, other=0)
-            seen = seen | (((word[None, :] >> (node & 31)) & 1) != 0) & (node >= part * 32) & (node < part * 32 + 32)
-    return seen
-
-
-@triton.jit
 def _attend(
-    q, keys, values, out, logs, tiles, limits, positions, words, pages,
+    q, keys, values, out, logs, tiles, limits, positions, paths, pages,
     key_stride, heads, row_count, most_pages, scale,
     SHARE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, HEIGHT: tl.constexpr,
-    BLOCK: tl.constexpr, WINDOW: tl.constexpr, WORDS: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK: tl.constexpr, WINDOW: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows, one key head, one part of the keys; scores are kept in powers of two."""
-    part, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, tile = tl.program_id(1), tl.program_id(2)
+    part = tl.program_id(0) + tl.load(tiles + tile * 6 + 4)
     first = tl.load(tiles + tile * 6)
     rows = tl.load(tiles + tile * 6 + 1)
     sequence = tl.load(tiles + tile * 6 + 2)
@@ -87,8 +90,6 @@ def _attend(
         limit = tl.load(limits + row, mask=own, other=0)
         if WINDOW > 0:
             position = tl.load(positions + row, mask=own, other=1 << 30)
-            start = tl.load(tiles + tile * 6 + 4)
-            span_first = tl.load(tiles + tile * 6 + 5)
             lowest = tl.maximum(tl.min(position, 0) - WINDOW + 1, 0)
             low = tl.maximum(low, lowest // BLOCK * BLOCK)
         best = tl.full([HEIGHT], float("-inf"), tl.float32)
@@ -97,21 +98,19 @@ def _attend(
         for begin in range(low, high, BLOCK):
             key = begin + n
             inside = key < high
-            page = tl.load(pages + sequence * most_pages + key // PAGE, mask=inside, other=0)
-            slot = page.to(tl.int64) * PAGE + key % PAGE
+            index = key
+            if DEEP > 0:  # a tile with a path is a single row
+                base = tl.load(tiles + tile * 6 + 5)
+                node = tl.load(paths + first * DEEP + key - base, mask=inside & (key >= base), other=0)
+                index = tl.where(key >= base, base + node, key)
+            page = tl.load(pages + sequence * most_pages + index // PAGE, mask=inside, other=0)
+            slot = page.to(tl.int64) * PAGE + index % PAGE
             place = slot * key_stride + head * DIM
             k = tl.load(keys + place[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
             scores = tl.dot(k, query, input_precision="ieee" if EXACT else None) * scale
             seen = key[:, None] < limit[None, :]
-            if WORDS > 0:
-                seen = seen | _on_the_way(words + row * WORDS, own, key[:, None] - limit[None, :], WORDS)
             if WINDOW > 0:
-                key_position = key
-                if WORDS > 0:  # a node's key lies behind its siblings', and stands at its depth
-                    new = (key >= start) & inside
-                    key_position = tl.load(positions + span_first + key - start, mask=new, other=0)
-                    key_position = tl.where(new, key_position, key)
-                seen = seen & (key_position[:, None] > position[None, :] - WINDOW)
+                seen = seen & (key[:, None] > position[None, :] - WINDOW)
             scores = tl.where(seen & inside[:, None], scores, float("-inf"))
             higher = tl.maximum(best, tl.max(scores, 0))
             level = tl.where(higher == float("-inf"), 0.0, higher)
@@ -173,10 +172,10 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
     pieces = out if whole else torch.empty(sizes.splits, n, heads, dim, dtype=torch.float32, device=q.device)
     logs = pieces if whole else torch.empty(sizes.splits, n, heads, dtype=torch.float32, device=q.device)
     _attend[(max(1, sizes.splits), kv_heads, sizes.tiles)](
-        q, keys, values, pieces, logs, rows.tiles, rows.limits, rows.positions, rows.words, rows.pages,
+        q, keys, values, pieces, logs, rows.tiles, rows.limits, rows.positions, rows.paths, rows.pages,
         kv_heads * dim, heads, n, rows.pages.shape[1], scale * math.log2(math.e),
         SHARE=heads // kv_heads, DIM=dim, PADDED=padded, PAGE=page_size, HEIGHT=sizes.height,
-        BLOCK=block, WINDOW=window or 0, WORDS=sizes.words, WHOLE=whole,
+        BLOCK=block, WINDOW=window or 0, DEEP=sizes.deep, WHOLE=whole,
         EXACT=q.dtype == torch.float32,
         num_warps=4, num_stages=2,
     )  # fmt: skip

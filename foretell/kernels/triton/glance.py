@@ -19,21 +19,21 @@ MOST_PARTS = 32
 TILE_BYTES = 8192  # of keys that a program looks at at once, at most
 
 
-@triton.jit(do_not_specialize=["first", "depth"])
+# Sizes of drafts are no constants: else each number of guesses and each length of text would be compiled for.
+@triton.jit(do_not_specialize=["first", "depth", "rows", "guesses", "wide", "part_size", "parts"])
 def _glance(
     q, keys, values, own_keys, own_values, places, pages, ways, out, logs,
-    place_stride, page_stride, key_stride, heads, first, depth, scale,
-    ROWS: tl.constexpr, GUESSES: tl.constexpr, SHARE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
-    PAGE: tl.constexpr, HEIGHT: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
-    WINDOW: tl.constexpr, WIDE: tl.constexpr, WAYS: tl.constexpr, EXACT: tl.constexpr,
+    place_stride, page_stride, key_stride, heads, first, depth, rows, guesses, wide, part_size, parts, scale,
+    SHARE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, HEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr, WINDOW: tl.constexpr, WAYS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """All rows of one text under one key head, over one part of its places or over the guesses."""
     part, head, text = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = tl.arange(0, HEIGHT)
     d = tl.arange(0, PADDED)
     n = tl.arange(0, BLOCK)
-    row = text * ROWS + m // SHARE
-    own = m < ROWS * SHARE
+    row = text * rows + m // SHARE
+    own = m < rows * SHARE
     at = (row * heads + head * SHARE + m % SHARE).to(tl.int64)
     real = d < DIM
     query = tl.load(q + at[None, :] * DIM + d[:, None], mask=own[None, :] & real[:, None], other=0.0)
@@ -42,10 +42,10 @@ def _glance(
     mixed = tl.zeros([PADDED, HEIGHT], tl.float32)
     # One loop for both, though they read from different places. Values are asked for behind the first product, as in
     # `attention.py`: before it, in 16 bits, Triton 3.6 made code that reads shared memory where there is none.
-    of_text = part < PARTS
+    of_text = part < parts
     place = tl.load(places + text * place_stride).to(tl.int32)
-    start = tl.where(of_text, part * PART, 0)
-    stop = tl.where(of_text, tl.minimum(part * PART + PART, place), first + ROWS)
+    start = tl.where(of_text, part * part_size, 0)
+    stop = tl.where(of_text, tl.minimum(part * part_size + part_size, place), first + rows)
     hidden = tl.where(of_text, 1, 0)  # a text's first place has no feature before it
     key_source, value_source = tl.where(of_text, keys, own_keys), tl.where(of_text, values, own_values)
     for begin in range(start, stop, BLOCK):
@@ -53,15 +53,15 @@ def _glance(
         guessed = key >= tl.where(of_text, stop, 0)
         inside = (key < stop) & (key >= hidden)
         if WINDOW > 0:
-            back = tl.where(of_text, place - key, -((key + WIDE - 1) // WIDE))  # of a guess: its level
+            back = tl.where(of_text, place - key, -((key + wide - 1) // wide))  # of a guess: its level
             inside = inside & (back + depth < WINDOW)
         page = tl.load(pages + text * page_stride + key // PAGE, mask=inside, other=0).to(tl.int64)
-        slot = tl.where(of_text, page * PAGE + key % PAGE, (text * GUESSES + key).to(tl.int64))
+        slot = tl.where(of_text, page * PAGE + key % PAGE, (text * guesses + key).to(tl.int64))
         where = slot * key_stride + head * DIM
         k = tl.load(key_source + where[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
         seen = inside[:, None] & own[None, :]
         if WAYS:
-            on_way = tl.load(ways + row[None, :] * GUESSES + key[:, None], mask=seen & guessed[:, None], other=1)
+            on_way = tl.load(ways + row[None, :] * guesses + key[:, None], mask=seen & guessed[:, None], other=1)
             seen = seen & (on_way != 0)
         scores = tl.dot(k, query, input_precision="ieee" if EXACT else None) * scale  # in powers of two
         scores = tl.where(seen, scores, float("-inf"))
@@ -73,24 +73,24 @@ def _glance(
         mixed = tl.dot(v, weight.to(v.dtype), mixed * fade[None, :], input_precision="ieee" if EXACT else None)
         best, total = higher, total * fade + tl.sum(weight, 0)
     total = tl.where(total == 0, 1.0, total)  # a row that sees nothing here: its best is -inf
-    at += part.to(tl.int64) * tl.num_programs(2) * ROWS * heads
+    at += part.to(tl.int64) * tl.num_programs(2) * rows * heads
     tl.store(logs + at, best + tl.log2(total), mask=own)
     tl.store(out + at[None, :] * DIM + d[:, None], mixed / total[None, :], mask=own[None, :] & real[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "row_count"])
 def _together(
-    pieces, logs, out, heads, row_count,
-    DIM: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, FILLED: tl.constexpr,
+    pieces, logs, out, heads, row_count, parts,
+    DIM: tl.constexpr, PADDED: tl.constexpr, FILLED: tl.constexpr,
 ):  # fmt: skip
     """The parts of one row under one query head, weighed by what they hold; the row itself is always seen."""
     at = (tl.program_id(0) * heads + tl.program_id(1)).to(tl.int64)
     part = tl.arange(0, FILLED)
     d = tl.arange(0, PADDED)
     place = at + part.to(tl.int64) * row_count * heads
-    log = tl.load(logs + place, mask=part < PARTS, other=float("-inf"))
+    log = tl.load(logs + place, mask=part < parts, other=float("-inf"))
     weight = tl.exp2(log - tl.max(log, 0))
-    held = (part < PARTS)[:, None] & (d < DIM)[None, :]
+    held = (part < parts)[:, None] & (d < DIM)[None, :]
     piece = tl.load(pieces + place[:, None] * DIM + d[None, :], mask=held, other=0.0)
     mixed = tl.sum(piece * weight[:, None], 0) / tl.sum(weight, 0)
     tl.store(out + at * DIM + d, mixed.to(out.dtype.element_ty), mask=d < DIM)
@@ -132,16 +132,15 @@ def glance(q: Tensor, text: Cells, own: Cells, sight: Sight, scale: float, windo
         q, text.keys, text.values, own.keys, own.values, sight.places, sight.pages,
         q if sight.ways is None else sight.ways, pieces, logs,
         sight.places.stride(0), sight.pages.stride(0), kv_heads * dim, heads, sight.first, sight.depth,
-        scale * math.log2(math.e),
-        ROWS=sight.rows, GUESSES=guesses, SHARE=share, DIM=dim, PADDED=padded, PAGE=text.keys.shape[1],
-        HEIGHT=max(16, triton.next_power_of_2(sight.rows * share)),
-        BLOCK=block, PART=each, PARTS=parts,
-        WINDOW=window or 0, WIDE=sight.wide, WAYS=sight.ways is not None, EXACT=q.dtype == torch.float32,
+        sight.rows, guesses, sight.wide, each, parts, scale * math.log2(math.e),
+        SHARE=share, DIM=dim, PADDED=padded, PAGE=text.keys.shape[1],
+        HEIGHT=max(16, triton.next_power_of_2(sight.rows * share)), BLOCK=block,
+        WINDOW=window or 0, WAYS=sight.ways is not None, EXACT=q.dtype == torch.float32,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     out = torch.empty(n, heads * dim, dtype=q.dtype, device=q.device)
     _together[(n, heads)](
-        pieces, logs, out, heads, n,
-        DIM=dim, PADDED=padded, PARTS=parts + 1, FILLED=triton.next_power_of_2(parts + 1), num_warps=1,
+        pieces, logs, out, heads, n, parts + 1,
+        DIM=dim, PADDED=padded, FILLED=triton.next_power_of_2(max(MOST_PARTS // 4, parts + 1)), num_warps=1,
     )  # fmt: skip
     return out

@@ -45,8 +45,8 @@ def _pick(
     tl.store(tiles + seq * 6 + 1, 1)
     tl.store(tiles + seq * 6 + 2, seq)
     tl.store(tiles + seq * 6 + 3, tl.where(runs, position + 1, 0))
-    tl.store(tiles + seq * 6 + 4, position)
-    tl.store(tiles + seq * 6 + 5, seq)
+    tl.store(tiles + seq * 6 + 4, 0)
+    tl.store(tiles + seq * 6 + 5, position + 1)
 
 
 def pick_next(

@@ -7,9 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-WORD = 32  # nodes of a tree to a word of bits
 ROW_FIELDS = 6  # tokens, positions, slots, limits, reaches, wanted
-TILE_FIELDS = 6  # first row, rows, sequence, keys, start of its sequence's rows in the text and in the batch
+TILE_FIELDS = 6  # first row, rows, sequence, keys, first part of the keys, place from which keys are those of a path
 
 
 @dataclass(frozen=True)
@@ -20,12 +19,12 @@ class Sizes:
     tiles: int
     height: int  # rows of a tile times the query heads that share a key head, at most
     splits: int  # parts the keys are cut into; 0: one program reads them all
-    words: int = 0  # of bits a row, where some draft is a tree
+    deep: int = 0  # nodes of a row's path, at most, where some draft is a tree
 
     @property
     def numbers(self) -> int:
         """How many whole numbers the tables hold."""
-        return self.rows * (ROW_FIELDS + self.words) + self.tiles * TILE_FIELDS
+        return self.rows * (ROW_FIELDS + self.deep) + self.tiles * TILE_FIELDS
 
 
 class Places(Protocol):
@@ -42,7 +41,8 @@ class Places(Protocol):
 
 @dataclass(frozen=True)
 class RowTables:
-    """A row sees the keys before its limit and, of those behind, the ones whose bit is set in its words."""
+    """A row sees the keys before its limit. Those of a tree's node lie behind its siblings': where a tile says so, keys
+    from a place on are the ones of the row's path, in its order, as if its path were the text."""
 
     sizes: Sizes
     tokens: Tensor  # [rows]
@@ -52,7 +52,7 @@ class RowTables:
     reaches: Tensor  # [rows] keys among which are all that a row sees
     wanted: Tensor  # [rows] the rows whose logits are wanted
     tiles: Tensor  # [tiles, TILE_FIELDS]: rows of one sequence that are attended together
-    words: Tensor  # [rows, words]
+    paths: Tensor  # [rows, deep]: nodes from the root to the row's own
     pages: Tensor  # [sequences, most pages]
 
     @property
@@ -66,6 +66,6 @@ class RowTables:
         by_row = numbers[: ROW_FIELDS * sizes.rows].view(ROW_FIELDS, sizes.rows)
         behind = ROW_FIELDS * sizes.rows + TILE_FIELDS * sizes.tiles
         tiles = numbers[ROW_FIELDS * sizes.rows : behind].view(sizes.tiles, TILE_FIELDS)
-        words = numbers[behind : sizes.numbers].view(sizes.rows, sizes.words)
+        paths = numbers[behind : sizes.numbers].view(sizes.rows, sizes.deep)
         tokens, positions, slots, limits, reaches, wanted = by_row
-        return cls(sizes, tokens, positions, slots, limits, reaches, wanted, tiles, words, pages)
+        return cls(sizes, tokens, positions, slots, limits, reaches, wanted, tiles, paths, pages)
