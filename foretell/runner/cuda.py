@@ -18,7 +18,7 @@ from foretell.models.decoder import Decoder
 from .cuda_chain import ChainSizes, CudaChain
 from .cuda_forward import CudaForward
 from .cuda_passes import passes, readers, single
-from .cuda_tables import Numbers, PageTable, depths_of, fill, make_tiles
+from .cuda_tables import Numbers, PageTable, Tiles, depths_of, fill, make_tiles
 from .executor import StepOutput
 from .pack import Packed
 from .recording import Capture
@@ -26,7 +26,6 @@ from .recording import Capture
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # sizes steps are filled up to; more rows run unrecorded
 KEYS = (512, 1024, 2048, 4096)  # contexts the grids are made for; behind, powers of two
 DEEP = (8, 32, 256)  # levels that tables of trees have room for
-FEW_TILES = 16  # up to here filled up to a power of two; behind, trees to as many more
 LOW, HIGH, WHOLE = 16, 32, 64  # heights of a tile: for a few rows a sequence, for many, for prompts
 
 Chains = tuple[list[list[int]], list[list[float]]]  # by sequence: tokens, and how sure the model was of each
@@ -50,7 +49,7 @@ class CudaExecutor:
         self.context = max(len(table) for table in model.tables.values())
         most_pages = min(len(cache.keys[0]), -(-self.context // layout.page_size))
         self.pages = PageTable(ROWS[-1], most_pages, layout.device)
-        room = Sizes(ROWS[-1], 2 * ROWS[-1], HIGH, 0, DEEP[-1]).numbers
+        room = Sizes(ROWS[-1], 2 * ROWS[-1], HIGH, 0, DEEP[-1], ROWS[-1]).numbers
         self._numbers = torch.zeros(room, dtype=torch.int32, device=layout.device)
         self._host = torch.zeros(room, dtype=torch.int32, pin_memory=layout.device.type == "cuda")
         self._host_numbers: Numbers = self._host.numpy()
@@ -119,7 +118,7 @@ class CudaExecutor:
         chain_sizes = ChainSizes(sizes, height, parts(keys), _power(len(packed.spans)), steps, vocab)
         return self.chains(packed, tiles, chain_sizes, ends)
 
-    def _send(self, packed: Packed, tiles: Numbers | None, sizes: Sizes) -> None:
+    def _send(self, packed: Packed, tiles: Tiles | None, sizes: Sizes) -> None:
         """Take the tables to where the kernels read them."""
         self._wait_for_tables()
         self.pages.update(packed.spans)
@@ -166,7 +165,7 @@ class CudaExecutor:
         """A step too large to be recorded: tables of its own, one program for all keys of some rows."""
         height = max(WHOLE, _power(self.layout.share))
         tiles = make_tiles(packed.spans, height // self.layout.share, whole=True)
-        sizes = Sizes(packed.rows, len(tiles), height, NO_PARTS, _deep(packed))
+        sizes = Sizes(packed.rows, len(tiles.together), height, NO_PARTS, _deep(packed), len(tiles.nodes))
         numbers = np.empty(sizes.numbers, np.int32)
         fill(numbers, packed, tiles, sizes)
         device = self.layout.device
@@ -181,7 +180,7 @@ class CudaExecutor:
         return StepOutput(logits.float(), features)
 
 
-def fit(packed: Packed, share: int) -> tuple[Sizes, Numbers | None]:
+def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
     """The sizes a step is filled up to, and its tiles; none where each sequence is one."""
     if single(packed):
         rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
@@ -190,15 +189,16 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Numbers | None]:
     deep = _deep(packed)
     deep = next((size for size in (0, *DEEP) if deep <= size), deep)
     rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
-    if all(readers(packed)):  # many rows: there the library's products add up alike, however many
-        height = max(WHOLE, _power(share))
-        tiles = make_tiles(packed.spans, height // share, whole=True)
-        return Sizes(max(rows, ROWS[-1]), _tiles(len(tiles), deep), height, NO_PARTS, deep), tiles
+    whole = all(readers(packed))
     low = max(LOW, _power(share))
-    height = low if max(span.rows for span in packed.spans) <= low // share else max(HIGH, low)
-    tiles = make_tiles(packed.spans, height // share)
-    keys = _keys(max(span.stop for span in packed.spans))
-    return Sizes(rows, _tiles(len(tiles), deep), height, parts(keys), deep), tiles
+    if whole:  # many rows: there the library's products add up alike, however many
+        rows, height = max(rows, ROWS[-1]), max(WHOLE, _power(share))
+    else:
+        height = low if max(span.rows for span in packed.spans) <= low // share else max(HIGH, low)
+    tiles = make_tiles(packed.spans, height // share, whole)
+    splits = NO_PARTS if whole else parts(_keys(max(span.stop for span in packed.spans)))
+    nodes = min(rows, _power(len(tiles.nodes))) if deep else 0
+    return Sizes(rows, _power(len(tiles.together)), height, splits, deep, nodes), tiles
 
 
 def _kept(output: StepOutput) -> StepOutput:
@@ -209,11 +209,6 @@ def _kept(output: StepOutput) -> StepOutput:
 def _deep(packed: Packed) -> int:
     """Levels of the deepest tree."""
     return max(max(depths_of(span.parents), default=0) for span in packed.spans)
-
-
-def _tiles(count: int, deep: int) -> int:
-    """What so many tiles are filled up to; a tree has about one a node, and many that do nothing would take time."""
-    return _power(count) if count <= FEW_TILES or not deep else -(-count // FEW_TILES) * FEW_TILES
 
 
 def _keys(keys: int) -> int:

@@ -13,7 +13,7 @@ from foretell.kernels.triton.pick import pick_next
 from foretell.kernels.triton.tables import RowTables, Sizes
 
 from .cuda_forward import CudaForward
-from .cuda_tables import Numbers, PageTable, fill
+from .cuda_tables import Numbers, PageTable, Tiles, fill
 from .pack import Packed
 
 Record = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor] | None]
@@ -50,7 +50,7 @@ class CudaChain:
         self._graphs: dict[ChainSizes, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}  # None: it ran once
 
     def __call__(
-        self, packed: Packed, tiles: Numbers | None, sizes: ChainSizes, ends: list[int]
+        self, packed: Packed, tiles: Tiles | None, sizes: ChainSizes, ends: list[int]
     ) -> tuple[list[list[int]], list[list[float]]]:
         """For each sequence its tokens and how sure the model is of each. `ends`: places where its pages end."""
         self._send(packed, tiles, sizes, ends)
@@ -65,7 +65,7 @@ class CudaChain:
         chains = [[int(token) for token in chain] for chain in zip(*tokens, strict=True)]
         return chains, [list(chain) for chain in zip(*sure, strict=True)]
 
-    def _send(self, packed: Packed, tiles: Numbers | None, sizes: ChainSizes, ends: list[int]) -> None:
+    def _send(self, packed: Packed, tiles: Tiles | None, sizes: ChainSizes, ends: list[int]) -> None:
         numbers: Numbers = self._host.numpy()
         self.pages.update(packed.spans)
         fill(numbers, packed, tiles, sizes.first)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,29 +20,41 @@ Tile = tuple[int, int, int, int, int, int]
 TOKENS, POSITIONS, SLOTS, LIMITS, REACHES, WANTED = range(ROW_FIELDS)
 
 
-def make_tiles(spans: list[Span], most: int, whole: bool = False) -> Numbers:
-    """Rows that are attended together, at most `most` and of one sequence; `whole`: keys are not cut into parts."""
-    tiles: list[Tile] = []
+@dataclass(frozen=True)
+class Tiles:
+    """What programs attend to."""
+
+    together: Numbers  # [tiles, TILE_FIELDS]: rows of one sequence
+    nodes: Numbers  # [nodes, TILE_FIELDS]: nodes of trees, each over what its own path is part of
+
+
+def make_tiles(spans: list[Span], most: int, whole: bool = False) -> Tiles:
+    """At most `most` rows are attended together; `whole`: keys are not cut into parts."""
+    together: list[Tile] = []
+    nodes: list[Tile] = []
     for sequence, span in enumerate(spans):
         straight = span.rows - len(span.parents)
         for at in range(0, straight, most):
             rows = min(most, straight - at)
-            tiles.append((span.first + at, rows, sequence, keys := span.start + at + rows, 0, keys))
+            together.append((span.first + at, rows, sequence, keys := span.start + at + rows, 0, keys))
         if span.parents:
-            tiles += _tree_tiles(span, sequence, most, whole)
-    return np.array(tiles, np.int32).reshape(-1, TILE_FIELDS)
+            shared, single = _tree_tiles(span, sequence, most, whole)
+            together += shared
+            nodes += single
+    return Tiles(*(np.array(some, np.int32).reshape(-1, TILE_FIELDS) for some in (together, nodes)))
 
 
-def _tree_tiles(span: Span, sequence: int, most: int, whole: bool) -> list[Tile]:
-    """Nodes together over the parts before their tree, and each by itself over what its own path is part of."""
-    nodes = len(span.parents)
-    first, base = span.first + span.rows - nodes, span.stop - nodes
+def _tree_tiles(span: Span, sequence: int, most: int, whole: bool) -> tuple[list[Tile], list[Tile]]:
+    """Nodes together over the parts before their tree, and each by itself over the rest."""
+    count = len(span.parents)
+    first, base = span.first + span.rows - count, span.stop - count
     before = 0 if whole else whole_parts(base)
-    shared, tiles = begin(before), []
+    shared: list[Tile] = []
     if before:
-        tiles = [(first + at, min(most, nodes - at), sequence, shared, 0, shared) for at in range(0, nodes, most)]
-    depths = depths_of(span.parents)
-    return tiles + [(first + node, 1, sequence, base + deep, before, base) for node, deep in enumerate(depths)]
+        keys = begin(before)
+        shared = [(first + at, min(most, count - at), sequence, keys, 0, keys) for at in range(0, count, most)]
+    depths = enumerate(depths_of(span.parents))
+    return shared, [(first + node, 1, sequence, base + deep, before, base) for node, deep in depths]
 
 
 def depths_of(parents: tuple[int, ...]) -> list[int]:
@@ -51,7 +65,7 @@ def depths_of(parents: tuple[int, ...]) -> list[int]:
     return depths
 
 
-def fill(numbers: Numbers, packed: Packed, tiles: Numbers | None, sizes: Sizes) -> None:
+def fill(numbers: Numbers, packed: Packed, tiles: Tiles | None, sizes: Sizes) -> None:
     """Lay a step's tables out in a flat buffer; rows and tiles that are only there to fill up do nothing.
 
     Without tiles each sequence has one row, and is a tile by itself.
@@ -67,10 +81,11 @@ def fill(numbers: Numbers, packed: Packed, tiles: Numbers | None, sizes: Sizes) 
     rows[SLOTS, n:] = -1
     rows[WANTED, :wanted] = packed.wanted
     rows[WANTED, wanted:] = 0
-    behind = ROW_FIELDS * sizes.rows + TILE_FIELDS * sizes.tiles
-    all_tiles = numbers[ROW_FIELDS * sizes.rows : behind].reshape(sizes.tiles, TILE_FIELDS)
-    all_tiles[: len(tiles)] = tiles
-    all_tiles[len(tiles) :] = 0
+    behind = ROW_FIELDS * sizes.rows + TILE_FIELDS * (sizes.tiles + sizes.nodes)
+    every = numbers[ROW_FIELDS * sizes.rows : behind].reshape(-1, TILE_FIELDS)
+    for own, room in ((tiles.together, every[: sizes.tiles]), (tiles.nodes, every[sizes.tiles :])):
+        room[: len(own)] = own
+        room[len(own) :] = 0
     if sizes.deep:
         paths = numbers[behind : sizes.numbers].reshape(sizes.rows, sizes.deep)
         for span in packed.spans:

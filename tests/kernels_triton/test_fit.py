@@ -61,4 +61,4 @@ def test_steps_of_one_size_share_a_graph() -> None:
 def test_a_prompt_alone_runs_whole_and_never_in_few_rows() -> None:
     sizes, tiles = fit(step(READ, 4), 3)
     assert (sizes.rows, sizes.splits) == (ROWS[-1], NO_PARTS)
-    assert tiles[:, 1].sum() == 70
+    assert tiles.together[:, 1].sum() == 70

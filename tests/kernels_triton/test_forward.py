@@ -83,7 +83,7 @@ def exact_fit(packed: Packed, share: int, whole: bool = False) -> Sizes:
     sizes, tiles = fit(packed, share)
     if whole:
         tiles = make_tiles(packed.spans, 16 // share)
-        return replace(sizes, rows=packed.rows, tiles=len(tiles), height=16, splits=NO_PARTS)
+        return replace(sizes, rows=packed.rows, tiles=len(tiles.together), height=16, splits=NO_PARTS)
     return replace(sizes, splits=parts(max(span.stop for span in packed.spans)))
 
 
@@ -145,7 +145,7 @@ def attended(cache: KVCache, packed: Packed, q: Tensor, window: int | None) -> T
     """Attention of a step's rows over a first layer's keys and values."""
     share = q.shape[1] // cache.keys[0].shape[2]
     tiles = make_tiles(packed.spans, 16 // share)
-    sizes = replace(exact_fit(packed, share), height=16, tiles=len(tiles))
+    sizes = replace(exact_fit(packed, share), height=16, tiles=len(tiles.together))
     numbers = np.full(sizes.numbers, -77, np.int32)
     fill(numbers, packed, tiles, sizes)
     pages = PageTable(len(packed.spans), 400, DEVICE).update(packed.spans)

@@ -18,44 +18,44 @@ from torch import Tensor
 
 from .tables import RowTables
 
-# Short parts where there are few keys, so that one text keeps the device busy; long ones where there are many.
-SHORT, MIDDLE = 1024, 4096  # up to here parts of 128 keys, up to here of 256, behind of 512
+# Short parts where there are few keys, so that one text keeps the device busy, and the nodes of a tree have few that
+# they cannot share; long ones where there are many.
+SHORT, MIDDLE = 1024, 4096  # up to here parts of 64 keys, up to here of 256, behind of 512
 TOGETHER = 8  # parts that are added up at once
 TILE_BYTES = 16384  # of keys that a program looks at at once, at most
-FEW_HEADS = 8  # up to so many key heads a program takes a part of 128 keys in one go
 NO_PARTS = 0  # `Sizes.splits` of a step whose programs read all keys
 
 
 def parts(keys: int) -> int:
     """How many parts so many keys are cut into."""
     if keys <= SHORT:
-        return -(-keys // 128)
+        return -(-keys // 64)
     if keys <= MIDDLE:
-        return 8 + -(-(keys - SHORT) // 256)
-    return 20 + -(-(keys - MIDDLE) // 512)
+        return 16 + -(-(keys - SHORT) // 256)
+    return 28 + -(-(keys - MIDDLE) // 512)
 
 
 def whole_parts(keys: int) -> int:
     """How many parts end before so many keys do, or with them."""
     if keys <= SHORT:
-        return keys // 128
+        return keys // 64
     if keys <= MIDDLE:
-        return 8 + (keys - SHORT) // 256
-    return 20 + (keys - MIDDLE) // 512
+        return 16 + (keys - SHORT) // 256
+    return 28 + (keys - MIDDLE) // 512
 
 
 def begin(part: int) -> int:
     """Where a part begins."""
-    if part < 8:
-        return part * 128
-    return SHORT + (part - 8) * 256 if part < 20 else MIDDLE + (part - 20) * 512
+    if part < 16:
+        return part * 64
+    return SHORT + (part - 16) * 256 if part < 28 else MIDDLE + (part - 28) * 512
 
 
 @triton.jit
 def _begin(part):
     """The twin of `begin`."""
-    middle = 1024 + (part - 8) * 256
-    return tl.where(part < 8, part * 128, tl.where(part < 20, middle, 4096 + (part - 20) * 512))
+    middle = 1024 + (part - 16) * 256
+    return tl.where(part < 16, part * 64, tl.where(part < 28, middle, 4096 + (part - 28) * 512))
 
 
 @triton.jit
@@ -165,20 +165,26 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
     n, heads, dim = q.shape
     _, page_size, kv_heads, _ = keys.shape
     sizes, padded = rows.sizes, max(16, triton.next_power_of_2(dim))
-    whole = sizes.splits == NO_PARTS
-    block = max(16, min(128 if whole or kv_heads <= FEW_HEADS else 64, TILE_BYTES // (padded * q.element_size())))
+    whole, share = sizes.splits == NO_PARTS, heads // kv_heads
+    block = max(16, min(128 if whole else 64, TILE_BYTES // (padded * q.element_size())))
     # Rows that only fill up are in no tile; their parts join to zeros, and whole they would be what lay there before.
     out = (torch.zeros if whole else torch.empty)(n, heads * dim, dtype=q.dtype, device=q.device)
     pieces = out if whole else torch.empty(sizes.splits, n, heads, dim, dtype=torch.float32, device=q.device)
     logs = pieces if whole else torch.empty(sizes.splits, n, heads, dtype=torch.float32, device=q.device)
-    _attend[(max(1, sizes.splits), kv_heads, sizes.tiles)](
-        q, keys, values, pieces, logs, rows.tiles, rows.limits, rows.positions, rows.paths, rows.pages,
-        kv_heads * dim, heads, n, rows.pages.shape[1], scale * math.log2(math.e),
-        SHARE=heads // kv_heads, DIM=dim, PADDED=padded, PAGE=page_size, HEIGHT=sizes.height,
-        BLOCK=block, WINDOW=window or 0, DEEP=sizes.deep, WHOLE=whole,
-        EXACT=q.dtype == torch.float32,
-        num_warps=4, num_stages=2,
-    )  # fmt: skip
+
+    def run(tiles: Tensor, splits: int, height: int, deep: int) -> None:
+        _attend[(splits, kv_heads, len(tiles))](
+            q, keys, values, pieces, logs, tiles, rows.limits, rows.positions, rows.paths, rows.pages,
+            kv_heads * dim, heads, n, rows.pages.shape[1], scale * math.log2(math.e),
+            SHARE=share, DIM=dim, PADDED=padded, PAGE=page_size, HEIGHT=height,
+            BLOCK=block, WINDOW=window or 0, DEEP=deep, WHOLE=whole, EXACT=q.dtype == torch.float32,
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
+
+    run(rows.tiles, max(1, sizes.splits), sizes.height, 0)
+    if sizes.nodes:  # the part in which a tree begins, and those that its paths reach
+        reached = 1 if whole else min(sizes.splits, 1 + triton.cdiv(sizes.deep, 64))
+        run(rows.nodes, reached, max(16, triton.next_power_of_2(share)), sizes.deep)
     if not whole:
         many = triton.next_power_of_2(max(sizes.splits, TOGETHER))
         _join[(n, heads)](

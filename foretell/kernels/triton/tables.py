@@ -20,11 +20,12 @@ class Sizes:
     height: int  # rows of a tile times the query heads that share a key head, at most
     splits: int  # parts the keys are cut into; 0: one program reads them all
     deep: int = 0  # nodes of a row's path, at most, where some draft is a tree
+    nodes: int = 0  # tiles of a single node
 
     @property
     def numbers(self) -> int:
         """How many whole numbers the tables hold."""
-        return self.rows * (ROW_FIELDS + self.deep) + self.tiles * TILE_FIELDS
+        return self.rows * (ROW_FIELDS + self.deep) + (self.tiles + self.nodes) * TILE_FIELDS
 
 
 class Places(Protocol):
@@ -52,6 +53,7 @@ class RowTables:
     reaches: Tensor  # [rows] keys among which are all that a row sees
     wanted: Tensor  # [rows] the rows whose logits are wanted
     tiles: Tensor  # [tiles, TILE_FIELDS]: rows of one sequence that are attended together
+    nodes: Tensor  # [nodes, TILE_FIELDS]: nodes of trees, each over what its own path is part of
     paths: Tensor  # [rows, deep]: nodes from the root to the row's own
     pages: Tensor  # [sequences, most pages]
 
@@ -64,8 +66,9 @@ class RowTables:
     def over(cls, numbers: Tensor, sizes: Sizes, pages: Tensor) -> RowTables:
         """The tables in a flat buffer, as `cuda_tables.fill` lays them out."""
         by_row = numbers[: ROW_FIELDS * sizes.rows].view(ROW_FIELDS, sizes.rows)
-        behind = ROW_FIELDS * sizes.rows + TILE_FIELDS * sizes.tiles
-        tiles = numbers[ROW_FIELDS * sizes.rows : behind].view(sizes.tiles, TILE_FIELDS)
+        behind = ROW_FIELDS * sizes.rows + TILE_FIELDS * (sizes.tiles + sizes.nodes)
+        every = numbers[ROW_FIELDS * sizes.rows : behind].view(-1, TILE_FIELDS)
+        tiles, nodes = every[: sizes.tiles], every[sizes.tiles :]
         paths = numbers[behind : sizes.numbers].view(sizes.rows, sizes.deep)
         tokens, positions, slots, limits, reaches, wanted = by_row
-        return cls(sizes, tokens, positions, slots, limits, reaches, wanted, tiles, paths, pages)
+        return cls(sizes, tokens, positions, slots, limits, reaches, wanted, tiles, nodes, paths, pages)
