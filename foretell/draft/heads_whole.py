@@ -20,7 +20,8 @@ from .choosing import Plot, must_draw
 from .drawing import DraftTemperature
 from .growing import ROOT
 from .heads_draws import noise_keys
-from .tree import MOST_WIDE, Children, Tree
+from .settling import settle
+from .tree import MOST_WIDE, Children, LevelTree, Tree
 
 
 def whole_steps(head: SteppingHead, pages: HeadPages) -> WholeSteps:
@@ -98,6 +99,9 @@ def grow_whole(
 def grow_from(tree: Tree, grown: Grown, row: int) -> None:
     """Grow the tree of one text from what was looked at. All that a tree follows was: it leaves out more than was left
     out there, for it knows how many nodes are kept in the end, and never something likelier."""
+    if isinstance(tree, LevelTree):
+        settle(tree, grown, row)
+        return
     rows, count = {ROOT: 0}, grown.tokens.shape[-1]
     while tree.goes_on:
         depth, level = tree.depth, tree.level

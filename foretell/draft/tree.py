@@ -100,6 +100,12 @@ class LevelTree:
         self.shares.append(share)
         self.chances.append(chance)
 
+    def take(self, tokens: list[int], parents: list[int], shares: list[float], chances: list[float]) -> None:
+        """All its nodes at once, the likeliest first; it has none yet, and gets no others."""
+        assert not self.tokens, "it grows level by level"
+        self.tokens, self.parents, self.shares, self.chances = tokens, parents, shares, chances
+        self.depth, self.level = self.budget.depth, []
+
     def _next(self, fresh: Iterable[int]) -> list[int]:
         """Of the new nodes those below which a node may be found that is kept in the end."""
         chances = self.chances

@@ -115,7 +115,8 @@ class ModelRunner:
         if path and path[-1] != len(path) - 1:  # a chain lies in place
             stop = root + 2 + path[-1]
             slots = slots_of(seq.pages, size, root + 1, stop)
-            source, target = [slots[node] for node in path], slots[: len(path)]
+            still = next(at for at, node in enumerate(path) if node != at)  # those before lie in place, too
+            source, target = [slots[node] for node in path[still:]], slots[still : len(path)]
             if self.followers is not None:
                 self.followers.move(source, target)
             self.cache.move(source, target)

@@ -14,7 +14,7 @@ MOST = 64  # slots of a launch
 TURNS = 16  # launches that may be on their way
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])  # else one slot would be compiled for by itself
 def _move(places, widths, slots, count, BLOCK: tl.constexpr):
     """Some words of every slot of one tensor, in the order of the slots."""
     tensor = tl.program_id(0)

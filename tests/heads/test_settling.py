@@ -1,0 +1,65 @@
+"""A tree that is settled at once is the one that grows level by level, ties, floors and widths included."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foretell.draft.growing import ROOT
+from foretell.draft.settling import settle
+from foretell.draft.tree import Children, LevelTree
+from foretell.runner.head_choice import Grown
+from foretell.types import Budget, Draft
+
+DEPTH, FOLLOWED, COUNT = 5, 10, 10
+
+
+def looked_at(seed: int, wide: int, ties: bool) -> Grown:
+    """Children of the likeliest branches of two texts, as a device finds them: more are followed than a text wants."""
+    rng = np.random.default_rng(seed)
+    shape = (DEPTH, 2, FOLLOWED, COUNT)
+    shares = np.sort(rng.dirichlet(np.full(COUNT, 0.4), shape[:3]), -1)[..., ::-1].astype(np.float32)
+    if ties:
+        shares = np.exp2(np.floor(np.log2(np.maximum(shares, 1e-9)))).astype(np.float32)
+        shares[rng.random(shape[:3]) < 0.2, 0] = 1.0  # as likely as their parents
+        shares[shares < 1e-3] = 0
+    followed = np.zeros(shape[:3], np.int64)
+    for text in range(2):
+        chances = shares[0, text, :1].astype(np.float64)
+        for depth in range(DEPTH - 1):
+            best = np.argsort(-chances.ravel(), kind="stable")[:FOLLOWED]
+            kept = np.where(np.isin(chosen := np.sort(best), best[:wide]), chances.ravel()[chosen], 0)
+            followed[depth, text] = chosen
+            chances = kept[:, None] * shares[depth + 1, text]
+    tokens = np.argsort(rng.random((*shape[:3], 999)), -1)[..., :COUNT]
+    return Grown(tokens, shares, followed)
+
+
+def by_levels(tree: LevelTree, grown: Grown, row: int) -> Draft:
+    """The definition."""
+    rows = {ROOT: 0}
+    while tree.goes_on:
+        depth = tree.depth
+        tokens, shares = grown.tokens[depth, row].tolist(), grown.shares[depth, row].tolist()
+        children = {node: Children(tokens[rows[node]], shares[rows[node]]) for node in tree.level}
+        tree.grow(list(children.values()))
+        followed = {at: below for below, at in enumerate(grown.followed[depth, row].tolist())}
+        parents = {node: tree.parents[node] for node in tree.level}
+        rank = {node: children[parent].tokens.index(tree.tokens[node]) for node, parent in parents.items()}
+        rows = {node: followed[rows[parent] * COUNT + rank[node]] for node, parent in parents.items()}
+    return tree.draft("eagle")
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("floor", [0.0, 0.02])
+@pytest.mark.parametrize(
+    "budget", [Budget(64, levels=5), Budget(16, levels=5), Budget(9, levels=2), Budget(40, levels=3)]
+)
+def test_it_is_the_tree_that_grows_by_levels(budget: Budget, floor: float, ties: bool) -> None:
+    for seed in range(20):
+        wide = LevelTree(budget, floor).wide
+        grown = looked_at(seed, wide, ties)
+        truth = by_levels(LevelTree(budget, floor), grown, seed % 2)
+        settle(tree := LevelTree(budget, floor), grown, seed % 2)
+        found = tree.draft("eagle")
+        assert (found.tokens, found.parents, found.confidence) == (truth.tokens, truth.parents, truth.confidence)
