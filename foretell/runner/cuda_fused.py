@@ -8,7 +8,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from foretell.kernels.triton.branch import Branches, best_children, descend
+from foretell.kernels.triton.branch import Branches, Noise, best_children, descend
 from foretell.kernels.triton.gate import gate
 from foretell.kernels.triton.glance import Cells, Sight, glance
 from foretell.kernels.triton.guess import Draw, guess
@@ -94,15 +94,14 @@ class FusedSteps(WholeSteps):
         return found
 
     def run_tree(self, sizes: HeadSizes) -> Found:
-        if sizes.drawn:
-            return super().run_tree(sizes)
         table = self.tables[sizes]
-        layers = FusedLayers(self, table)
+        layers, heats = FusedLayers(self, table), table.heats if sizes.drawn else None
         told = torch.zeros(sizes.depth, FOLLOWED + 1, sizes.texts, sizes.wide, self.children, device=table.device)
         tokens, feature, branches = table.field(TOKEN), Feature(self.kept, table.field(BEFORE)), None
         for depth in range(sizes.depth):
             states = layers(depth, tokens, feature, branches)
-            best_children(states.logits, self.head.draft_ids, told[depth, 0], told[depth, 1])
+            noise = None if heats is None else Noise(heats, table.keys[:, depth])
+            best_children(states.logits, self.head.draft_ids, noise, told[depth, 0], told[depth, 1])
             if depth + 1 < sizes.depth:
                 branches = descend(told[depth], table.field(WIDE), branches, 1 + depth * sizes.wide, table.guesses)
                 tokens, feature = branches.tokens, Feature(states.carry, branches.before)
