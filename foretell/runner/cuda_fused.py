@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -15,18 +15,18 @@ from foretell.kernels.triton.guess import Draw, guess
 from foretell.kernels.triton.norm import Change, add_norm
 from foretell.kernels.triton.pairs import Side, read_pairs
 from foretell.kernels.triton.rotary import HeadNorms, turn_and_store
-from foretell.models.heads import EagleHead
+from foretell.models.heads import EagleHead, Head
 from foretell.models.heads.layer import HeadAttention, HeadLayer
 from foretell.models.layers import Linear
 from foretell.models.quantize import RoundedLinear
 
-from .cuda_heads import SteppingHead, WholeSteps
+from .cuda_heads import WholeSteps
 from .cuda_products import Products, Rows, rounding_of
 from .head_choice import FOLLOWED, Found
 from .head_tables import BEFORE, PLACE, TOKEN, WIDE, HeadSizes, HeadTable
 
 
-def is_fused(head: SteppingHead, keys: list[Tensor], features: Tensor | None) -> TypeGuard[EagleHead]:
+def is_fused(head: Head[Any], keys: list[Tensor], features: Tensor | None) -> TypeGuard[EagleHead]:
     """Whether the kernels serve this head: EAGLE's third generation, with all it keeps in its own type."""
     if features is None:
         return False
@@ -171,19 +171,28 @@ class FusedLayers:
 
     def _attend(self, attention: HeadAttention, x: Rows, index: int, sight: Sight) -> Change:
         text, own, config = self.text[index], self.own[index], attention.config
-        norms = None
-        if attention.q_norm is not None and attention.k_norm is not None:
-            norms = HeadNorms(attention.q_norm.weight, attention.k_norm.weight, config.norm_eps)
         if attention.qkv is not None:
             qkv = self._product(attention.qkv, x)
         else:
             qkv = torch.cat([self._product(attention.q, x), self._product(attention.kv, x)], -1)
-        q = turn_and_store(qkv, self.head.table, self.levels[sight.depth], own.keys, own.values, norms)
+        norms, level = head_norms(attention), self.levels[sight.depth]
+        q = turn_and_store(qkv, self.head.table, level, own.keys, own.values, norms)
         return self._change(attention.out, glance(q, text, own, sight, config.scale, config.window))
 
     def _product(self, layer: Linear, x: Rows) -> Tensor:
-        """By the library, but in 8 bits: guesses may hang on how many rows stand beside them."""
-        return self.products(layer, x, reads=not isinstance(layer, RoundedLinear))
+        return product(self.products, layer, x)
 
     def _change(self, layer: Linear, x: Rows) -> Change:
         return self.products.in_parts(layer, x, reads=not isinstance(layer, RoundedLinear))
+
+
+def product(products: Products, layer: Linear, x: Rows) -> Tensor:
+    """By the library, but in 8 bits: guesses may hang on how many rows stand beside them."""
+    return products(layer, x, reads=not isinstance(layer, RoundedLinear))
+
+
+def head_norms(attention: HeadAttention) -> HeadNorms | None:
+    """Those of its queries and keys, where it has any."""
+    if attention.q_norm is None or attention.k_norm is None:
+        return None
+    return HeadNorms(attention.q_norm.weight, attention.k_norm.weight, attention.config.norm_eps)
