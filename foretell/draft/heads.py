@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from foretell.models.heads import Head
-from foretell.runner.cuda_reading import WholeReader
 from foretell.runner.head_jobs import ReadPlaces, flat
 from foretell.runner.head_pages import HeadPages
 from foretell.runner.head_work import head_work
@@ -23,6 +22,7 @@ from .base import Drafter
 from .chains import Chain, Guesses
 from .choosing import Chooser, Plot, must_draw
 from .drawing import DraftTemperature, draw_nodes
+from .heads_whole import whole_reader
 from .ranks import RankRates
 from .tree import LevelTree, ShapedTree
 
@@ -70,7 +70,7 @@ class HeadDrafter(Drafter):
         self.work = runner.led(head_work(head, pages)) if self.is_split else head_work(head, pages)
         self._columns = _columns(runner.taps, self.taps, head.config.target_width, runner.device)
         self._reader: NativeReader | None = None  # where the native library can read for it
-        self._whole_reader = WholeReader(head, *pages.kept, pages.page_size) if self.whole else None
+        self._whole_reader = whole_reader(head, pages) if self.whole else None
         self._trails: dict[int, Trail] = {}
         self.chooser, self.ranks = Chooser(head.draft_ids, draft_temperature), RankRates(head.config.accuracy)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
+from torch import Tensor
 
+from foretell.models.heads import Head
 from foretell.runner.cuda_heads import SteppingHead, WholeSteps
+from foretell.runner.cuda_reading import WholeReader
 from foretell.runner.head_choice import Found, Grown
 from foretell.runner.head_pages import HeadPages
 from foretell.runner.head_tables import HeadText, passes
@@ -27,12 +30,29 @@ from .tree import MOST_WIDE, Children, LevelTree, Tree
 def whole_steps(head: SteppingHead, pages: HeadPages) -> WholeSteps:
     """For a head that guesses one token after another."""
     features = pages.kept_features
-    if features is not None and features.is_cuda and find_spec("triton") is not None:
+    if has_kernels(features):
         from foretell.runner.cuda_fused import FusedSteps, is_fused
 
         if is_fused(head, pages.keys, features):
             return FusedSteps(head, pages.keys, pages.values, features, MOST_WIDE)
     return WholeSteps(head, pages.keys, pages.values, features, MOST_WIDE)
+
+
+def whole_reader(head: Head[Any], pages: HeadPages) -> WholeReader:
+    """For a head of any kind."""
+    features = pages.kept_features
+    if has_kernels(features):
+        from foretell.runner.cuda_fused import is_fused
+        from foretell.runner.cuda_fused_reading import FusedReader
+
+        if is_fused(head, pages.keys, features) and len(pages.keys) == 1:
+            return FusedReader(head, pages.keys, pages.values, features, pages.page_size)
+    return WholeReader(head, pages.keys, pages.values, features, pages.page_size)
+
+
+def has_kernels(features: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether what a head keeps of each place lies where Triton's kernels run."""
+    return features is not None and features.is_cuda and find_spec("triton") is not None
 
 
 def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:

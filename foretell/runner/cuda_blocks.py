@@ -12,6 +12,7 @@ from torch import Tensor
 from foretell.models.heads import BlockHead, MedusaHead
 
 from .head_choice import Found, Grown, ProbsRoom, Race, TreeChoice, pick
+from .head_landing import LandingRecorder
 from .head_memory import Glance, HeadMemory
 from .head_tables import BEFORE, PLACE, TOKEN, HeadSizes, HeadTable, HeadText, sizes_of
 from .recording import Recorder
@@ -30,7 +31,7 @@ class WholePass(ABC, Generic[WholeHead]):
         self.children = min(most_children, head.config.outputs)
         self.tables: dict[HeadSizes, HeadTable] = {}
         self.room = ProbsRoom(head.config.outputs, device)
-        self.recorder: Recorder[HeadSizes, Found] = Recorder(device)
+        self.recorder: Recorder[HeadSizes, Found] = LandingRecorder(device)
 
     def chain(self, texts: list[HeadText], depth: int) -> Found:
         """For each text a token at each place: the likeliest, or the one that wins its race."""

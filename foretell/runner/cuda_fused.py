@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from foretell.kernels.triton.branch import Branches, best_children, descend
+from foretell.kernels.triton.branch import Branches, Noise, best_children, descend
 from foretell.kernels.triton.gate import gate
 from foretell.kernels.triton.glance import Cells, Sight, glance
 from foretell.kernels.triton.guess import Draw, guess
 from foretell.kernels.triton.norm import Change, add_norm
 from foretell.kernels.triton.pairs import Side, read_pairs
 from foretell.kernels.triton.rotary import HeadNorms, turn_and_store
-from foretell.models.heads import EagleHead
+from foretell.models.heads import EagleHead, Head
 from foretell.models.heads.layer import HeadAttention, HeadLayer
 from foretell.models.layers import Linear
 from foretell.models.quantize import RoundedLinear
 
-from .cuda_heads import SteppingHead, WholeSteps
+from .cuda_heads import WholeSteps
 from .cuda_products import Products, Rows, rounding_of
 from .head_choice import FOLLOWED, Found
 from .head_tables import BEFORE, PLACE, TOKEN, WIDE, HeadSizes, HeadTable
 
 
-def is_fused(head: SteppingHead, keys: list[Tensor], features: Tensor | None) -> TypeGuard[EagleHead]:
+def is_fused(head: Head[Any], keys: list[Tensor], features: Tensor | None) -> TypeGuard[EagleHead]:
     """Whether the kernels serve this head: EAGLE's third generation, with all it keeps in its own type."""
     if features is None:
         return False
@@ -94,15 +94,14 @@ class FusedSteps(WholeSteps):
         return found
 
     def run_tree(self, sizes: HeadSizes) -> Found:
-        if sizes.drawn:
-            return super().run_tree(sizes)
         table = self.tables[sizes]
-        layers = FusedLayers(self, table)
+        layers, heats = FusedLayers(self, table), table.heats if sizes.drawn else None
         told = torch.zeros(sizes.depth, FOLLOWED + 1, sizes.texts, sizes.wide, self.children, device=table.device)
         tokens, feature, branches = table.field(TOKEN), Feature(self.kept, table.field(BEFORE)), None
         for depth in range(sizes.depth):
             states = layers(depth, tokens, feature, branches)
-            best_children(states.logits, self.head.draft_ids, told[depth, 0], told[depth, 1])
+            noise = None if heats is None else Noise(heats, table.keys[:, depth])
+            best_children(states.logits, self.head.draft_ids, noise, told[depth, 0], told[depth, 1])
             if depth + 1 < sizes.depth:
                 branches = descend(told[depth], table.field(WIDE), branches, 1 + depth * sizes.wide, table.guesses)
                 tokens, feature = branches.tokens, Feature(states.carry, branches.before)
@@ -172,19 +171,28 @@ class FusedLayers:
 
     def _attend(self, attention: HeadAttention, x: Rows, index: int, sight: Sight) -> Change:
         text, own, config = self.text[index], self.own[index], attention.config
-        norms = None
-        if attention.q_norm is not None and attention.k_norm is not None:
-            norms = HeadNorms(attention.q_norm.weight, attention.k_norm.weight, config.norm_eps)
         if attention.qkv is not None:
             qkv = self._product(attention.qkv, x)
         else:
             qkv = torch.cat([self._product(attention.q, x), self._product(attention.kv, x)], -1)
-        q = turn_and_store(qkv, self.head.table, self.levels[sight.depth], own.keys, own.values, norms)
+        norms, level = head_norms(attention), self.levels[sight.depth]
+        q = turn_and_store(qkv, self.head.table, level, own.keys, own.values, norms)
         return self._change(attention.out, glance(q, text, own, sight, config.scale, config.window))
 
     def _product(self, layer: Linear, x: Rows) -> Tensor:
-        """By the library, but in 8 bits: guesses may hang on how many rows stand beside them."""
-        return self.products(layer, x, reads=not isinstance(layer, RoundedLinear))
+        return product(self.products, layer, x)
 
     def _change(self, layer: Linear, x: Rows) -> Change:
         return self.products.in_parts(layer, x, reads=not isinstance(layer, RoundedLinear))
+
+
+def product(products: Products, layer: Linear, x: Rows) -> Tensor:
+    """By the library, but in 8 bits: guesses may hang on how many rows stand beside them."""
+    return products(layer, x, reads=not isinstance(layer, RoundedLinear))
+
+
+def head_norms(attention: HeadAttention) -> HeadNorms | None:
+    """Those of its queries and keys, where it has any."""
+    if attention.q_norm is None or attention.k_norm is None:
+        return None
+    return HeadNorms(attention.q_norm.weight, attention.k_norm.weight, attention.config.norm_eps)

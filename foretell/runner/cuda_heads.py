@@ -9,6 +9,7 @@ from foretell.models.heads import DistilledHead, EagleHead, MtpHead
 from foretell.models.heads.layer import Turn
 
 from .head_choice import Found, Grown, ProbsRoom, Race, TreeChoice, pick
+from .head_landing import LandingRecorder
 from .head_memory import Glance, HeadMemory
 from .head_tables import BEFORE, PLACE, TOKEN, HeadSizes, HeadTable, HeadText, sizes_of
 from .recording import Recorder
@@ -31,7 +32,7 @@ class WholeSteps:
         self.page_size = keys[0].shape[1]
         self.tables: dict[HeadSizes, HeadTable] = {}
         self.room = ProbsRoom(head.config.outputs, self.device)
-        self.recorder: Recorder[HeadSizes, Found] = Recorder(self.device)
+        self.recorder: Recorder[HeadSizes, Found] = LandingRecorder(self.device)
 
     def chain(self, texts: list[HeadText], depth: int) -> Found:
         """For each text a token, again and again: the likeliest, or the one that wins its race."""

@@ -34,11 +34,13 @@ class ReadSizes:
 
 class ReadTable:
     """Of each row its token, place and slot, the slot of the place before, and where it stands among the rows of all
-    texts; for each of those the row; and each text's pages. Rows that fill up are the last one once more."""
+    texts; for each of those the row; and each text's pages. Rows that fill up are the last one once more, or without a
+    slot."""
 
-    def __init__(self, sizes: ReadSizes, page_size: int, inputs: Tensor) -> None:
-        """`inputs` [rows, width] is where the target's states are put."""
-        self.sizes, self.inputs, device = sizes, inputs, inputs.device
+    def __init__(self, sizes: ReadSizes, page_size: int, inputs: Tensor, leaves_out: bool = False) -> None:
+        """`inputs` [rows, width] is where the target's states are put; `leaves_out`: whether who reads leaves out rows
+        that have no slot."""
+        self.sizes, self.inputs, self.leaves_out, device = sizes, inputs, leaves_out, inputs.device
         self.pages_each = -(-sizes.columns // page_size)
         self.grid_at = FIELDS * sizes.rows
         self.pages_at = self.grid_at + sizes.texts * sizes.each
@@ -59,6 +61,8 @@ class ReadTable:
             self._send_texts(rows, counts, pages)
         if filled < self.sizes.rows:
             rows[:, filled:] = rows[:, filled - 1 : filled]
+            if self.leaves_out:
+                rows[SLOT, filled:] = -1
         self._device.copy_(self._host, non_blocking=True)
         if self._sent is not None:
             self._sent.record()
@@ -109,6 +113,8 @@ def _fields(readings: list[Reading], page_size: int) -> list[list[int]]:
 class WholeReader:
     """Reads for a head of any kind."""
 
+    leaves_out = False  # rows that only fill up
+
     def __init__(
         self, head: Head[Any], keys: Several[Tensor], values: Several[Tensor], features: Tensor | None, page_size: int
     ) -> None:
@@ -129,7 +135,7 @@ class WholeReader:
             torch.cat(pieces, out=table.inputs[:rows])
         else:
             torch.index_select(torch.cat(pieces), 1, columns, out=table.inputs[:rows])
-        if rows < table.sizes.rows:
+        if rows < table.sizes.rows and not self.leaves_out:
             table.inputs[rows:] = table.inputs[rows - 1]
         table.send(readings, self.page_size)
         self.recorder(table.sizes, lambda: self.run(table))
@@ -146,7 +152,7 @@ class WholeReader:
             if self._inputs is None:  # one for all sizes: they are read one after the other
                 width = len(self.head.config.taps) * self.head.config.target_width
                 self._inputs = torch.zeros(MOST_ROWS, width, dtype=dtype, device=self.head.draft_ids.device)
-            self.tables[sizes] = ReadTable(sizes, self.page_size, self._inputs[: sizes.rows])
+            self.tables[sizes] = ReadTable(sizes, self.page_size, self._inputs[: sizes.rows], self.leaves_out)
         return self.tables[sizes]
 
     def run(self, table: ReadTable) -> None:

@@ -19,15 +19,14 @@ LEAST_HEAT = 1e-6
 
 @dataclass(frozen=True)
 class Found:
-    """What comes back of a draft: `told` in one transfer, `probs` stay where they are."""
+    """What comes back of a draft: `told` in one transfer, by a `LandingRecorder`; `probs` stay where they are."""
 
     told: Tensor  # of chains [tokens and how sure, depth, texts], in float32
     probs: Tensor | None = None  # [depth, texts, outputs]: what each was drawn from, where any was
 
     def of(self, texts: int) -> Found:
-        """Without those that only fill up, on the host, and never written over."""
-        told = self.told.cpu()[:, :, :texts]  # waits, so the tables may be written again
-        return Found(told, None if self.probs is None else self.probs[:, :texts].clone())
+        """Without those that only fill up, and never written over. `told` has landed."""
+        return Found(self.told[:, :, :texts].clone(), None if self.probs is None else self.probs[:, :texts].clone())
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -71,10 +70,10 @@ class Grown:
 
     @classmethod
     def told(cls, found: Tensor) -> Grown:
-        """Of [depth, what is told, texts, followed, children]; the host waits here."""
-        numbers = found.cpu().numpy()
+        """Of [depth, what is told, texts, followed, children], on the host; it may be written over after this."""
+        numbers = found.numpy()
         tokens, followed = numbers[:, TOKENS].astype(np.int64), numbers[:, FOLLOWED, :, :, 0].astype(np.int64)
-        return cls(tokens, numbers[:, SHARES], followed)
+        return cls(tokens, numbers[:, SHARES].copy(), followed)
 
 
 class Race:

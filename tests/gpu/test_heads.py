@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from foretell.draft.base import NoDrafter
+from foretell.draft.heads_whole import text_of
 from foretell.models.heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate
@@ -83,3 +84,19 @@ def test_reading_is_recorded_and_gives_what_the_definition_keeps(config: HeadCon
 def tensors(drafter: Any) -> list[torch.Tensor]:
     keys, values, features = drafter.pages.kept
     return [*keys, *values, *([] if features is None else [features])]
+
+
+@pytest.mark.parametrize("name", ["eagle", "block"])
+def test_what_was_told_is_never_written_over(name: str) -> None:
+    """It lands in memory that the next draft of the same sizes lands in."""
+    drafter, seqs = waiting(HEADS[name], True, 0.0)
+    chain, tree = [], []
+    for _ in range(2):
+        for seq in seqs[:3]:
+            texts = [text_of(drafter.pages, seq, 3, 2)]
+            chain.append(drafter._whole.chain(texts, 3))
+            tree.append(drafter._whole.tree(texts, 3))
+    for first, again in zip(range(3), range(3, 6), strict=True):
+        assert chain[first].told.is_cpu and chain[first].tokens == chain[again].tokens
+        assert tree[first].shares == pytest.approx(tree[again].shares, rel=1e-3)
+    assert len({str(each.shares.tolist()) for each in tree[:3]}) == 3, "texts differ"

@@ -15,7 +15,7 @@ from torch import Tensor
 from foretell.draft.heads import HeadDrafter
 from foretell.draft.tree import MOST_WIDE
 from foretell.kernels.norm import rms_norm
-from foretell.kernels.triton.branch import best_children, descend
+from foretell.kernels.triton.branch import Noise, best_children, descend
 from foretell.kernels.triton.glance import Cells, Sight, glance
 from foretell.kernels.triton.guess import Draw, guess
 from foretell.kernels.triton.pairs import Side, read_pairs
@@ -129,17 +129,23 @@ def test_what_is_seen_is_that_of_the_definition(
     torch.testing.assert_close(found.view(truth.shape), truth, rtol=near_enough, atol=near_enough)
 
 
+@pytest.mark.parametrize("heats", [[0.0, 0.0], [0.8, 1.3], [0.6, 0.0], [0.01, 1e-9]], ids=str)
 @pytest.mark.parametrize(("outputs", "count"), [(24, 10), (3000, 10), (1024, 3), (2050, 10)])
-def test_the_children_are_those_of_the_definition(outputs: int, count: int) -> None:
-    texts, rows, wide = 2, 3, 4
-    ids = torch.arange(outputs, device=DEVICE) * 2
-    logits = random(texts * rows, outputs)
+def test_the_children_are_those_of_the_definition(outputs: int, count: int, heats: list[float]) -> None:
+    texts, rows, wide, depth = len(heats), 3, 4, 2
+    table, ids = texts_at(heats, 3), torch.arange(outputs, device=DEVICE) * 2
+    logits = random(texts * rows, outputs) * 2
     told = torch.zeros(2, texts, wide, count, device=DEVICE)
-    best_children(logits, ids, told[0], told[1])
-    tokens, shares = likeliest(logits.view(texts, rows, -1), Race(texts_at([0.0] * texts, 1), ids), 0, False, count)
-    assert told[0, :, :rows].tolist() == tokens.float().tolist()
+    best_children(logits, ids, noise_of(table, depth), told[0], told[1])
+    tokens, shares = likeliest(logits.view(texts, rows, -1), Race(table, ids), depth, table.sizes.drawn, count)
+    told_of = shares > 0  # where nothing is left to tell them by any will do
+    assert torch.equal(told[0, :, :rows][told_of], tokens.float()[told_of])
     torch.testing.assert_close(told[1, :, :rows], shares, rtol=1e-5, atol=1e-8)
     assert not told[:, :, rows:].any()
+
+
+def noise_of(table: HeadTable, depth: int) -> Noise | None:
+    return Noise(table.heats, table.keys[:, depth]) if table.sizes.drawn else None
 
 
 def test_of_equal_children_the_first_are_taken() -> None:
@@ -147,8 +153,21 @@ def test_of_equal_children_the_first_are_taken() -> None:
     logits[0, [7, 1030, 2400]] = 1.0
     logits[0, [3, 5]] = torch.tensor([-0.0, 0.0], device=DEVICE)
     told = torch.zeros(2, 1, 1, 8, device=DEVICE)
-    best_children(logits, torch.arange(2500, device=DEVICE), told[0], told[1])
+    best_children(logits, torch.arange(2500, device=DEVICE), None, told[0], told[1])
     assert told[0, 0, 0].tolist() == [7, 1030, 2400, 3, 5, 0, 1, 2]
+
+
+def test_of_equal_logits_noise_tells() -> None:
+    """However cold it is: of many that are as likely the race decides, also between parts of the outputs."""
+    logits = torch.full((1, 2500), -30.0, device=DEVICE)
+    logits[0, [7, 900, 1030, 2100, 2400]] = 20.0
+    ids = torch.arange(2500, device=DEVICE)
+    for heat in (1e-5, 0.01, 1.0):
+        table, told = texts_at([heat], 1), torch.zeros(2, 1, 1, 4, device=DEVICE)
+        best_children(logits, ids, noise_of(table, 0), told[0], told[1])
+        tokens, shares = likeliest(logits[None], Race(table, ids), 0, True, 4)
+        assert told[0].tolist() == tokens.tolist() and len(set(shares[0, 0].tolist())) == 4
+        torch.testing.assert_close(told[1], shares, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("own", [1, 2, 5])

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .choose import exponential
+
 MOST_PARTS = 12  # programs that look for the likeliest of a row
 LEAST = 1024  # outputs that one of them looks at, at least
 
@@ -23,8 +25,25 @@ def _number(x, place):
 
 
 @triton.jit
-def _best_of_part(logits, bests, peaks, totals, stride, count, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """The likeliest of some outputs of one row, and what all of them weigh against the first."""
+def _score(number):
+    """What `_number` was given."""
+    bits = (number >> 32).to(tl.int32)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _warm(x, heat):
+    """Logits as they are drawn by, rounded as their definition rounds them."""
+    return tl.div_rn(x, tl.maximum(heat, 1e-6))
+
+
+@triton.jit(do_not_specialize_on_alignment=["heats", "keys"])
+def _best_of_part(
+    logits, ids, heats, keys, bests, peaks, totals, stride, key_stride, count, rows,
+    DRAWS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The best of some outputs of one row, and what all of them weigh against the likeliest: by their logits, or where
+    its text draws, by how far each is ahead in the race."""
     row, part = tl.program_id(0), tl.program_id(1)
     at = row * tl.num_programs(1) + part
     i = part * BLOCK + tl.arange(0, BLOCK)
@@ -32,8 +51,17 @@ def _best_of_part(logits, bests, peaks, totals, stride, count, COUNT: tl.constex
     x = tl.load(logits + row.to(tl.int64) * stride + i, mask=real, other=float("-inf")).to(tl.float32)
     peak = tl.max(x, 0)
     level = tl.where(peak == float("-inf"), 0.0, peak)
+    heat = tl.load(heats + row // rows) if DRAWS else 0.0
+    if heat > 0:
+        key = tl.load(keys + row // rows * key_stride).to(tl.uint64, bitcast=True)
+        weight = tl.exp(_warm(x, heat) - _warm(level, heat))
+        peak = _warm(peak, heat)
+        x = tl.div_rn(weight, exponential(key, tl.load(ids + i, mask=real, other=0)))
+        total = tl.sum(x, 0)
+    else:
+        total = tl.sum(tl.exp(x - level), 0)
     tl.store(peaks + at, peak)
-    tl.store(totals + at, tl.sum(tl.exp(x - level), 0))
+    tl.store(totals + at, total)
     nothing = tl.full([BLOCK], -0x7FFFFFFFFFFFFFFF, tl.int64)
     numbers = tl.where(real, _number(x, i), nothing)
     for rank in range(COUNT):
@@ -42,12 +70,12 @@ def _best_of_part(logits, bests, peaks, totals, stride, count, COUNT: tl.constex
         numbers = tl.where(numbers == best, nothing, numbers)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["heats", "tokens", "shares"])
 def _best_of_row(
-    bests, peaks, totals, ids, tokens, shares, rows, wide,
-    COUNT: tl.constexpr, PARTS: tl.constexpr, PARTS_FILLED: tl.constexpr, FILLED: tl.constexpr,
+    bests, peaks, totals, ids, heats, tokens, shares, rows, wide,
+    DRAWS: tl.constexpr, COUNT: tl.constexpr, PARTS: tl.constexpr, PARTS_FILLED: tl.constexpr, FILLED: tl.constexpr,
 ):  # fmt: skip
-    """The likeliest of all parts of one row, each put where it stands in their order."""
+    """The best of all parts of one row, each put where it stands in their order."""
     row = tl.program_id(0)
     part = tl.arange(0, PARTS_FILLED)
     peak = tl.load(peaks + row * PARTS + part, mask=part < PARTS, other=float("-inf"))
@@ -55,34 +83,54 @@ def _best_of_row(
     total = tl.load(totals + row * PARTS + part, mask=part < PARTS, other=0.0)
     weight = tl.sum(total * tl.exp(peak - highest), 0)
     i = tl.arange(0, FILLED)
-    real = i < PARTS * COUNT
-    number = tl.load(bests + row * PARTS * COUNT + i, mask=real, other=-0x7FFFFFFFFFFFFFFF)
+    nothing = tl.full([FILLED], -0x7FFFFFFFFFFFFFFF, tl.int64)
+    number = tl.load(bests + row * PARTS * COUNT + i, mask=i < PARTS * COUNT, other=-0x7FFFFFFFFFFFFFFF)
+    real = number > nothing
+    place = 0x7FFFFFFF - (number & 0x7FFFFFFF).to(tl.int32)
+    score = _score(number)
+    heat = tl.load(heats + row // rows) if DRAWS else 0.0
+    if heat > 0:  # each part has measured against its own likeliest
+        own = tl.load(peaks + row * PARTS + i // COUNT, mask=real, other=float("-inf"))
+        ahead = score * tl.exp(own - highest)
+        number = tl.where(real, _number(ahead, place), nothing)
+    else:
+        ahead = tl.exp(score - highest)
     rank = tl.sum((number[None, :] > number[:, None]).to(tl.int32), 1)
-    kept = real & (rank < COUNT) & (number > -0x7FFFFFFFFFFFFFFF)
-    place = 0x7FFFFFFF - (number & 0x7FFFFFFF)
-    bits = (number >> 32).to(tl.int32)
-    score = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
+    kept = real & (rank < COUNT)
     to = ((row // rows) * wide + row % rows) * COUNT + rank
     token = tl.load(ids + place, mask=kept, other=0)
     tl.store(tokens + to, token.to(tl.float32), mask=kept)
-    tl.store(shares + to, tl.exp(score - highest) / weight, mask=kept)
+    tl.store(shares + to, ahead / weight, mask=kept)
 
 
-def best_children(logits: Tensor, ids: Tensor, tokens: Tensor, shares: Tensor) -> None:
-    """Of logits [texts * rows, outputs] the likeliest, as many as there is room for in `tokens` and `shares` [texts,
-    wide, children]: their ids and how likely each is; of equals the first."""
+@dataclass(frozen=True)
+class Noise:
+    """What each text draws with: `heats` [texts], 0 where it does not, and `keys` [texts] of noise."""
+
+    heats: Tensor
+    keys: Tensor
+
+
+def best_children(logits: Tensor, ids: Tensor, noise: Noise | None, tokens: Tensor, shares: Tensor) -> None:
+    """Of logits [texts * rows, outputs] the best, as many as there is room for in `tokens` and `shares` [texts, wide,
+    children]: their ids and the share of each; of equals the first.
+
+    They are the likeliest, or with noise those farthest ahead in their text's race, with a share in all that is run.
+    """
     (n, outputs), (texts, wide, children) = logits.shape, tokens.shape
     block = max(LEAST, triton.next_power_of_2(triton.cdiv(outputs, MOST_PARTS)))
     parts = triton.cdiv(outputs, block)
     bests = torch.empty(n, parts, children, dtype=torch.int64, device=logits.device)
     peaks, totals = torch.empty(2, n, parts, dtype=torch.float32, device=logits.device)
+    heats, keys = (shares, ids) if noise is None else (noise.heats, noise.keys)
+    draws, each = noise is not None, 1024 if noise is None else 512  # noise takes registers
     _best_of_part[(n, parts)](
-        logits, bests, peaks, totals, logits.stride(0), outputs,
-        COUNT=children, BLOCK=block, num_warps=max(4, min(16, block // 1024)),
+        logits, ids, heats, keys, bests, peaks, totals, logits.stride(0), keys.stride(0), outputs, n // texts,
+        DRAWS=draws, COUNT=children, BLOCK=block, num_warps=max(4, min(16, block // each)),
     )  # fmt: skip
     _best_of_row[(n,)](
-        bests, peaks, totals, ids, tokens, shares, n // texts, wide,
-        COUNT=children, PARTS=parts, PARTS_FILLED=triton.next_power_of_2(parts),
+        bests, peaks, totals, ids, heats, tokens, shares, n // texts, wide,
+        DRAWS=draws, COUNT=children, PARTS=parts, PARTS_FILLED=triton.next_power_of_2(parts),
         FILLED=triton.next_power_of_2(parts * children), num_warps=8,
     )  # fmt: skip
 

@@ -59,6 +59,28 @@ def _add_norm(
         tl.store(scales + to, row_scale)
 
 
+@triton.jit
+def _norm_parts(x, weights, out, width, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """One part of one row."""
+    part = tl.program_id(1)
+    at = (tl.program_id(0).to(tl.int64) * PARTS + part) * width
+    i = tl.arange(0, BLOCK)
+    real = i < width
+    value = tl.load(x + at + i, mask=real, other=0.0).to(tl.float32)
+    weight = tl.load(weights + part * width + i, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + at + i, normed_row(value, weight, width, eps).to(out.dtype.element_ty), mask=real)
+
+
+def norm_parts(x: Tensor, weights: Tensor, eps: float) -> Tensor:
+    """Rows x [n, parts * width] with each part normed by itself; `weights` [parts, width]."""
+    parts, width = weights.shape
+    out, block = torch.empty_like(x), triton.next_power_of_2(width)
+    _norm_parts[(len(x), parts)](
+        x, weights, out, width, eps, PARTS=parts, BLOCK=block, num_warps=max(1, min(16, block // 512))
+    )
+    return out
+
+
 @dataclass(frozen=True)
 class Change:
     """What a layer adds to the states, [parts, n, width], still to be added up; sums in 8 bits come with scales."""

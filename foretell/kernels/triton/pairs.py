@@ -14,6 +14,22 @@ from .norm import normed_row
 
 
 @triton.jit
+def _embed(
+    tokens, embedding, weights, pairs, row, token_stride, width, scale, eps, BLOCK: tl.constexpr, SCALES: tl.constexpr
+):
+    """The left side of one row."""
+    i = tl.arange(0, BLOCK)
+    real = i < width
+    kind = pairs.dtype.element_ty
+    token = tl.load(tokens + row * token_stride).to(tl.int64)
+    value = tl.load(embedding + token * width + i, mask=real, other=0.0).to(kind).to(tl.float32)
+    if SCALES:
+        value = (value * scale).to(kind).to(tl.float32)
+    weight = tl.load(weights + i, mask=real, other=0.0).to(tl.float32)
+    tl.store(pairs + row * 2 * width + i, normed_row(value, weight, width, eps).to(kind), mask=real)
+
+
+@triton.jit
 def _pairs(
     tokens, embedding, embed_weight, features, before, feature_weight, pairs, residual,
     token_stride, before_stride, width, scale, eps,
@@ -25,12 +41,7 @@ def _pairs(
     real = i < width
     kind = pairs.dtype.element_ty
     if tl.program_id(1) == 0:
-        token = tl.load(tokens + row * token_stride).to(tl.int64)
-        value = tl.load(embedding + token * width + i, mask=real, other=0.0).to(kind).to(tl.float32)
-        if SCALES:
-            value = (value * scale).to(kind).to(tl.float32)
-        weight = tl.load(embed_weight + i, mask=real, other=0.0).to(tl.float32)
-        tl.store(pairs + row * 2 * width + i, normed_row(value, weight, width, eps).to(kind), mask=real)
+        _embed(tokens, embedding, embed_weight, pairs, row, token_stride, width, scale, eps, BLOCK, SCALES)
     else:
         source = tl.load(before + row * before_stride).to(tl.int64) if PICKS else row
         feature = tl.load(features + source * width + i, mask=real, other=0.0).to(kind)
@@ -41,6 +52,32 @@ def _pairs(
             tl.store(residual + row * width + i, normed, mask=real)
         else:
             tl.store(residual + row * width + i, feature, mask=real)
+
+
+@triton.jit(do_not_specialize_on_alignment=["tokens", "slots", "before"])
+def _keep_pairs(
+    tokens, embedding, embed_weight, fresh, kept, slots, before, feature_weight, pairs, width, scale, eps,
+    BLOCK: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """One side of one row. What is written in this launch is not read back: it may not be there yet."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    real = i < width
+    if tl.program_id(1) == 0:
+        _embed(tokens, embedding, embed_weight, pairs, row, 1, width, scale, eps, BLOCK, SCALES)
+    else:
+        slot = tl.load(slots + row).to(tl.int64)
+        above = tl.load(slots + tl.maximum(row - 1, 0)).to(tl.int64)  # of the first row its own, which goes before
+        wanted = tl.load(before + row).to(tl.int64)
+        own = fresh + row * width
+        if slot >= 0:
+            tl.store(kept + slot * width + i, tl.load(own + i, mask=real, other=0.0), mask=real)
+        source = tl.where(wanted == above, own - width, kept + wanted * width)
+        source = tl.where(wanted == slot, own, source)
+        feature = tl.load(source + i, mask=real, other=0.0).to(tl.float32)
+        weight = tl.load(feature_weight + i, mask=real, other=0.0).to(tl.float32)
+        normed = normed_row(feature, weight, width, eps).to(pairs.dtype.element_ty)
+        tl.store(pairs + row * 2 * width + width + i, normed, mask=real)
 
 
 @dataclass(frozen=True)
@@ -68,3 +105,27 @@ def read_pairs(
         num_warps=max(1, min(8, block // 512)),
     )  # fmt: skip
     return pairs, residual
+
+
+@dataclass(frozen=True)
+class KeptFeatures:
+    """Places of texts in their order, and what becomes of their features: each is kept in its slot, -1 for none, and
+    read is the one `before`, which was kept earlier unless it is that of the row above or the row's own."""
+
+    fresh: Tensor  # [n, width]
+    kept: Tensor  # [slots, width]
+    slots: Tensor  # [n]
+    before: Tensor  # [n]: slots
+
+
+def keep_pairs(embedded: Side, places: KeptFeatures, feature_weight: Tensor, embed_scale: float, eps: float) -> Tensor:
+    """Keep all features; [n, 2 * width] of both sides, as `read_pairs` would read them then."""
+    n, width = places.fresh.shape
+    pairs = torch.empty(n, 2 * width, dtype=feature_weight.dtype, device=feature_weight.device)
+    block = triton.next_power_of_2(width)
+    _keep_pairs[(n, 2)](
+        embedded.rows, embedded.table, embedded.weight, places.fresh, places.kept, places.slots, places.before,
+        feature_weight, pairs, width, embed_scale, eps,
+        BLOCK=block, SCALES=embed_scale != 1.0, num_warps=max(1, min(8, block // 512)),
+    )  # fmt: skip
+    return pairs
