@@ -58,7 +58,11 @@ def _begin(part):
     return tl.where(part < 16, part * 64, tl.where(part < 28, middle, 4096 + (part - 28) * 512))
 
 
-@triton.jit
+# A kernel for each size a step may have would be compiled where these were taken for constants, or for aligned.
+@triton.jit(
+    do_not_specialize=["row_count", "most_pages"],
+    do_not_specialize_on_alignment=["tiles", "limits", "positions", "paths"],
+)
 def _attend(
     q, keys, values, out, logs, tiles, limits, positions, paths, pages,
     key_stride, heads, row_count, most_pages, scale,
@@ -129,7 +133,7 @@ def _attend(
         tl.store(target, mixed.to(out.dtype.element_ty), mask=own[None, :] & real[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_count"], do_not_specialize_on_alignment=["reaches"])
 def _join(
     parts_out, logs, out, reaches, heads, row_count,
     DIM: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr,

@@ -13,6 +13,7 @@ from torch import Tensor
 from .choose import exponential
 
 MOST_PARTS = 12  # programs that look for the likeliest of a row
+FEW = 64  # guesses for which one kernel serves
 LEAST = 1024  # outputs that one of them looks at, at least
 
 
@@ -135,11 +136,11 @@ def best_children(logits: Tensor, ids: Tensor, noise: Noise | None, tokens: Tens
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["first", "guesses", "width_stride"])
 def _descend(
     tokens, shares, followed, chances, ways, widths, next_chances, next_tokens, before, next_ways,
-    width_stride, first,
-    ROOT: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr, GUESSES: tl.constexpr,
+    width_stride, first, guesses,
+    ROOT: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr,
     CANDIDATES: tl.constexpr, WIDE_FILLED: tl.constexpr, GUESSES_FILLED: tl.constexpr,
 ):  # fmt: skip
     """One text: its best children in the order in which they were found."""
@@ -167,12 +168,12 @@ def _descend(
     p = tl.arange(0, WIDE_FILLED)
     g = tl.arange(0, GUESSES_FILLED)
     parent = tl.sum(tl.where((place[None, :] == p[:, None]) & chosen[None, :], row[None, :], 0), 1)
-    inside = (p < WIDE)[:, None] & (g < GUESSES)[None, :]
+    inside = (p < WIDE)[:, None] & (g < guesses)[None, :]
     seen = (g[None, :] == first + p[:, None]) | (g == 0)[None, :]
     if not ROOT:
-        above = tl.load(ways + (text * ROWS + parent)[:, None] * GUESSES + g[None, :], mask=inside, other=0)
+        above = tl.load(ways + (text * ROWS + parent)[:, None] * guesses + g[None, :], mask=inside, other=0)
         seen = seen | (above != 0)
-    tl.store(next_ways + (text * WIDE + p)[:, None] * GUESSES + g[None, :], seen.to(tl.int8), mask=inside)
+    tl.store(next_ways + (text * WIDE + p)[:, None] * guesses + g[None, :], seen.to(tl.int8), mask=inside)
 
 
 @dataclass(frozen=True)
@@ -199,9 +200,9 @@ def descend(told: Tensor, widths: Tensor, above: Branches | None, first: int, gu
     old = found if above is None else above
     _descend[(texts,)](
         told[0], told[1], told[2], old.chances, old.ways, widths, found.chances, found.tokens, found.before, found.ways,
-        widths.stride(0), first,
-        ROOT=above is None, ROWS=rows, COUNT=children, WIDE=wide, GUESSES=guesses,
+        widths.stride(0), first, guesses,
+        ROOT=above is None, ROWS=rows, COUNT=children, WIDE=wide,
         CANDIDATES=triton.next_power_of_2(rows * children), WIDE_FILLED=triton.next_power_of_2(wide),
-        GUESSES_FILLED=triton.next_power_of_2(guesses), num_warps=4,
+        GUESSES_FILLED=triton.next_power_of_2(max(FEW, guesses)), num_warps=4,
     )  # fmt: skip
     return found

@@ -20,7 +20,12 @@ TILE_BYTES = 8192  # of keys that a program looks at at once, at most
 
 
 # Sizes of drafts are no constants: else each number of guesses and each length of text would be compiled for.
-@triton.jit(do_not_specialize=["first", "depth", "rows", "guesses", "wide", "part_size", "parts"])
+@triton.jit(
+    do_not_specialize=[
+        "first", "depth", "rows", "guesses", "wide", "part_size", "parts", "place_stride", "page_stride"
+    ],
+    do_not_specialize_on_alignment=["places", "pages", "ways"],
+)  # fmt: skip
 def _glance(
     q, keys, values, own_keys, own_values, places, pages, ways, out, logs,
     place_stride, page_stride, key_stride, heads, first, depth, rows, guesses, wide, part_size, parts, scale,
