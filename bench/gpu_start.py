@@ -3,8 +3,9 @@ tenth: with kernels compiled anew, and with those of the run before.
 
 Run it as `python bench/gpu_start.py [--folder DIR] [--base smollm2-135m] [--drafter auto]`. A folder that is not there
 is written first, 12 GB in bf16 (`inflate.py`), and stays; what that takes is said apart. After that the files lie in
-the page cache, unless `--from-disk` has them dropped. Texts differ in how well they can be guessed, and drafters know more
-by the tenth: steps are told with the seconds, and with `--drafter none` all requests take as many. `--device cpu --times 1 --layers 2` tries the script elsewhere.
+the page cache, unless `--from-disk` has them dropped. Texts differ in how well they can be guessed, and drafters know
+more by the tenth: steps are told with the seconds, and with `--drafter none` all requests take as many.
+`--device cpu --times 1 --layers 2` tries the script elsewhere.
 """
 
 from __future__ import annotations
