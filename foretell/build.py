@@ -206,7 +206,7 @@ def _rehearsed(speculation: SpeculationConfig, is_split: bool, rehearsal: Rehear
     if rehearsal.engine.runner.device.type != "cuda" or is_split:
         return ()
     named = draft.arms(speculation)  # a drafter of the caller's own is shown no text that is none
-    return all_pieces(rehearsal, named, min(speculation.budget, MOST_REHEARSED), speculation.tree > 0)
+    return all_pieces(rehearsal, named, min(speculation.budget, MOST_REHEARSED), speculation.tree)
 
 
 def set_threads(wanted: int | None, ranks: int = 1) -> None:

@@ -24,7 +24,7 @@ from .judge import Case
 
 LOG = logging.getLogger("foretell")
 
-SECONDS = 3.0  # of a start; all that is likely takes about one, and who starts a server waits for ten anyway
+SECONDS = 2.5  # of a start, of which the whole takes ten; a size takes 30 ms, where a model has 32 layers
 TIMES = 3  # plainly, recorded, and replayed: a graph goes to the device when it is first replayed
 LONGER = (700, 1500)  # tokens of a text, for which other graphs are made
 PROMPTS = (128, 64, 32, 16)  # tokens of a prompt that comes in one step; the likeliest, 256, is done before
@@ -85,9 +85,11 @@ class Rehearsal:
         if self.engine.drafter.wants_top:
             top(output.logits, self.engine.drafter.wants_top)
 
-    def guess(self, drafter: Drafter, guessing: Guessing) -> None:
-        """A draft."""
-        rehearse_guess(drafter, self.made_up, guessing, TIMES)
+    def guess(self, name: str, guessing: Guessing) -> None:
+        """A draft of who has this name now, if it is here."""
+        drafter = self.engine.drafter.arms.get(name)
+        if drafter is not None and drafter.ready:
+            rehearse_guess(drafter, self.made_up, guessing, TIMES)
 
 
 def _drawn(share: Share) -> Share:
@@ -97,32 +99,35 @@ def _drawn(share: Share) -> Share:
     return replace(share, seq=Sequence(seq.id, request, seq.tokens, seq.cached, seq.pages))
 
 
-def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, grows: bool) -> Iterator[Callable[[], None]]:
-    """For these drafters, and drafts of up to so many nodes; `grows`: whether heads may make trees. The likeliest come
-    first: a prompt, one text alone, what drafters that take time do for it, and the drafts of all sizes behind it."""
-    arms = [arm for name, arm in rehearsal.engine.drafter.arms.items() if name in named and _takes_time(arm)]
-    trees = TREES if grows else ()
+def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: int) -> Iterator[Callable[[], None]]:
+    """For these drafters, chains and trees of up to `nodes` nodes, and trees of heads of up to `most`. The likeliest
+    come first: a prompt, one text alone, what drafters that take time do for it, and drafts of all sizes behind it."""
+    arms = [name for name, arm in rehearsal.engine.drafter.arms.items() if name in named and _takes_time(arm)]
+    chains, trees = _within(CHAINS, nodes), _within(TREES, most)
 
     def guesses(several: Iterable[Guessing]) -> Iterator[Callable[[], None]]:
-        return (partial(rehearsal.guess, arm, each) for each in several for arm in arms if arm.ready)
+        return (partial(rehearsal.guess, name, each) for each in several for name in arms)
 
     def steps(several: Iterable[Nothing]) -> Iterator[Callable[[], None]]:
         return (partial(rehearsal.step, each) for each in several)
 
     yield from steps((Nothing(cached=0, take=256), Nothing(cached=TEXT)))
-    yield from guesses(CHAINS)
+    yield from guesses(chains)
     yield from steps(_drafts(nodes, TEXT))
-    if arms and grows:
-        yield from guesses(trees)
-        yield from steps(Nothing(cached=TEXT, draft=tree(each)) for each in WIDE)
+    yield from guesses(trees)
+    yield from steps(Nothing(cached=TEXT, draft=tree(each)) for each in WIDE if arms and each <= most)
     yield from steps(Nothing(cached=0, take=take) for take in PROMPTS)
-    yield from guesses(replace(each, cached=SHORT) for each in CHAINS)
-    yield from guesses(replace(each, temperature=1.0) for each in CHAINS)
+    yield from guesses(replace(each, cached=SHORT) for each in chains)
+    yield from guesses(replace(each, temperature=1.0) for each in chains)
     yield from steps(Nothing(texts, TEXT) for texts in FEW_TEXTS)
     for cached in LONGER:
         yield from steps((Nothing(cached=cached), *_drafts(nodes, cached)))
-        yield from guesses(replace(each, cached=cached) for each in CHAINS)
-    yield from guesses((*DEEPER, *(replace(each, cached=SHORT) for each in trees)))
+        yield from guesses(replace(each, cached=cached) for each in chains)
+    yield from guesses((*_within(DEEPER, nodes), *(replace(each, cached=SHORT) for each in trees)))
+
+
+def _within(several: Iterable[Guessing], nodes: int) -> list[Guessing]:
+    return [each for each in several if each.budget.nodes <= nodes]
 
 
 def _drafts(nodes: int, cached: int) -> Iterator[Nothing]:

@@ -20,10 +20,11 @@ from foretell.params import SamplingParams
 from foretell.sampling.sampling import Row, choose
 from foretell.types import Draft, Request, Sequence, Share
 
+from .recording import plainly
 from .runner import ModelRunner
 
 LOG = logging.getLogger("foretell")
-BEYOND = 3.0  # seconds that heads go on when what they run beside is over: each depth and width has kernels of its own
+BEYOND = 1.0  # seconds that heads go on when what they run beside is over: each depth and width has kernels of its own
 EVEN = 0.01  # all weights of what stands for others: what lay in memory might be no numbers, and none of them largest
 
 
@@ -144,7 +145,7 @@ class Warming:
     def _work(self) -> None:
         try:
             # A thread begins on the first device, and kernels run on the thread's: all of it has to happen in here.
-            with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            with plainly(), torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
                 self._run(self._make())
         except Exception:
             LOG.exception("kernels could not be made ready ahead; the first requests wait for them")

@@ -35,7 +35,7 @@ CONTEXT, NODES = 2048, 16
 
 
 def pieces(rehearsal: Rehearsal, names: tuple[str, ...] = ()) -> Iterable[Callable[[], None]]:
-    return all_pieces(rehearsal, names, NODES, True)
+    return all_pieces(rehearsal, names, NODES, 64)
 
 
 def long_engine(drafter: Drafter) -> Engine:

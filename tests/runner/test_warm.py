@@ -17,6 +17,7 @@ from foretell.models.decoder import Decoder
 from foretell.models.heads import HeadConfig
 from foretell.models.load import sketch, take_memory
 from foretell.runner.cuda_warm import EVEN, GROWN, GUESSED, PLAIN, Warming, few_layers, rehearse
+from foretell.runner.recording import PLAINLY, Capture
 from foretell.runner.runner import ModelRunner
 from tests.tiny import CONFIG, HEADS, tiny_decoder
 
@@ -126,3 +127,17 @@ def test_all_of_it_happens_on_the_device_that_was_asked_for(monkeypatch: pytest.
     with Warming(make, torch.device("cuda:1"), False) as warming:
         pass
     assert warming.steps and told == [torch.device("cuda:1"), "made", "left"]
+
+
+def test_nothing_is_recorded_beside_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("graph_pool_handle", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    capture, found = Capture(CPU), []
+
+    def make() -> ModelRunner:
+        found.append(capture(lambda: found.append("run")))
+        return few()
+
+    with Warming(make, CPU, False) as warming:
+        pass
+    assert warming.steps and found == [None] and not PLAINLY.get()
