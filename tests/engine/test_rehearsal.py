@@ -38,9 +38,9 @@ def pieces(rehearsal: Rehearsal, names: tuple[str, ...] = ()) -> Iterable[Callab
     return all_pieces(rehearsal, names, NODES, 64)
 
 
-def long_engine(drafter: Drafter) -> Engine:
+def long_engine(drafter: Drafter, device: str = "cpu") -> Engine:
     """One whose texts are long enough for all that is rehearsed."""
-    model = tiny_decoder(config=replace(CONFIG, context=CONTEXT))
+    model = tiny_decoder(config=replace(CONFIG, context=CONTEXT)).to(device)
     runner = ModelRunner(model, 2 * CONTEXT // 16, 16, CONTEXT)
     return Engine(runner, drafter, FixedController(NODES), Scheduler(runner, None, 4, CONTEXT))
 
@@ -84,6 +84,21 @@ def test_a_head_has_made_each_chain_and_each_reading_as_often_as_it_takes(config
     assert all(read[rows] >= TIMES for rows in (1, 2, 4, 8, 128))  # texts of this context have no more places
 
 
+def of_all_sizes(seq: Sequence, budget: Budget) -> Draft:
+    nodes = 1 + seq.written % NODES
+    shape = tree(nodes) if seq.written // NODES % 2 and nodes > 1 else chain(nodes)
+    return replace(shape, tokens=tuple(range(nodes)))  # siblings of one token would not be run
+
+
+def write(engine: Engine, prompt: int) -> None:
+    """A text of 64 tokens behind a prompt of so many."""
+    maker = RequestMaker(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
+    params = SamplingParams(max_tokens=64, temperature=0.0, seed=0)
+    (request,) = maker.make("0", [1 + i % 30 for i in range(prompt)], params)
+    engine.add(request)
+    run(engine)
+
+
 class Noted:
     """An executor that counts the sizes steps are filled up to."""
 
@@ -100,24 +115,14 @@ class Noted:
 @pytest.mark.parametrize("prompt", [256, 200, 40, 20])
 def test_a_first_request_brings_no_step_of_a_new_size(prompt: int) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-
-    def guess(seq: Sequence, budget: Budget) -> Draft:
-        nodes = 1 + seq.written % NODES
-        shape = tree(nodes) if seq.written // NODES % 2 and nodes > 1 else chain(nodes)
-        return replace(shape, tokens=tuple(range(nodes)))  # siblings of one token would not be run
-
-    engine = long_engine(ScriptedDrafter(guess))
+    engine = long_engine(ScriptedDrafter(of_all_sizes))
     engine.runner.executor = noted = Noted(engine.runner.executor, engine.runner.layout.share)
     rehearsal = Rehearsal(engine, pieces)
     while rehearsal.done < 2 + 2 * NODES + 10 and rehearsal.piece():
         pass
     known = {sizes for sizes, times in noted.seen.items() if times >= TIMES}
     noted.seen.clear()
-    maker = RequestMaker(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
-    params = SamplingParams(max_tokens=64, temperature=0.0, seed=0)
-    (request,) = maker.make("0", [1 + i % 30 for i in range(prompt)], params)
-    engine.add(request)
-    run(engine)
+    write(engine, prompt)
     assert {sizes.words > 0 for sizes in noted.seen} == {False, True} and len(noted.seen) > 8
     assert known.issuperset(noted.seen)
 
