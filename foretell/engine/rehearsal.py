@@ -13,7 +13,7 @@ from foretell.draft.base import Drafter
 from foretell.draft.merging import Merged
 from foretell.draft.rehearsal import CHAINS, DEEPER, SHORT, TEXT, TREES, Guessing, rehearse_guess
 from foretell.params import SamplingParams
-from foretell.runner.cuda_warm import Nothing, chain, tree
+from foretell.runner.cuda_warm import Nothing, chain, long_tree, tree
 from foretell.runner.executor import StepOutput
 from foretell.runner.made_up import MadeUp
 from foretell.sampling.top import top
@@ -29,6 +29,7 @@ TIMES = 3  # plainly, recorded, and replayed: a graph goes to the device when it
 LONGER = (700, 1500)  # tokens of a text, for which other graphs are made
 PROMPTS = (128, 64, 32, 16)  # tokens of a prompt that comes in one step; the likeliest, 256, is done before
 WIDE = (32, 63, 64)  # nodes of a tree that a head grows
+FLAT = 9  # nodes from which on a tree may be deeper than the first size of its tables
 FEW_TEXTS = (2, 4, 8)
 
 
@@ -136,6 +137,8 @@ def _drafts(nodes: int, cached: int) -> Iterator[Nothing]:
         yield Nothing(cached=cached, draft=chain(count))
         if count > 1:
             yield Nothing(cached=cached, draft=tree(count))
+        if count > FLAT:
+            yield Nothing(cached=cached, draft=long_tree(count))
 
 
 def _takes_time(drafter: Drafter) -> bool:

@@ -49,8 +49,13 @@ def chain(nodes: int) -> Draft:
 
 
 def tree(nodes: int) -> Draft:
-    """The same with a second branch, from two nodes on."""
-    return Draft((0,) * nodes, (-1, -1, *range(nodes - 2)))
+    """Two branches of each node, from two nodes on: as flat as those of heads."""
+    return Draft((0,) * nodes, tuple(node // 2 - 1 for node in range(nodes)))
+
+
+def long_tree(nodes: int) -> Draft:
+    """A chain that has a second beginning."""
+    return Draft((0,) * nodes, (*range(-1, nodes - 2), -1))
 
 
 # One for each choice of kernels that soon comes: they differ by rows, by how many keys there are, and by trees.
@@ -67,6 +72,7 @@ PLAIN = (
 GUESSED = (
     *(Nothing(draft=chain(nodes)) for nodes in (1, 3, 7, 15, 16)),
     *(Nothing(draft=tree(nodes)) for nodes in (2, 3, 7, 9, 16)),
+    Nothing(draft=long_tree(16)),
     Nothing(cached=2000, draft=chain(3)),
     Nothing(draft=chain(63)),
 )
