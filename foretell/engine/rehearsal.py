@@ -26,6 +26,7 @@ LOG = logging.getLogger("foretell")
 
 SECONDS = 2.5  # of a start, of which the whole takes ten; a size takes 30 ms, where a model has 32 layers
 TIMES = 3  # plainly, recorded, and replayed: a graph goes to the device when it is first replayed
+BRIEF = 20  # tokens of a text whose keys fill no part: its trees are attended to in other tiles
 LONGER = (700, 1500)  # tokens of a text, for which other graphs are made
 PROMPTS = (128, 64, 32, 16)  # tokens of a prompt that comes in one step; the likeliest, 256, is done before
 WIDE = (32, 63, 64)  # nodes of a tree that a head grows
@@ -118,6 +119,7 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
     yield from guesses(trees)
     yield from steps(Nothing(cached=TEXT, draft=tree(each)) for each in WIDE if arms and each <= most)
     yield from steps(Nothing(cached=0, take=take) for take in PROMPTS)
+    yield from steps(each for count in range(nodes + 1) for each in _trees(count, BRIEF))
     yield from guesses(replace(each, cached=SHORT) for each in chains)
     yield from guesses(replace(each, temperature=1.0) for each in chains)
     yield from steps(Nothing(texts, TEXT) for texts in FEW_TEXTS)
@@ -132,13 +134,18 @@ def _within(several: Iterable[Guessing], nodes: int) -> list[Guessing]:
 
 
 def _drafts(nodes: int, cached: int) -> Iterator[Nothing]:
-    """Chains and trees behind a text."""
+    """Chains and trees behind a text, the smaller ones first."""
     for count in range(1, nodes + 1):
         yield Nothing(cached=cached, draft=chain(count))
-        if count > 1:
-            yield Nothing(cached=cached, draft=tree(count))
-        if count > FLAT:
-            yield Nothing(cached=cached, draft=long_tree(count))
+        yield from _trees(count, cached)
+
+
+def _trees(count: int, cached: int) -> Iterator[Nothing]:
+    """Of so many nodes."""
+    if count > 1:
+        yield Nothing(cached=cached, draft=tree(count))
+    if count > FLAT:
+        yield Nothing(cached=cached, draft=long_tree(count))
 
 
 def _takes_time(drafter: Drafter) -> bool:

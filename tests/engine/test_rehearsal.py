@@ -117,9 +117,7 @@ def test_a_first_request_brings_no_step_of_a_new_size(prompt: int) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     engine = long_engine(ScriptedDrafter(of_all_sizes))
     engine.runner.executor = noted = Noted(engine.runner.executor, engine.runner.layout.share)
-    rehearsal = Rehearsal(engine, pieces)
-    while rehearsal.done < 2 + 3 * NODES + 4 and rehearsal.piece():
-        pass
+    Rehearsal(engine, pieces).run(60)
     known = {sizes for sizes, times in noted.seen.items() if times >= TIMES}
     noted.seen.clear()
     write(engine, prompt)
