@@ -3,7 +3,9 @@ tenth: with kernels compiled anew, and with those of the run before.
 
 Run it as `python bench/gpu_start.py [--folder DIR] [--base smollm2-135m] [--drafter auto]`. A folder that is not there
 is written first, 12 GB in bf16 (`inflate.py`), and stays; what that takes is said apart. After that the files lie in
-the page cache, unless `--from-disk` has them dropped. `--device cpu --times 1 --layers 2` tries the script elsewhere.
+the page cache, unless `--from-disk` has them dropped. Texts differ in how well they can be guessed, and drafters know
+more by the tenth: steps are told with the seconds, and with `--drafter none` all requests take as many.
+`--device cpu --times 1 --layers 2` tries the script elsewhere.
 """
 
 from __future__ import annotations
@@ -56,13 +58,14 @@ def start(folder: Path, drafter: str, device: str) -> Iterator[dict[str, Any]]:
     if device == "cuda":
         torch.cuda.synchronize()
     yield {"ready": monotonic()} | seconds
-    took = []
+    took, steps = [], []
     params = SamplingParams(max_tokens=WRITTEN, temperature=0.0, ignore_eos=True)
     for request in range(REQUESTS):
         began = perf_counter()
-        llm.generate([[(7 * i + 13 * request) % 250 + 1 for i in range(PROMPT)]], params)
+        (output,) = llm.generate([[(7 * i + 13 * request) % 250 + 1 for i in range(PROMPT)]], params)
         took.append(perf_counter() - began)
-    yield {"requests": took}
+        steps.append(output.speculation.steps)
+    yield {"requests": took, "steps": steps, "rehearsed": llm.assembly.rehearsal.done}
 
 
 def measure(folder: Path, given: argparse.Namespace, cache: Path) -> dict[str, Any]:
@@ -79,9 +82,12 @@ def measure(folder: Path, given: argparse.Namespace, cache: Path) -> dict[str, A
         found |= json.loads(line)
     until = {name: round(found[name] - began, 2) for name in ("torch", "foretell", "ready")}
     first, tenth = found["requests"][0], found["requests"][-1]
+    a_step = [seconds / steps for seconds, steps in zip(found["requests"], found["steps"], strict=True)]
     return {
         "until": until, "reading": round(found["reading"], 2), "first": round(first, 3), "tenth": round(tenth, 3),
-        "first_over_tenth": round(first / tenth, 2), "requests": [round(each, 3) for each in found["requests"]],
+        "first_over_tenth": round(first / tenth, 2), "step_over_step": round(a_step[0] / a_step[-1], 2),
+        "requests": [round(each, 3) for each in found["requests"]], "steps": found["steps"],
+        "rehearsed": found["rehearsed"],
     }  # fmt: skip
 
 
@@ -118,7 +124,10 @@ def main() -> None:
                 f"{name}: ready after {ready:.1f} s (asked: {goal:g}), reading weights {found['reading']:.1f} s; ",
                 end="",
             )
-            print(f"first request {found['first']:.2f} s, {over:.2f} of the tenth (asked: {MOST_OVER:g})", flush=True)
+            print(f"first request {found['first']:.2f} s, {over:.2f} of the tenth (asked: {MOST_OVER:g}); ", end="")
+            print(
+                f"{found['steps'][0]} and {found['steps'][-1]} steps, {found['step_over_step']:.2f} a step", flush=True
+            )
     if given.device == "cuda":
         figures |= {"device": torch.cuda.get_device_name(), "versions": torch.__version__}
     print(json.dumps(figures))

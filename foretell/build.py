@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from . import draft
 from .config import EngineConfig, SpeculationConfig
 from .controlling import build_controller, costs_file, default_choice
 from .draft.base import Drafter
+from .draft.sketched import SketchedHeads
 from .draft.tree import MOST_WIDE
 from .engine.engine import Engine
 from .engine.profile import Profiler
+from .engine.rehearsal import Rehearsal, all_pieces
 from .engine.requests import Limits, RequestMaker, check_rule
 from .engine.scheduler import Scheduler
 from .errors import RequestError
@@ -36,6 +39,8 @@ from .sampling.grammar import GrammarCompiler
 from .system import usable_cores
 from .tokenizer import Tokenizer
 
+MOST_REHEARSED = 16  # nodes of a draft; who lets more be guessed seldom gets them
+
 
 @dataclass(frozen=True)
 class Assembly:
@@ -48,7 +53,12 @@ class Assembly:
     memory: MemoryPlan
     sampling_defaults: dict[str, Any]
     profiler: Profiler
+    rehearsal: Rehearsal
     team: Team | None = None  # the ranks of a model that is split
+
+    def while_idle(self) -> bool:
+        """Do a piece of what nobody waits for; False when nothing is left. What is recorded is measured after that."""
+        return self.rehearsal.piece() or self.profiler.piece()
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -119,11 +129,14 @@ def _build(
         failing.callback(team.close)
     copies = () if drafter is not None else draft.copies_wanted(speculation)
     spare = device_memory(target.device) - max(memory.weights + memory.drafter, target.loading)
-    with target.warming(room, spare, drafter is not None or speculation.budget > 0, bool(heads.found)):
+    spare -= heads.weights + context * heads.token_bytes  # of those that stand for them
+    sketched = SketchedHeads(heads.configs, speculation.tree > 0) if heads.found else None
+    with target.warming(room, spare, drafter is not None or speculation.budget > 0, sketched):
         model = target.load(team) if copies else target.load_packed(team)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
     runner = target.runner(model, room, () if drafter is None else drafter.taps, heads.beside)
+    runner.be_current()
     if team is not None:
         lead(runner, team)
         others = team.wait()
@@ -178,11 +191,22 @@ def _assembled(
     engine = Engine(runner, drafter, controller, scheduler, target.tokenizer)
     profiler = Profiler(engine, controller, costs_file(config.model, target))
     profiler.load()
+    rehearsal = Rehearsal(engine, partial(_rehearsed, speculation, team is not None))
+    rehearsal.run()
     limits = Limits(context, target.tokenizer.end_ids | end_ids(target.checkpoint), target.config.vocab)
     requests = RequestMaker(limits, target.tokenizer, drafter, default_choice(speculation))
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
     defaults = sampling_defaults(target.checkpoint)
-    return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler, team)
+    return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler, rehearsal, team)
+
+
+def _rehearsed(speculation: SpeculationConfig, is_split: bool, rehearsal: Rehearsal) -> Iterable[Callable[[], None]]:
+    """What a CUDA device does before the first request. Ranks do it with their first: there is nobody yet to hear of
+    one that fails."""
+    if rehearsal.engine.runner.device.type != "cuda" or is_split:
+        return ()
+    named = draft.arms(speculation)  # a drafter of the caller's own is shown no text that is none
+    return all_pieces(rehearsal, named, min(speculation.budget, MOST_REHEARSED), speculation.tree)
 
 
 def set_threads(wanted: int | None, ranks: int = 1) -> None:

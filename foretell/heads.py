@@ -18,7 +18,7 @@ from .hub import Checkpoint, open_checkpoint, resolve
 from .kv.cache import LayerShape
 from .models.config import ModelConfig
 from .models.decoder import Decoder
-from .models.heads import Head
+from .models.heads import Head, HeadConfig
 from .models.heads.cut import check_split_head
 from .models.heads.open import (
     CONVERT,
@@ -76,6 +76,11 @@ class Heads:
         return Heads(self.target, {name: self.found[name] for name in names})
 
     @property
+    def configs(self) -> tuple[HeadConfig, ...]:
+        """What each is made of."""
+        return tuple(head.config for head in self.found.values())
+
+    @property
     def weights(self) -> int:
         """Bytes of all their weights, or of the first rank's part of them."""
         return sum(head.bytes(self.target.shard) for head in self.found.values())
@@ -106,8 +111,7 @@ class Heads:
     def needs(self, asked: MostAsked) -> HeadNeeds:
         """What they ask of memory on a GPU; elsewhere what they work with is not counted."""
         shard, dtype = self.target.shard, self.target.dtype
-        configs = [head.config for head in self.found.values()]
-        each = [head_step_bytes(config, beside(config, shard), asked, dtype) for config in configs]
+        each = [head_step_bytes(config, beside(config, shard), asked, dtype) for config in self.configs]
         return HeadNeeds(self.weights, self.token_bytes, sum(each), self.examining)
 
     def load(self, model: Decoder, context: int) -> None:

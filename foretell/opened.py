@@ -26,7 +26,7 @@ from .models.read_config import read_config
 from .models.shard import Shard
 from .models.variants import prepared_bytes, quantize_weights, quantized_bytes, round_weights
 from .parallel import Part, Team
-from .runner.cuda_warm import Warming, few_layers
+from .runner.cuda_warm import EVEN, Guessers, Warming, few_layers
 from .runner.memory import recorded_bytes, step_bytes
 from .runner.runner import ModelRunner
 from .tokenizer import Tokenizer
@@ -127,18 +127,27 @@ class Opened:
             kept.write(runner.model)
         return runner
 
-    def warming(self, room: Room, free: int, guesses: bool, taps: bool) -> AbstractContextManager[object]:
+    def warming(
+        self, room: Room, free: int, guesses: bool, heads: Guessers | None = None
+    ) -> AbstractContextManager[object]:
         """Gets kernels ready beside the load, where there are any and that leaves memory for it: `free` bytes."""
-        few = few_layers(self.local)
+        few, context = few_layers(self.local), min(room.context, self.config.context)
         needed = prepared_bytes(few, self.dtype, "meta") + room.context * self.token_bytes // self.config.layers
         if self.device.type != "cuda" or find_spec("triton") is None or self.shard is not None or 2 * needed > free:
             return nullcontext()
 
-        def make() -> Decoder:
+        def make() -> ModelRunner:
             model = take_memory(sketch(few, self.dtype), self.device)
-            return model if self.rounding is None else round_weights(model, self.rounding)
+            for weight in model.parameters():
+                weight.fill_(EVEN)
+            if heads is not None:
+                heads.borrow(model, context)
+            model = model if self.rounding is None else round_weights(model, self.rounding)
+            pages = -(-context // room.page_size)  # as many as the tables of the real one are wide
+            ways = ((), ()) if heads is None else ((0, model.config.layers), heads.beside)
+            return ModelRunner(model, pages, room.page_size, context, *ways)
 
-        return Warming(make, min(room.context, self.config.context), room.page_size, guesses, taps)
+        return Warming(make, self.device, guesses, heads)
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""

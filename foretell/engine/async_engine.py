@@ -207,6 +207,7 @@ class AsyncEngine:
     # In the thread.
 
     def _run(self) -> None:
+        self.engine.runner.be_current()
         while not self._stopped:
             try:
                 self._obey()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -14,8 +13,8 @@ from time import perf_counter
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.drafting import TREES as OF_TREES
-from foretell.params import SamplingParams
-from foretell.types import Budget, Draft, Request, Sequence, Share
+from foretell.runner.made_up import MadeUp
+from foretell.types import Budget, Draft, Sequence, Share
 
 from .engine import Engine
 
@@ -46,7 +45,7 @@ class Profiler:
 
     def __init__(self, engine: Engine, controller: AdaptiveController, file: Path | None = None) -> None:
         self.engine, self.controller, self.file = engine, controller, file
-        self._ids = itertools.count(-1, -1)  # no text of the engine's own has such a number
+        self._made_up = MadeUp(engine.runner)
         self._left = self._pieces()
 
     def _pieces(self, wanted: Container[str] | None = None) -> Iterator[Piece]:
@@ -86,41 +85,25 @@ class Profiler:
         found = next(self._left, None)
         if found is None:
             return False
-        seqs = self._texts(found)
-        if seqs:
-            try:
-                self._measure(found, seqs)
-            finally:
-                for seq in seqs:
-                    self._forget(found.arm, seq)
+        with self._made_up.texts(found.texts, found.cached, room=found.rows) as seqs:
+            if seqs:
+                try:
+                    self._measure(found, seqs)
+                finally:
+                    self._forget(found.arm, seqs)
         return True
 
-    def _forget(self, arm: str, seq: Sequence) -> None:
-        """Only the drafter that was measured has met it; others must not take it for a text to learn from."""
+    def _forget(self, arm: str, seqs: list[Sequence]) -> None:
+        """Only the drafter that was measured has met them; others must not take them for texts to learn from."""
         if arm:
-            self.engine.drafter.arms[arm].forget(seq)
-        self.engine.runner.trim(seq, 0)
+            for seq in seqs:
+                self.engine.drafter.arms[arm].forget(seq)
 
     def run(self) -> None:
         """Measure all of it, anew."""
         self._left = self._pieces()
         while self.piece():
             pass
-
-    def _texts(self, piece: Piece) -> list[Sequence]:
-        """Made-up texts with their pages; none where the pages or the model's context do not suffice."""
-        seqs: list[Sequence] = []
-        if piece.cached + 1 + piece.rows > self.engine.runner.context:
-            return seqs
-        for _ in range(piece.texts):
-            request = Request("profile", (0,), SamplingParams(temperature=0.0), 0, piece.cached)
-            seq = Sequence(next(self._ids), request, [0] * (piece.cached + 1), piece.cached)
-            seqs.append(seq)
-            if not self.engine.runner.reserve(seq, piece.cached + 1 + piece.rows):
-                for each in seqs:
-                    self.engine.runner.trim(each, 0)
-                return []
-        return seqs
 
     def _measure(self, piece: Piece, seqs: list[Sequence]) -> None:
         if piece.arm:

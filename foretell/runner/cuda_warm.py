@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from threading import Event, Thread
+from time import perf_counter
+from typing import Protocol
 
 import torch
 
+from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.params import SamplingParams
+from foretell.sampling.sampling import Row, choose
 from foretell.types import Draft, Request, Sequence, Share
 
+from .recording import plainly
 from .runner import ModelRunner
 
 LOG = logging.getLogger("foretell")
+BEYOND = 1.0  # seconds that heads go on when what they run beside is over: each depth and width has kernels of its own
+EVEN = 0.01  # all weights of what stands for others: what lay in memory might be no numbers, and none of them largest
 
 
 @dataclass(frozen=True)
@@ -35,22 +43,40 @@ class Nothing:
         return self.cached + self.take + len(self.draft)
 
 
+def chain(nodes: int) -> Draft:
+    """One that is told by nobody."""
+    return Draft.chain([0] * nodes)
+
+
+def tree(nodes: int) -> Draft:
+    """Two branches of each node, from two nodes on: as flat as those of heads."""
+    return Draft((0,) * nodes, tuple(node // 2 - 1 for node in range(nodes)))
+
+
+def long_tree(nodes: int) -> Draft:
+    """A chain that has a second beginning."""
+    return Draft((0,) * nodes, (*range(-1, nodes - 2), -1))
+
+
 # One for each choice of kernels that soon comes: they differ by rows, by how many keys there are, and by trees.
 PLAIN = (
     Nothing(),
-    Nothing(cached=0, take=40),
+    Nothing(cached=0, take=256),
     Nothing(cached=0, take=600),
     Nothing(texts=2),
     Nothing(texts=16),
+    Nothing(cached=700),
     Nothing(cached=2000),
     Nothing(cached=3000),
 )
 GUESSED = (
-    *(Nothing(draft=Draft.chain([0] * nodes)) for nodes in (3, 7, 15, 16)),
-    *(Nothing(draft=Draft((0,) * nodes, (-1, -1, *range(nodes - 2)))) for nodes in (3, 9)),
-    Nothing(cached=2000, draft=Draft.chain([0] * 3)),
-    Nothing(draft=Draft.chain([0] * 63)),
+    *(Nothing(draft=chain(nodes)) for nodes in (1, 3, 7, 15, 16)),
+    *(Nothing(draft=tree(nodes)) for nodes in (2, 3, 7, 9, 16)),
+    Nothing(draft=long_tree(16)),
+    Nothing(cached=2000, draft=chain(3)),
+    Nothing(draft=chain(63)),
 )
+GROWN = tuple(Nothing(draft=tree(nodes)) for nodes in (32, 63, 64))  # by heads, for which rows are cheap
 
 
 def few_layers(config: ModelConfig) -> ModelConfig:
@@ -74,6 +100,14 @@ def rehearse(runner: ModelRunner, steps: Iterable[Nothing], stopped: Callable[[]
     return count
 
 
+@torch.inference_mode()
+def choose_and_move(runner: ModelRunner) -> None:
+    """What comes behind a step: a token is drawn, and what was accepted of a tree moves up, one node or several."""
+    choose(torch.zeros(1, runner.model.outputs, device=runner.device), [Row(SamplingParams(temperature=1.0), 0, 0)])
+    for nodes in (1, 2):
+        runner.cache.move(list(range(1, nodes + 1)), list(range(nodes)))
+
+
 def _share(number: int, step: Nothing, page_size: int) -> Share:
     tokens = [0] * (step.cached + step.take)
     seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, step.cached)
@@ -81,39 +115,64 @@ def _share(number: int, step: Nothing, page_size: int) -> Share:
     return Share.of(seq, step.take)
 
 
+class Guessers(Protocol):
+    """What guesses from the states of the model that is rehearsed."""
+
+    @property
+    def beside(self) -> tuple[LayerShape, ...]:
+        """Layers it has in the model's cache."""
+
+    def borrow(self, model: Decoder, context: int) -> None:
+        """What it needs of the model, before that one's weights are rounded."""
+
+    def rehearse(self, runner: ModelRunner, stopped: Callable[[], bool]) -> int:
+        """Guess for texts that nobody wrote; how often."""
+
+
 class Warming:
     """A thread that gets kernels ready; what it cannot do the first requests will."""
 
-    def __init__(self, make: Callable[[], Decoder], context: int, page_size: int, guesses: bool, taps: bool) -> None:
-        """`make` gives a model of few layers; `taps`: whether states are asked for beside logits."""
-        self.steps = 0  # rehearsed
-        self._make, self._context, self._page_size, self._taps = make, context, page_size, taps
-        self._wanted = PLAIN + (GUESSED if guesses else ())
+    def __init__(
+        self,
+        make: Callable[[], ModelRunner],
+        device: torch.device,
+        guesses: bool,
+        heads: Guessers | None = None,
+    ) -> None:
+        """`make` gives a model of few layers on `device`, of which `heads` have borrowed."""
+        self.steps = self.drafts = 0  # rehearsed
+        self._make, self._device, self._heads = make, device, heads
+        self._wanted = PLAIN + (GUESSED if guesses else ()) + (GROWN if heads is not None else ())
         self._stop = Event()
+        self._over = math.inf  # when what it runs beside was
         self._thread = Thread(target=self._work, name="foretell-kernels", daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
         try:
-            model = self._make()
-            with (
-                torch.cuda.device(model.embed.device) if model.embed.is_cuda else nullcontext()
-            ):  # a thread has its own
-                self._run(model)
+            # A thread begins on the first device, and kernels run on the thread's: all of it has to happen in here.
+            with plainly(), torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+                self._run(self._make())
         except Exception:
             LOG.exception("kernels could not be made ready ahead; the first requests wait for them")
 
-    def _run(self, model: Decoder) -> None:
-        taps = (0, model.config.layers) if self._taps else ()
-        pages = -(-self._context // self._page_size)  # as many as the tables of the real one are wide
-        runner = ModelRunner(model, pages, self._page_size, self._context, taps)
+    def _run(self, runner: ModelRunner) -> None:
         self.steps = rehearse(runner, self._wanted, self._stop.is_set)
+        choose_and_move(runner)
+        if self._heads is not None:
+            self.drafts = self._heads.rehearse(runner, lambda: self._stop.is_set() or self._is_late)
+
+    @property
+    def _is_late(self) -> bool:
+        return perf_counter() > self._over + BEYOND
 
     def __enter__(self) -> Warming:
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        """Wait until all are ready, or, where what it runs beside has failed, for the step it is at."""
+        """Wait until all are ready, for those of heads not too long, and where what it runs beside has failed, for the
+        step it is at."""
+        self._over = perf_counter()
         if failed is not None:
             self._stop.set()
         self._thread.join()

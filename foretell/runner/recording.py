@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Generic, TypeVar
 
 import torch
@@ -14,8 +15,20 @@ from foretell.kv.shortage import lacks_memory
 LOG = logging.getLogger("foretell")
 REST = 64  # recordings that are not tried after one for which memory did not suffice
 
+PLAINLY = ContextVar("PLAINLY", default=False)  # of a thread
+
 Sizes = TypeVar("Sizes", bound=Hashable)
 Result = TypeVar("Result")
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Nothing is recorded in here: meanwhile no other thread could give memory back."""
+    before = PLAINLY.set(True)
+    try:
+        yield
+    finally:
+        PLAINLY.reset(before)
 
 
 class Capture:
@@ -31,6 +44,8 @@ class Capture:
     def __call__(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] | None:
         """The graph of `run` and where it leaves what it gives; it is not run here. None where memory is short: what
         ran plainly goes on plainly, and is tried again after a while."""
+        if PLAINLY.get():
+            return None
         if self._rest:
             self._rest -= 1
             return None

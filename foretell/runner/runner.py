@@ -58,6 +58,12 @@ class ModelRunner:
         self.followers: Followers | None = None
         self.answers_on: torch.device | None = None  # where logits are wanted, if not where the model is
 
+    def be_current(self) -> None:
+        """Let what this thread starts run where the model is: kernels go to the thread's own device, which is the first
+        one at its beginning."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     def lend(self, model: Decoder) -> ModelRunner:
         """A runner for a variant of this model over the same pages; what it writes is good for drafts only."""
         assert self.followers is None, "a variant would have to lie on all ranks"

@@ -54,7 +54,7 @@ class Service:
         engine = assembly.engine
         self.metrics = Metrics(self.names[0], engine.plain_seconds, engine.controller)
         most = engine_config.max_num_seqs + config.max_queue
-        self.engine = AsyncEngine(engine, most, self.metrics.observe, assembly.profiler.piece)
+        self.engine = AsyncEngine(engine, most, self.metrics.observe, assembly.while_idle)
         self.desk = Desk(assembly, config)
         longest = speculation.budget
         records = config.per_request_spec_decode_metrics

@@ -1,6 +1,9 @@
-"""The executor as a whole, on steps that come for the first time: there is nothing to record without a device."""
+"""The executor as a whole; without a device what is recorded is run again."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -8,13 +11,15 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
+from foretell.engine.rehearsal import Rehearsal
 from foretell.runner.cuda import CudaExecutor
-from foretell.runner.cuda_warm import GUESSED, PLAIN, rehearse
+from foretell.runner.cuda_warm import GUESSED, PLAIN, Nothing, rehearse, tree
 from foretell.runner.executor import EagerExecutor
+from foretell.runner.recording import Capture
 from foretell.runner.runner import ModelRunner
 from foretell.types import Draft
 from tests.kernels_triton.test_forward import BASE, DEVICE, TREE, step, world
-from tests.tiny import tiny_decoder
+from tests.tiny import World, add, generate, run, tiny_decoder
 
 
 class Still:
@@ -30,18 +35,39 @@ class Still:
         pass
 
 
+class Again:
+    """Stands for a graph: it runs once more what was recorded."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self.replay = run
+
+
 def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         for name in ("Event", "Stream", "current_stream", "graph_pool_handle"):
             monkeypatch.setattr(torch.cuda, name, Still)
+        monkeypatch.setattr(Capture, "__call__", lambda _, run: (Again(run), run()))
 
 
 def test_steps_of_nothing_go_through_all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_still(monkeypatch)
     runner = ModelRunner(tiny_decoder(config=BASE).to(DEVICE), 8, 16, 128, (0, 2))
     runner.executor = CudaExecutor(runner.model, runner.cache, runner.layout)
-    small = [step for step in PLAIN + GUESSED if step.texts <= 2 and step.take == 1 and step.length < 30]
-    assert rehearse(runner, small) == len(small) > 3
+    small = [step for step in PLAIN + GUESSED if step.texts <= 2 and step.take == 1 and step.length < 25]
+    assert rehearse(runner, small) == len(small) > 4
+
+
+def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_still(monkeypatch)
+    engine = World(pages=32, device=DEVICE.type, config=BASE).engine()
+    runner = engine.runner
+    runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
+    steps = [Nothing(cached=3), Nothing(cached=3, draft=tree(2))]
+    Rehearsal(engine, lambda rehearsal: (partial(rehearsal.step, step) for step in steps)).run(600)
+    assert len(executor._recordings) == len(steps) and None not in executor._recordings.values()
+    (track,) = add(engine, "0", [4], max_tokens=2)
+    run(engine)
+    assert track.seq.tokens[1:] == generate(prompts=[[4]], world=World(config=BASE), max_tokens=2)[0]
 
 
 @pytest.mark.parametrize("read", [[(0, 12, Draft())], [(0, 12, Draft()), (4, 18, Draft())]], ids=["few", "many"])

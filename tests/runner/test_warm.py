@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event, Timer
 
 import pytest
 import torch
 
+from foretell.draft.sketched import SketchedHeads
 from foretell.models.config import Rope
 from foretell.models.decoder import Decoder
+from foretell.models.heads import HeadConfig
 from foretell.models.load import sketch, take_memory
-from foretell.runner.cuda_warm import GUESSED, PLAIN, Warming, few_layers, rehearse
+from foretell.runner.cuda_warm import EVEN, GROWN, GUESSED, PLAIN, Warming, few_layers, rehearse
+from foretell.runner.recording import PLAINLY, Capture
 from foretell.runner.runner import ModelRunner
-from tests.tiny import CONFIG, tiny_decoder
+from tests.tiny import CONFIG, HEADS, tiny_decoder
 
 TURNS, SLOW = Rope(), Rope(theta=5e5)
 
@@ -47,30 +52,92 @@ def test_steps_that_fit_are_run_and_others_left_out() -> None:
     assert runner.pool.held == 0
 
 
+def few(context: int = 256) -> ModelRunner:
+    return ModelRunner(blank(), context // 16, 16, context, (0, 1))
+
+
+CPU = torch.device("cpu")
+
+
 @pytest.mark.parametrize("guesses", [False, True])
 def test_it_is_done_when_the_load_is_over(guesses: bool) -> None:
-    with Warming(blank, 4096, 16, guesses, taps=True) as warming:
+    with Warming(lambda: few(4096), CPU, guesses) as warming:
         pass
-    assert warming.steps == len(PLAIN) + guesses * len(GUESSED)
+    assert warming.steps == len(PLAIN) + guesses * len(GUESSED) and not warming.drafts
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_heads_guess_with_it_for_as_long_as_it_may_take(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = SketchedHeads([config, config], trees=True)
+
+    def make() -> ModelRunner:
+        model = blank()
+        for weight in model.parameters():
+            weight.fill_(EVEN)
+        heads.borrow(model, 1024)
+        return ModelRunner(model, 64, 16, 1024, (0, 1), heads.beside)
+
+    with Warming(make, CPU, True, heads) as warming:
+        pass
+    assert warming.steps == len([step for step in PLAIN + GUESSED + GROWN if step.length <= 1024])
+    assert warming.drafts == 2 * len(heads.wanted)
+    monkeypatch.setattr("foretell.runner.cuda_warm.BEYOND", -1e9)
+    with Warming(make, CPU, True, heads) as warming:
+        pass
+    assert warming.steps and not warming.drafts
 
 
 def test_a_failed_load_does_not_wait_for_all_of_it() -> None:
     go_on = Event()
 
-    def slow() -> Decoder:
+    def slow() -> ModelRunner:
         go_on.wait(10)
-        return blank()
+        return few()
 
-    with pytest.raises(KeyError), Warming(slow, 256, 16, True, taps=False) as warming:
+    with pytest.raises(KeyError), Warming(slow, CPU, True) as warming:
         Timer(0.1, go_on.set).start()  # the load has failed by then
         raise KeyError
     assert warming.steps == 0
 
 
 def test_what_fails_is_left_to_the_first_requests(caplog: pytest.LogCaptureFixture) -> None:
-    def fails() -> Decoder:
+    def fails() -> ModelRunner:
         raise torch.OutOfMemoryError("planted")
 
-    with caplog.at_level(logging.ERROR), Warming(fails, 256, 16, True, taps=False) as warming:
+    with caplog.at_level(logging.ERROR), Warming(fails, CPU, True) as warming:
         pass
     assert warming.steps == 0 and "the first requests wait" in caplog.text
+
+
+def test_all_of_it_happens_on_the_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread begins on the first one."""
+    told: list[object] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        told.append(device)
+        yield
+        told.append("left")
+
+    def make() -> ModelRunner:
+        told.append("made")
+        return few()
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    with Warming(make, torch.device("cuda:1"), False) as warming:
+        pass
+    assert warming.steps and told == [torch.device("cuda:1"), "made", "left"]
+
+
+def test_nothing_is_recorded_beside_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("graph_pool_handle", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    capture, found = Capture(CPU), []
+
+    def make() -> ModelRunner:
+        found.append(capture(lambda: found.append("run")))
+        return few()
+
+    with Warming(make, CPU, False) as warming:
+        pass
+    assert warming.steps and found == [None] and not PLAINLY.get()

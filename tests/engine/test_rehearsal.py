@@ -1,0 +1,168 @@
+"""What is done before the first request: it covers that request, and nobody can tell that it was."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from foretell.control.controller import FixedController
+from foretell.draft.base import Drafter
+from foretell.draft.heads import HeadDrafter
+from foretell.draft.mix import MixDrafter
+from foretell.draft.recycle import RecycleDrafter
+from foretell.draft.rehearsal import CHAINS
+from foretell.draft.scripted import ScriptedDrafter
+from foretell.engine.engine import Engine
+from foretell.engine.rehearsal import TIMES, Rehearsal, all_pieces
+from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.scheduler import Scheduler
+from foretell.models.heads import HeadConfig
+from foretell.params import SamplingParams
+from foretell.runner.cuda_warm import chain, long_tree, tree
+from foretell.runner.executor import Executor, StepOutput
+from foretell.runner.pack import Packed
+from foretell.runner.runner import ModelRunner
+from foretell.types import Budget, Draft, Sequence
+from tests.tiny import CONFIG, HEADS, PROMPTS, VOCAB, OwnHead, World, add, generate, run, tiny_decoder
+
+CONTEXT, NODES = 2048, 16
+
+
+def pieces(rehearsal: Rehearsal, names: tuple[str, ...] = ()) -> Iterable[Callable[[], None]]:
+    return all_pieces(rehearsal, names, NODES, 64)
+
+
+def long_engine(drafter: Drafter, device: str = "cpu") -> Engine:
+    """One whose texts are long enough for all that is rehearsed."""
+    model = tiny_decoder(config=replace(CONFIG, context=CONTEXT)).to(device)
+    runner = ModelRunner(model, 2 * CONTEXT // 16, 16, CONTEXT)
+    return Engine(runner, drafter, FixedController(NODES), Scheduler(runner, None, 4, CONTEXT))
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_no_text_can_tell_that_it_was(config: HeadConfig) -> None:
+    world = World(pages=128)
+    truth = generate(OwnHead(config, whole=True), world)
+    engine = world.engine(drafter := OwnHead(config, whole=True))
+    rehearsal = Rehearsal(engine, partial(pieces, names=(drafter.name,)))
+    while rehearsal.piece():
+        pass
+    head = drafter.inner
+    assert rehearsal.done and engine.runner.pool.held == engine.stats.forwards == 0
+    assert isinstance(head, HeadDrafter) and head._whole_reader is not None and not head._trails
+    tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
+    run(engine)
+    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_a_head_has_made_each_chain_and_each_reading_as_often_as_it_takes(config: HeadConfig) -> None:
+    engine = World(pages=128).engine(drafter := OwnHead(config, whole=True))
+    head, made, read = drafter.inner, Counter[int](), Counter[int]()
+    assert isinstance(head, HeadDrafter) and head._whole_reader is not None
+    guess, reads = head.guess, head._whole_reader.recorder
+
+    def counted(seqs: list[Sequence], budgets: list[Budget]) -> object:
+        made[budgets[0].depth] += 1
+        return guess(seqs, budgets)
+
+    def noted(sizes: object, work: Callable[[], None], keep: bool = True) -> None:
+        read[sizes.rows] += 1  # type: ignore[attr-defined]
+        work()
+
+    head.guess = counted  # type: ignore[method-assign, assignment]
+    head._whole_reader.recorder = noted  # type: ignore[assignment]
+    Rehearsal(engine, partial(pieces, names=(drafter.name,))).run(60)
+    head._whole_reader.recorder = reads
+    assert all(made[each.budget.depth] >= TIMES for each in CHAINS)
+    assert all(read[rows] >= TIMES for rows in (1, 2, 4, 8, 128))  # texts of this context have no more places
+
+
+def of_all_sizes(seq: Sequence, budget: Budget) -> Draft:
+    nodes = 1 + seq.written % NODES
+    make = (chain, tree, long_tree)[seq.written // NODES % 3] if nodes > 1 else chain
+    return replace(make(nodes), tokens=tuple(range(nodes)))  # siblings of one token would not be run
+
+
+def write(engine: Engine, prompt: int) -> None:
+    """A text of 64 tokens behind a prompt of so many."""
+    maker = RequestMaker(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
+    params = SamplingParams(max_tokens=64, temperature=0.0, seed=0)
+    (request,) = maker.make("0", [1 + i % 30 for i in range(prompt)], params)
+    engine.add(request)
+    run(engine)
+
+
+class Noted:
+    """An executor that counts the sizes steps are filled up to."""
+
+    def __init__(self, inner: Executor, share: int) -> None:
+        self.inner, self.share, self.seen = inner, share, Counter[Any]()
+
+    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        from foretell.runner.cuda import fit
+
+        self.seen[fit(packed, self.share)[0]] += 1
+        return self.inner(packed, taps)
+
+
+@pytest.mark.parametrize("prompt", [256, 200, 40, 20])
+def test_a_first_request_brings_no_step_of_a_new_size(prompt: int) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    engine = long_engine(ScriptedDrafter(of_all_sizes))
+    engine.runner.executor = noted = Noted(engine.runner.executor, engine.runner.layout.share)
+    Rehearsal(engine, pieces).run(60)
+    known = {sizes for sizes, times in noted.seen.items() if times >= TIMES}
+    noted.seen.clear()
+    write(engine, prompt)
+    assert len(noted.seen) > 8 and known.issuperset(noted.seen)
+
+
+def test_who_learns_hears_nothing_of_it_and_a_stranger_is_not_asked() -> None:
+    def refuse(seq: Sequence, budget: Budget) -> Draft:
+        raise AssertionError("nobody named it")
+
+    recycle = RecycleDrafter()
+    engine = long_engine(MixDrafter([recycle, ScriptedDrafter(refuse)]))
+    rehearsal = Rehearsal(engine, partial(pieces, names=("recycle",)))
+    while rehearsal.piece():
+        pass
+    assert rehearsal.done > 60 and recycle.memory == engine.stats.forwards == engine.runner.pool.held == 0
+
+
+def test_it_ends_with_its_time_and_goes_on_when_nobody_waits() -> None:
+    done: list[int] = []
+    rehearsal = Rehearsal(long_engine(RecycleDrafter()), lambda _: (partial(done.append, i) for i in range(3)))
+    rehearsal.run(0)
+    assert not done
+    assert rehearsal.piece() and done == [0]
+    rehearsal.run(60)
+    assert done == [0, 1, 2] and rehearsal.done == 3 and not rehearsal.piece()
+
+
+def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> None:
+        raise RuntimeError("planted")
+
+    done: list[int] = []
+    rehearsal = Rehearsal(long_engine(RecycleDrafter()), lambda _: [fails, partial(done.append, 1)])
+    with caplog.at_level(logging.ERROR):
+        rehearsal.run(60)
+    assert not rehearsal.piece() and not done and not rehearsal.done and "the first requests wait" in caplog.text
+
+
+def test_pages_come_back_from_a_step_that_fails() -> None:
+    engine = long_engine(RecycleDrafter())
+
+    def fails(packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        raise RuntimeError("planted")
+
+    engine.runner.executor = fails
+    Rehearsal(engine, pieces).run(60)
+    assert engine.runner.pool.held == 0
