@@ -18,7 +18,7 @@ from foretell.models.decoder import Decoder
 from .cuda_chain import ChainSizes, CudaChain
 from .cuda_forward import CudaForward
 from .cuda_passes import passes, readers, single
-from .cuda_tables import Numbers, PageTable, Tiles, depths_of, fill, make_tiles
+from .cuda_tables import Numbers, PageTable, Tiles, fill, make_tiles
 from .executor import StepOutput
 from .pack import Packed
 from .recording import Capture
@@ -164,8 +164,8 @@ class CudaExecutor:
     def _run_unrecorded(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         """A step too large to be recorded: tables of its own, one program for all keys of some rows."""
         height = max(WHOLE, _power(self.layout.share))
-        tiles = make_tiles(packed.spans, height // self.layout.share, whole=True)
-        sizes = Sizes(packed.rows, len(tiles.together), height, NO_PARTS, _deep(packed), len(tiles.nodes))
+        tiles = make_tiles(packed, height // self.layout.share, whole=True)
+        sizes = Sizes(packed.rows, len(tiles.together), height, NO_PARTS, tiles.deep, len(tiles.nodes))
         numbers = np.empty(sizes.numbers, np.int32)
         fill(numbers, packed, tiles, sizes)
         device = self.layout.device
@@ -186,8 +186,6 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
         rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
         keys = _keys(max([span.start for span in packed.spans]) + 1)
         return Sizes(rows, _power(packed.rows), max(LOW, _power(share)), parts(keys)), None
-    deep = _deep(packed)
-    deep = next((size for size in (0, *DEEP) if deep <= size), deep)
     rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
     whole = all(readers(packed))
     low = max(LOW, _power(share))
@@ -195,7 +193,8 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
         rows, height = max(rows, ROWS[-1]), max(WHOLE, _power(share))
     else:
         height = low if max(span.rows for span in packed.spans) <= low // share else max(HIGH, low)
-    tiles = make_tiles(packed.spans, height // share, whole)
+    tiles = make_tiles(packed, height // share, whole)
+    deep = next((size for size in (0, *DEEP) if tiles.deep <= size), tiles.deep)
     splits = NO_PARTS if whole else parts(_keys(max(span.stop for span in packed.spans)))
     nodes = min(rows, _power(len(tiles.nodes))) if deep else 0
     return Sizes(rows, _power(len(tiles.together)), height, splits, deep, nodes), tiles
@@ -204,11 +203,6 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
 def _kept(output: StepOutput) -> StepOutput:
     """What the next pass does not write over."""
     return replace(output, logits=output.logits.clone(), likeliest=None)
-
-
-def _deep(packed: Packed) -> int:
-    """Levels of the deepest tree."""
-    return max(max(depths_of(span.parents), default=0) for span in packed.spans)
 
 
 def _keys(keys: int) -> int:

@@ -16,7 +16,6 @@ from foretell.kernels.triton.tables import ROW_FIELDS, TILE_FIELDS, Sizes
 from .pack import Packed
 
 Numbers = npt.NDArray[np.int32]
-Tile = tuple[int, int, int, int, int, int]
 TOKENS, POSITIONS, SLOTS, LIMITS, REACHES, WANTED = range(ROW_FIELDS)
 
 
@@ -26,43 +25,44 @@ class Tiles:
 
     together: Numbers  # [tiles, TILE_FIELDS]: rows of one sequence
     nodes: Numbers  # [nodes, TILE_FIELDS]: nodes of trees, each over what its own path is part of
+    deep: int = 0  # levels of the deepest tree
 
 
-def make_tiles(spans: list[Span], most: int, whole: bool = False) -> Tiles:
+def make_tiles(packed: Packed, most: int, whole: bool = False) -> Tiles:
     """At most `most` rows are attended together; `whole`: keys are not cut into parts."""
-    together: list[Tile] = []
-    nodes: list[Tile] = []
-    for sequence, span in enumerate(spans):
+    together: list[tuple[int, ...]] = []
+    nodes: list[Numbers] = []
+    for sequence, span in enumerate(packed.spans):
         straight = span.rows - len(span.parents)
         for at in range(0, straight, most):
             rows = min(most, straight - at)
             together.append((span.first + at, rows, sequence, keys := span.start + at + rows, 0, keys))
         if span.parents:
-            shared, single = _tree_tiles(span, sequence, most, whole)
-            together += shared
-            nodes += single
-    return Tiles(*(np.array(some, np.int32).reshape(-1, TILE_FIELDS) for some in (together, nodes)))
+            before = 0 if whole else whole_parts(span.stop - len(span.parents))
+            together += _shared(span, sequence, most, begin(before))
+            nodes.append(_single(span, sequence, before, packed.table[POSITIONS]))
+    shape = (-1, TILE_FIELDS)
+    if not nodes:
+        return Tiles(np.array(together, np.int32).reshape(shape), np.empty((0, TILE_FIELDS), np.int32))
+    single = np.concatenate(nodes)
+    return Tiles(np.array(together, np.int32).reshape(shape), single, int((single[:, 3] - single[:, 5]).max()))
 
 
-def _tree_tiles(span: Span, sequence: int, most: int, whole: bool) -> tuple[list[Tile], list[Tile]]:
-    """Nodes together over the parts before their tree, and each by itself over the rest."""
-    count = len(span.parents)
-    first, base = span.first + span.rows - count, span.stop - count
-    before = 0 if whole else whole_parts(base)
-    shared: list[Tile] = []
-    if before:
-        keys = begin(before)
-        shared = [(first + at, min(most, count - at), sequence, keys, 0, keys) for at in range(0, count, most)]
-    depths = enumerate(depths_of(span.parents))
-    return shared, [(first + node, 1, sequence, base + deep, before, base) for node, deep in depths]
+def _shared(span: Span, sequence: int, most: int, keys: int) -> list[tuple[int, ...]]:
+    """A tree's nodes together, over the keys that all of them see in parts of their own."""
+    nodes = len(span.parents)
+    first = span.first + span.rows - nodes
+    return [(first + at, min(most, nodes - at), sequence, keys, 0, keys) for at in range(0, nodes if keys else 0, most)]
 
 
-def depths_of(parents: tuple[int, ...]) -> list[int]:
-    """Of each node how many lie on its path, itself included."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    return depths
+def _single(span: Span, sequence: int, part: int, positions: Numbers) -> Numbers:
+    """Each node by itself, from this part on: its path is as if it were the text behind the tree's beginning."""
+    nodes, last = len(span.parents), span.first + span.rows
+    tiles = np.empty((nodes, TILE_FIELDS), np.int32)
+    tiles[:, 0] = np.arange(last - nodes, last)
+    tiles[:, 1:] = (1, sequence, 0, part, span.stop - nodes)
+    tiles[:, 3] = positions[last - nodes : last] + 1
+    return tiles
 
 
 def fill(numbers: Numbers, packed: Packed, tiles: Tiles | None, sizes: Sizes) -> None:
@@ -90,8 +90,9 @@ def fill(numbers: Numbers, packed: Packed, tiles: Tiles | None, sizes: Sizes) ->
         paths = numbers[behind : sizes.numbers].reshape(sizes.rows, sizes.deep)
         for span in packed.spans:
             if span.parents:
-                last = span.first + span.rows
-                paths[last - len(span.parents) : last] = _paths(span.parents, sizes.deep)
+                nodes = slice(span.first + span.rows - len(span.parents), span.first + span.rows)
+                depths = packed.table[POSITIONS, nodes] - (span.stop - len(span.parents))
+                _paths(span.parents, depths, paths[nodes])
 
 
 def _fill_single(numbers: Numbers, packed: Packed, sizes: Sizes) -> None:
@@ -107,12 +108,14 @@ def _fill_single(numbers: Numbers, packed: Packed, sizes: Sizes) -> None:
     numbers[: sizes.numbers] = flat
 
 
-def _paths(parents: tuple[int, ...], deep: int) -> list[list[int]]:
-    """Of each node those from the root to itself, filled up."""
-    paths: list[list[int]] = []
-    for node, parent in enumerate(parents):
-        paths.append([*(paths[parent] if parent >= 0 else ()), node])
-    return [path + [0] * (deep - len(path)) for path in paths]
+def _paths(parents: tuple[int, ...], depths: npt.NDArray[np.int64], paths: Numbers) -> None:
+    """Of each node those from the root to itself, to `paths` [nodes, levels]; `depths` are counted from 0."""
+    above = np.array(parents)
+    rows = on_the_way = np.arange(len(parents))
+    while len(rows):
+        paths[rows, depths[on_the_way]] = on_the_way
+        on_the_way = above[on_the_way]
+        rows, on_the_way = rows[on_the_way >= 0], on_the_way[on_the_way >= 0]
 
 
 class PageTable:

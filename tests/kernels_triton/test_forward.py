@@ -67,7 +67,7 @@ def world(config: ModelConfig, page_size: int, dtype: torch.dtype, seed: int = 0
 
 def run(model: Decoder, cache: KVCache, packed: Packed, sizes: Sizes, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The step as the executor runs it when nothing is recorded."""
-    tiles = make_tiles(packed.spans, sizes.height // (model.config.heads // model.config.kv_heads))
+    tiles = make_tiles(packed, sizes.height // (model.config.heads // model.config.kv_heads))
     numbers = np.full(sizes.numbers, -77, np.int32)  # what an earlier step left
     fill(numbers, packed, tiles, sizes)
     pages = PageTable(len(packed.spans), 400, DEVICE).update(packed.spans)
@@ -82,7 +82,7 @@ def exact_fit(packed: Packed, share: int, whole: bool = False) -> Sizes:
     """As `fit`, for the very keys there are: the interpreter runs every program of a grid."""
     sizes, tiles = fit(packed, share)
     if whole:
-        tiles = make_tiles(packed.spans, 16 // share)
+        tiles = make_tiles(packed, 16 // share)
         return replace(sizes, rows=packed.rows, tiles=len(tiles.together), height=16, splits=NO_PARTS)
     return replace(sizes, splits=parts(max(span.stop for span in packed.spans)))
 
@@ -144,7 +144,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 def attended(cache: KVCache, packed: Packed, q: Tensor, window: int | None) -> Tensor:
     """Attention of a step's rows over a first layer's keys and values."""
     share = q.shape[1] // cache.keys[0].shape[2]
-    tiles = make_tiles(packed.spans, 16 // share)
+    tiles = make_tiles(packed, 16 // share)
     sizes = replace(exact_fit(packed, share), height=16, tiles=len(tiles.together))
     numbers = np.full(sizes.numbers, -77, np.int32)
     fill(numbers, packed, tiles, sizes)

@@ -30,7 +30,7 @@ def test_one_row_each_is_laid_out_alike(lengths: list[int]) -> None:
     sizes = Sizes(8, 8, 16, 4)
     tables = [np.full(sizes.numbers, -77, np.int32) for _ in range(2)]
     fill(tables[0], packed, None, sizes)
-    fill(tables[1], packed, make_tiles(packed.spans, 5), sizes)
+    fill(tables[1], packed, make_tiles(packed, 5), sizes)
     assert np.array_equal(*tables)
 
 

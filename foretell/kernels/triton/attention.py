@@ -60,18 +60,23 @@ def _begin(part):
 
 # A kernel for each size a step may have would be compiled where these were taken for constants, or for aligned.
 @triton.jit(
-    do_not_specialize=["row_count", "most_pages"],
+    do_not_specialize=["row_count", "most_pages", "tile_count", "splits"],
     do_not_specialize_on_alignment=["tiles", "limits", "positions", "paths"],
 )
 def _attend(
     q, keys, values, out, logs, tiles, limits, positions, paths, pages,
-    key_stride, heads, row_count, most_pages, scale,
+    key_stride, heads, row_count, most_pages, tile_count, splits, scale,
     SHARE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, HEIGHT: tl.constexpr,
-    BLOCK: tl.constexpr, WINDOW: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK: tl.constexpr, WINDOW: tl.constexpr, DEEP: tl.constexpr, REACHED: tl.constexpr, WHOLE: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows, one key head, one part of the keys; scores are kept in powers of two."""
-    head, tile = tl.program_id(1), tl.program_id(2)
-    part = tl.program_id(0) + tl.load(tiles + tile * 6 + 4)
+    item, head = tl.program_id(0), tl.program_id(1)
+    tile, part = item // splits, item % splits
+    if DEEP > 0:  # behind the tiles come the nodes, each with the part in which its tree begins and the next ones
+        node_item = item - tile_count * splits
+        tile = tl.where(node_item < 0, tile, tile_count + node_item // REACHED)
+        part = tl.where(node_item < 0, part, node_item % REACHED + tl.load(tiles + tile * 6 + 4))
     first = tl.load(tiles + tile * 6)
     rows = tl.load(tiles + tile * 6 + 1)
     sequence = tl.load(tiles + tile * 6 + 2)
@@ -169,26 +174,21 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
     n, heads, dim = q.shape
     _, page_size, kv_heads, _ = keys.shape
     sizes, padded = rows.sizes, max(16, triton.next_power_of_2(dim))
-    whole, share = sizes.splits == NO_PARTS, heads // kv_heads
+    whole = sizes.splits == NO_PARTS
     block = max(16, min(128 if whole else 64, TILE_BYTES // (padded * q.element_size())))
     # Rows that only fill up are in no tile; their parts join to zeros, and whole they would be what lay there before.
     out = (torch.zeros if whole else torch.empty)(n, heads * dim, dtype=q.dtype, device=q.device)
     pieces = out if whole else torch.empty(sizes.splits, n, heads, dim, dtype=torch.float32, device=q.device)
     logs = pieces if whole else torch.empty(sizes.splits, n, heads, dtype=torch.float32, device=q.device)
-
-    def run(tiles: Tensor, splits: int, height: int, deep: int) -> None:
-        _attend[(splits, kv_heads, len(tiles))](
-            q, keys, values, pieces, logs, tiles, rows.limits, rows.positions, rows.paths, rows.pages,
-            kv_heads * dim, heads, n, rows.pages.shape[1], scale * math.log2(math.e),
-            SHARE=share, DIM=dim, PADDED=padded, PAGE=page_size, HEIGHT=height,
-            BLOCK=block, WINDOW=window or 0, DEEP=deep, WHOLE=whole, EXACT=q.dtype == torch.float32,
-            num_warps=4, num_stages=2,
-        )  # fmt: skip
-
-    run(rows.tiles, max(1, sizes.splits), sizes.height, 0)
-    if sizes.nodes:  # the part in which a tree begins, and those that its paths reach
-        reached = 1 if whole else min(sizes.splits, 1 + triton.cdiv(sizes.deep, 64))
-        run(rows.nodes, reached, max(16, triton.next_power_of_2(share)), sizes.deep)
+    splits = max(1, sizes.splits)
+    reached = 1 if whole else min(splits, 1 + triton.cdiv(sizes.deep, 64))
+    _attend[(sizes.tiles * splits + sizes.nodes * reached, kv_heads)](
+        q, keys, values, pieces, logs, rows.tiles, rows.limits, rows.positions, rows.paths, rows.pages,
+        kv_heads * dim, heads, n, rows.pages.shape[1], sizes.tiles, splits, scale * math.log2(math.e),
+        SHARE=heads // kv_heads, DIM=dim, PADDED=padded, PAGE=page_size, HEIGHT=sizes.height, BLOCK=block,
+        WINDOW=window or 0, DEEP=sizes.deep, REACHED=reached, WHOLE=whole, EXACT=q.dtype == torch.float32,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
     if not whole:
         many = triton.next_power_of_2(max(sizes.splits, TOGETHER))
         _join[(n, heads)](

@@ -20,7 +20,7 @@ class Sizes:
     height: int  # rows of a tile times the query heads that share a key head, at most
     splits: int  # parts the keys are cut into; 0: one program reads them all
     deep: int = 0  # nodes of a row's path, at most, where some draft is a tree
-    nodes: int = 0  # tiles of a single node
+    nodes: int = 0  # further tiles, of a single node each
 
     @property
     def numbers(self) -> int:
@@ -52,8 +52,7 @@ class RowTables:
     limits: Tensor  # [rows]
     reaches: Tensor  # [rows] keys among which are all that a row sees
     wanted: Tensor  # [rows] the rows whose logits are wanted
-    tiles: Tensor  # [tiles, TILE_FIELDS]: rows of one sequence that are attended together
-    nodes: Tensor  # [nodes, TILE_FIELDS]: nodes of trees, each over what its own path is part of
+    tiles: Tensor  # [tiles + nodes, TILE_FIELDS]: rows of one sequence that are attended together; then single nodes
     paths: Tensor  # [rows, deep]: nodes from the root to the row's own
     pages: Tensor  # [sequences, most pages]
 
@@ -67,8 +66,7 @@ class RowTables:
         """The tables in a flat buffer, as `cuda_tables.fill` lays them out."""
         by_row = numbers[: ROW_FIELDS * sizes.rows].view(ROW_FIELDS, sizes.rows)
         behind = ROW_FIELDS * sizes.rows + TILE_FIELDS * (sizes.tiles + sizes.nodes)
-        every = numbers[ROW_FIELDS * sizes.rows : behind].view(-1, TILE_FIELDS)
-        tiles, nodes = every[: sizes.tiles], every[sizes.tiles :]
+        tiles = numbers[ROW_FIELDS * sizes.rows : behind].view(-1, TILE_FIELDS)
         paths = numbers[behind : sizes.numbers].view(sizes.rows, sizes.deep)
         tokens, positions, slots, limits, reaches, wanted = by_row
-        return cls(sizes, tokens, positions, slots, limits, reaches, wanted, tiles, nodes, paths, pages)
+        return cls(sizes, tokens, positions, slots, limits, reaches, wanted, tiles, paths, pages)
