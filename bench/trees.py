@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
@@ -32,6 +33,7 @@ from foretell.draft.heads import HeadDrafter
 from foretell.draft.heads_kinds import head_drafter
 from foretell.engine.engine import Engine
 from foretell.engine.profile import Profiler
+from foretell.engine.rehearsal import Rehearsal, all_pieces
 from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.hub import open_checkpoint, resolve
@@ -50,6 +52,7 @@ from foretell.types import Draft, Sequence, Share, SpeculationChoice
 CONTEXT, PAGE, PAGES = 2048, 16, 512
 SIZES = (512, 1024, CONTEXT)  # of texts, by which a GPU records its steps
 SHORT = 24  # tokens of a text that warms up
+REHEARSING = 20.0  # seconds at most
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,11 @@ class Bench:
         return self.controllers[setting]
 
     def warm_up(self, settings: list[Setting], ways: list[Way]) -> None:
-        """Steps are recorded by their sizes and kernels compiled: a text of each size in every way."""
+        """Steps are recorded by their sizes and kernels compiled: what a server rehearses, and a text of each size in
+        every way."""
+        if self.args.device == "cuda":
+            some = partial(all_pieces, named=set(self.drafter.arms), nodes=16, most=max(0, *self.args.nodes))
+            Rehearsal(self.engine, some).run(REHEARSING)
         sizes = {min(size for size in SIZES if len(text.prompt) < size): text for text in self.texts}
         for number, setting in enumerate(settings):
             for text in list(sizes.values())[: 1 if number else None]:
