@@ -11,7 +11,7 @@ import torch
 from foretell.build import Assembly, build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.params import SamplingParams
-from foretell.sampling.history import History, adjust
+from foretell.sampling.history import History, adjust, looks_back
 
 WORDS = ["fox", "the quick", " brown fox", "quick", "quick brown", "o", "lazy dog"]
 
@@ -56,3 +56,19 @@ def test_scores_are_those_of_the_plain_definition(assembly: Assembly, seed: int)
         assert torch.equal(found, plainly(scores, [*text, *path], params, spelt))
         hits += bool(found[run[-1]] == float("-inf"))
     assert hits == len(spelt)
+
+
+@pytest.mark.parametrize("least", [0, 1, 3, 6])
+def test_ends_are_kept_out_until_enough_is_written_and_then_nothing_is_looked_at(assembly: Assembly, least: int) -> None:
+    vocab = assembly.requests.limits.vocab
+    params = SamplingParams(min_tokens=least, max_tokens=8, stop_token_ids=[5])
+    (request,) = assembly.requests.make("a", [1, 2, 3], params)
+    ends, scores = {5, *request.end_ids}, torch.randn(vocab)
+    for written in range(8):
+        for guessed in range(3):
+            text, path = [1, 2, 3, *[7] * written], (7,) * guessed
+            found = adjust(scores, History(request, text, vocab), path, None)
+            barred = set((found == float("-inf")).nonzero()[:, 0].tolist())
+            assert barred == (ends if written + guessed < least else set())
+            assert not barred or looks_back(request, written)
+        assert looks_back(request, written) == (written < least)
