@@ -23,7 +23,8 @@ USUAL_RATE = 0.05  # how fast the usual surprise is learnt
 FIRST = 3  # steps whose median sets the pace: any single one may have been an odd one
 LOADED = 32  # lessons that what an earlier run learnt counts for
 KNOWN_WELL = 64  # steps after which one of about as many rows as a late one teaches little:
-THINNED = 32  # one of so many is learnt
+THINNED = 32  # one of so many is learnt, and of those with guesses, which hang on it, as many as take
+LESSON, LESSON_SHARE = 6e-5, 0.003  # no more than this share of the time, at so many seconds each
 
 BEGINNING = 0.2  # of what a draft of one node costs, the part that any draft costs
 
@@ -142,12 +143,14 @@ class StepCosts:
             self._prices = self.curve(max(rows, 64)).tolist()
         return self._prices[: rows + 1]
 
-    def wants(self, rows: int) -> bool:
+    def wants(self, rows: int, guessed: bool = False) -> bool:
         """Whether a step of so many rows is worth learning from; to be asked once a step."""
         self._asked += 1
         about = rows.bit_length()
-        if self.steps >= KNOWN_WELL and self._asked - self._taught.get(about, -THINNED) < THINNED:
-            return False
+        if self.steps >= KNOWN_WELL:
+            since = self._asked - self._taught.get(about, -THINNED)
+            if since < THINNED and not (guessed and since * LESSON_SHARE * self.seconds(rows) >= LESSON):
+                return False
         self._taught[about] = self._asked
         return True
 

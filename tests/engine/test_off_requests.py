@@ -81,9 +81,9 @@ def test_the_likeliest_tokens_are_those_of_the_rows_at_a_texts_end() -> None:
     shares = [Share.of(seq, len(seq.tokens)) for seq in (first, second)]
     logits = torch.rand(4, VOCAB, generator=torch.Generator().manual_seed(0))
     pairs = [(shares[0], Draft.chain([5])), (shares[1], Draft.chain([6]))]
-    found = list(likeliest(pairs, logits, [2, 4], 3, lambda share: share.seq is second))
+    found = list(likeliest(pairs, logits, [2, 4], 3, lambda share, draft: share.seq is second))
     assert found == [(), tuple(tuple(row) for row in logits[2:].topk(3).indices.tolist())]
-    assert list(likeliest(pairs, logits, [2, 4], 0, lambda share: True)) == [(), ()]
+    assert list(likeliest(pairs, logits, [2, 4], 0, lambda share, draft: True)) == [(), ()]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_scores_are_those_of_the_plain_definition(assembly: Assembly, seed: int)
 
 
 @pytest.mark.parametrize("least", [0, 1, 3, 6])
-def test_ends_are_kept_out_until_enough_is_written_and_then_nothing_is_looked_at(assembly: Assembly, least: int) -> None:
+def test_ends_are_kept_out_until_enough_is_written_and_looked_at_no_longer(assembly: Assembly, least: int) -> None:
     vocab = assembly.requests.limits.vocab
     params = SamplingParams(min_tokens=least, max_tokens=8, stop_token_ids=[5])
     (request,) = assembly.requests.make("a", [1, 2, 3], params)
