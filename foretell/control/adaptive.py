@@ -294,7 +294,9 @@ class AdaptiveController(Controller):
             rows += outcome.share.take + len(outcome.draft.tokens)
             drafted += outcome.share.budget.nodes
         # A prompt tells little of one row, so it is not what prices begin with.
-        if self.costs.wants(rows, drafted > 0) and (self.costs.known or all(outcome.share.take == 1 for outcome in outcomes)):
+        if self.costs.wants(rows, drafted > 0) and (
+            self.costs.known or all(outcome.share.take == 1 for outcome in outcomes)
+        ):
             context = sum(outcome.share.start for outcome in outcomes)
             pairs = sum(each.share.start * (each.share.take + len(each.draft) - 1) for each in outcomes)
             self.costs.observe(rows, context, times.running, pairs)

@@ -129,6 +129,7 @@ class RecycleDrafter(Drafter):
     free = True
     prior = 0.3
     wants_top = SUCCESSORS
+    stands_back = True
 
     def __init__(self, runs: int = 16_384, tenants: int = 16) -> None:
         """So many runs of tokens are known for each of `tenants`."""
@@ -202,18 +203,19 @@ def _learn(table: Table, outcome: Outcome) -> None:
     """Every row that was run teaches, accepted or not; what the text itself says stands above what guesses say."""
     share, draft, verdict = outcome.share, outcome.draft, outcome.verdict
     assert verdict is not None, "a step that wrote"
-    contexts = [tuple(share.seq.tokens[max(0, share.length - LONGEST) : share.length])]
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        contexts.append(extended(contexts[parent + 1], token))
+    context = tuple(share.seq.tokens[max(0, share.length - LONGEST) : share.length])
     rows = [0, *(node + 1 for node in verdict.path)]
     tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
+    if not outcome.top:  # the text is copied: it is read on, and no shares are learnt from what everybody knew
+        table.read((*context, *tokens), len(context))
+        return
+    contexts = [context]
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        contexts.append(extended(contexts[parent + 1], token))
     for row, token in zip(rows, tokens, strict=True):
         table.weigh(contexts[row], token)
     for row, top in enumerate(outcome.top):
         if row not in rows:
             table.suppose(contexts[row], top[:SUCCESSORS])
-    for row, token in zip(rows, tokens, strict=True):
-        if outcome.top:
-            table.learn(contexts[row], outcome.top[row][:SUCCESSORS])
-        else:
-            table.read((*contexts[row], token), len(contexts[row]))
+    for row in rows:
+        table.learn(contexts[row], outcome.top[row][:SUCCESSORS])
