@@ -40,6 +40,13 @@ class History:
         return None if allowed is None else _only(self, allowed)
 
     @cached_property
+    def only_forbids(self) -> bool:
+        """Whether all it does to scores is to forbid single tokens."""
+        request, p = self.request, self.request.params
+        changes = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1 or p.logit_bias
+        return not (changes or p.logits_processors or p.allowed_token_ids is not None or request.thinking)
+
+    @cached_property
     def _counts(self) -> Tensor:
         return self._bins(self.written)
 
@@ -135,12 +142,12 @@ def _without_forbidden(scores: Tensor, history: History, path: tuple[int, ...], 
     for mask in masks:
         if mask is not None:
             kept.masked_fill_(mask, float("-inf"))
-    if closing is None and (few := _forbidden(history, path)):
+    if closing is None and (few := forbidden(history, path)):
         kept[few] = float("-inf")
     return kept
 
 
-def _forbidden(history: History, path: tuple[int, ...]) -> list[int]:
+def forbidden(history: History, path: tuple[int, ...]) -> list[int]:
     """Single tokens that may not come next."""
     p, found = history.request.params, list[int]()
     for length, runs in history.request.banned.items():

@@ -60,6 +60,22 @@ def test_only_those_who_may_use_it_pay_for_the_likeliest_tokens() -> None:
     assert 0 not in drafter.tops["0"]
 
 
+class Noting(Curious):
+    """Writes down who guessed, and whether it was told the likeliest tokens."""
+
+    def observe(self, outcomes: list[Outcome]) -> None:
+        self.seen = {*getattr(self, "seen", ()), *((each.draft.source, bool(each.top)) for each in outcomes)}
+
+
+def test_a_text_that_is_copied_costs_nobody_the_likeliest_tokens() -> None:
+    drafter = Noting()
+    engine = World(budget=2).engine(MixDrafter([NGramDrafter(1, 3), drafter]))
+    add(engine, "0", PROMPTS[0], SpeculationChoice(drafter="ngram,curious"), ignore_eos=True)
+    add(engine, "1", PROMPTS[0], SpeculationChoice(drafter="curious"), ignore_eos=True)
+    run(engine)
+    assert drafter.seen == {("ngram", False), ("curious", True), ("", True)}
+
+
 class Drowsy(FixedController):
     def watches(self, seq: Sequence) -> bool:
         return seq.request.id == "0"
