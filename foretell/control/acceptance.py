@@ -96,15 +96,14 @@ class Rates:
     def _alike(self, at: int) -> float:
         """What a cell is believed to be before it was tried: as one guess earlier; mostly as sure as its drafter is."""
         row, depth = divmod(at, DEPTHS)
-        if row > UNSEEN:
-            first = self.rate(UNSEEN * DEPTHS + depth)
-            return first + (1 - first) * RESCUES[row - UNSEEN - 1]
         like = UNSEEN * DEPTHS + depth if row != UNSEEN else at - 1 if depth else -1
         if like < 0:
             return self.belief.first
         found = self._believed.get(like)
         if found is None:
             found = self._believed[like] = self.rate(like)
+        if row > UNSEEN:
+            return found + (1 - found) * RESCUES[row - UNSEEN - 1]
         return found if row == UNSEEN else self.belief.at(row, found)
 
     def count(self, at: int, stood: bool, sure: int = -1) -> None:
