@@ -25,7 +25,7 @@ CELLS = (len(LEVELS) + 1 + len(WIDTHS)) * DEPTHS
 PRIOR = 0.5  # of a drafter nobody has seen
 DOUBTS = 16.0  # trees come in many sizes: to hope much of each would be to try them all
 HONEST, STEADY = 20.0, 0.995  # guesses it takes to doubt the rates, and how fast those are forgotten
-LUCK, FICKLE = 8.0, 0.97  # the same for a single text, whoever guesses for it
+LUCK, FICKLE = 4.0, 0.97  # the same for a single text, whoever guesses for it
 
 # (how fast old counts fade, how many counts of its own it takes to outweigh what is above)
 REQUEST, KIND, DRAFTER = (0.97, 16.0), (0.998, 12.0), (0.999, 12.0)
@@ -191,6 +191,17 @@ class Honesty:
         self.stood = self.weight + (self.stood - self.weight) * self.steady + stood
 
 
+class Luck(Honesty):
+    """The same for a single text, whose guesses are few: it is held against it only beyond what chance may do."""
+
+    def __init__(self) -> None:
+        super().__init__(LUCK, FICKLE)
+
+    @property
+    def factor(self) -> float:
+        return min(1.0, (self.stood + math.sqrt(self.expected - self.weight)) / self.expected)
+
+
 @dataclass
 class Ledger:
     """What one request has taught: rates of each drafter, the guesses still open, and whether it is a text that can be
@@ -203,7 +214,7 @@ class Ledger:
     rates: dict[str, Rates] = field(default_factory=dict)
     open: list[Guess] = field(default_factory=list)
     looked_up: dict[str, dict[int, float]] = field(default_factory=dict)
-    luck: Honesty = field(default_factory=lambda: Honesty(LUCK, FICKLE))
+    luck: Luck = field(default_factory=Luck)
 
 
 class Acceptance:
