@@ -290,7 +290,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds a step took: `drafting` to plan and to guess, `running` for the target's forward and its judgement.
+    """Seconds a step took: `drafting` to plan, to guess and to find out what drafters learn from, `running` for the
+    target's forward and its judgement.
 
     `proposing` is the part of `drafting` that drafters took for the guesses they were asked for; the rest, such as
     looking at free guesses and deciding, is spent whoever guesses. None: all of it.

@@ -230,7 +230,7 @@ def _next_distribution(engine: Engine, params: SamplingParams, text: tuple[int, 
     engine.runner.reserve(seq, len(seq.tokens))
     logits = engine.runner.forward([Share.of(seq, len(seq.tokens))], [Draft()]).logits
     engine.runner.trim(seq, 0)
-    history = History(request, seq.tokens, VOCAB) if looks_back(request) else None
+    history = History(request, seq.tokens, VOCAB) if looks_back(request, len(text)) else None
     row = Row(params, 0, len(seq.tokens), history)
     return probabilities(adjusted(logits, [row]), [params])[0].double()
 

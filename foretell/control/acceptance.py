@@ -25,6 +25,7 @@ CELLS = (len(LEVELS) + 1 + len(WIDTHS)) * DEPTHS
 PRIOR = 0.5  # of a drafter nobody has seen
 DOUBTS = 16.0  # trees come in many sizes: to hope much of each would be to try them all
 HONEST, STEADY = 20.0, 0.995  # guesses it takes to doubt the rates, and how fast those are forgotten
+LUCK, FICKLE = 4.0, 0.97  # the same for a single text, whoever guesses for it
 
 # (how fast old counts fade, how many counts of its own it takes to outweigh what is above)
 REQUEST, KIND, DRAFTER = (0.97, 16.0), (0.998, 12.0), (0.999, 12.0)
@@ -95,23 +96,26 @@ class Rates:
     def _alike(self, at: int) -> float:
         """What a cell is believed to be before it was tried: as one guess earlier; mostly as sure as its drafter is."""
         row, depth = divmod(at, DEPTHS)
-        if row > UNSEEN:
-            first = self.rate(UNSEEN * DEPTHS + depth)
-            return first + (1 - first) * RESCUES[row - UNSEEN - 1]
         like = UNSEEN * DEPTHS + depth if row != UNSEEN else at - 1 if depth else -1
         if like < 0:
             return self.belief.first
         found = self._believed.get(like)
         if found is None:
             found = self._believed[like] = self.rate(like)
+        if row > UNSEEN:
+            return found + (1 - found) * RESCUES[row - UNSEEN - 1]
         return found if row == UNSEEN else self.belief.at(row, found)
 
-    def count(self, at: int, stood: bool) -> None:
+    def count(self, at: int, stood: bool, sure: int = -1) -> None:
+        """Whether a guess stood, by its cell as one of whom nothing is known and, where given, by its confidence's."""
         rates: Rates | None = self
         while rates is not None:
-            fade = rates.fade
-            rates.tried[at] = rates.tried[at] * fade + 1
-            rates.stood[at] = rates.stood[at] * fade + stood
+            fade, tried, right = rates.fade, rates.tried, rates.stood
+            tried[at] = tried[at] * fade + 1
+            right[at] = right[at] * fade + stood
+            if sure >= 0:
+                tried[sure] = tried[sure] * fade + 1
+                right[sure] = right[sure] * fade + stood
             if rates._believed:
                 rates._believed.clear()
             rates = rates.above
@@ -140,18 +144,18 @@ class Guess:
             return self._follow_plan(tokens, rates, self.budget)
         draft = self.draft
         guessed, parents, sure = draft.tokens, draft.parents, draft.confidence
-        while self.at < len(tokens):
-            hit, token, whoever = -1, tokens[self.at], cell(None, self.depth)
-            for child in range(self.node + 1, len(parents)):  # parents come first
-                if parents[child] == self.node:
+        node, depth, at, nodes = self.node, self.depth, self.at, len(parents)
+        for token in tokens[at:] if at < len(tokens) else ():
+            hit, whoever = -1, cell(None, depth)
+            for child in range(node + 1, nodes):  # parents come first
+                if parents[child] == node:
                     stood = guessed[child] == token
-                    rates.count(whoever, stood)  # as one of whom nothing is known, and with its confidence
-                    if sure is not None:
-                        rates.count(cell(sure[child], self.depth), stood)
+                    rates.count(whoever, stood, -1 if sure is None else cell(sure[child], depth))
                     hit = child if stood else hit
             if hit < 0:
                 return True
-            self.node, self.depth, self.at = hit, self.depth + 1, self.at + 1
+            node, depth = hit, depth + 1
+        self.node, self.depth, self.at = node, depth, len(tokens)
         return False
 
     def _follow_plan(self, tokens: list[int], rates: Rates, budget: Budget) -> bool:
@@ -160,9 +164,8 @@ class Guess:
             children, token = draft.children(self.node), tokens[self.at]
             hit = next((child for child in children if draft.tokens[child] == token), -1)
             if self.first and children:
-                rates.count(cell(None, self.depth), hit == children[0])
-                if self.beside is not None:
-                    rates.count(cell(self.beside, self.depth), hit == children[0])
+                beside = -1 if self.beside is None else cell(self.beside, self.depth)
+                rates.count(cell(None, self.depth), hit == children[0], beside)
             if width is not None:  # where a branch ends before its time, the level has fallen, too
                 rates.count(tree_cell(width, self.depth), hit >= 0)
             if hit < 0:
@@ -172,9 +175,37 @@ class Guess:
         return self.depth > budget.depth
 
 
+class Honesty:
+    """How many guesses stood of those that should have: where luck runs out when it is counted on, this falls."""
+
+    def __init__(self, weight: float = HONEST, steady: float = STEADY) -> None:
+        self.expected = self.stood = self.weight = weight
+        self.steady = steady
+
+    @property
+    def factor(self) -> float:
+        return min(1.0, self.stood / self.expected)
+
+    def count(self, expected: float, stood: int) -> None:
+        self.expected = self.weight + (self.expected - self.weight) * self.steady + expected
+        self.stood = self.weight + (self.stood - self.weight) * self.steady + stood
+
+
+class Luck(Honesty):
+    """The same for a single text, whose guesses are few: it is held against it only beyond what chance may do."""
+
+    def __init__(self) -> None:
+        super().__init__(LUCK, FICKLE)
+
+    @property
+    def factor(self) -> float:
+        return min(1.0, (self.stood + math.sqrt(self.expected - self.weight)) / self.expected)
+
+
 @dataclass
 class Ledger:
-    """What one request has taught: rates of each drafter, and the guesses still open.
+    """What one request has taught: rates of each drafter, the guesses still open, and whether it is a text that can be
+    foretold at all.
 
     `looked_up` keeps rates between two lessons: a draft has many nodes and few cells.
     """
@@ -183,21 +214,7 @@ class Ledger:
     rates: dict[str, Rates] = field(default_factory=dict)
     open: list[Guess] = field(default_factory=list)
     looked_up: dict[str, dict[int, float]] = field(default_factory=dict)
-
-
-class Honesty:
-    """How many guesses stood of those that should have: where luck runs out when it is counted on, this falls."""
-
-    def __init__(self) -> None:
-        self.expected = self.stood = HONEST
-
-    @property
-    def factor(self) -> float:
-        return min(1.0, self.stood / self.expected)
-
-    def count(self, expected: float, stood: int) -> None:
-        self.expected = HONEST + (self.expected - HONEST) * STEADY + expected
-        self.stood = HONEST + (self.stood - HONEST) * STEADY + stood
+    luck: Luck = field(default_factory=Luck)
 
 
 class Acceptance:
@@ -246,7 +263,10 @@ class Acceptance:
 
     def honesty(self, ledger: Ledger, arm: str) -> Honesty:
         """Of a drafter in this kind of request."""
-        return self._honesty.setdefault((arm, ledger.kind), Honesty())
+        found = self._honesty.get((arm, ledger.kind))
+        if found is None:
+            found = self._honesty[arm, ledger.kind] = Honesty()
+        return found
 
     def survival(self, ledger: Ledger, arm: str, draft: Draft) -> list[float]:
         """For each node how likely it is to enter the text."""
@@ -254,16 +274,17 @@ class Acceptance:
         known = ledger.looked_up.get(arm)
         if known is None:
             known = ledger.looked_up[arm] = {}
+        honest = self.honesty(ledger, arm).factor * ledger.luck.factor
         found: list[float] = []
         depths: list[int] = []
         for node, parent in enumerate(draft.parents):
-            depth = depths[parent] + 1 if parent >= 0 else 1
+            depth, before = (depths[parent] + 1, found[parent]) if parent >= 0 else (1, honest)
             depths.append(depth)
             at = cell(None if sure is None else sure[node], depth)
             stands = known.get(at)
             if stands is None:
                 stands = known[at] = rates.rate(at)
-            found.append(found[parent] * stands if parent >= 0 else self.honesty(ledger, arm).factor * stands)
+            found.append(before * stands)
         return found
 
     def unseen(

@@ -33,7 +33,7 @@ from .patience import Patience
 from .probes import Probes
 from .prospects import UNTRIED, Prospects
 from .settings import TREE_ROWS, AllHere, ArmTraits, Presence, Settings
-from .spending import Candidate, Market, Plan, best_plan, break_even, let_pass, share_out
+from .spending import Candidate, Market, Plan, best_plan, break_even, given, let_pass, share_out
 from .yardstick import Yardstick
 
 SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
@@ -193,7 +193,7 @@ class AdaptiveController(Controller):
         self._worth.clear()
         for seq, plan, count in zip(due, plans, nodes, strict=True):
             if count and count >= self.settings.shortest:
-                self._worth[seq.id] = (plan.gain - 1) * market.plain / market.writers
+                self._worth[seq.id] = (given(market, plan, count) - 1) * market.plain / market.writers
                 farther = self._stretch(seq, plan, min(count, plan.depth))
                 found[seq.id] = self._budget(market, plan, count + farther, farther)
                 self.lessons.expect(seq, plan.survival)
@@ -294,7 +294,9 @@ class AdaptiveController(Controller):
             rows += outcome.share.take + len(outcome.draft.tokens)
             drafted += outcome.share.budget.nodes
         # A prompt tells little of one row, so it is not what prices begin with.
-        if self.costs.wants(rows) and (self.costs.known or all(outcome.share.take == 1 for outcome in outcomes)):
+        if self.costs.wants(rows, drafted > 0) and (
+            self.costs.known or all(outcome.share.take == 1 for outcome in outcomes)
+        ):
             context = sum(outcome.share.start for outcome in outcomes)
             pairs = sum(each.share.start * (each.share.take + len(each.draft) - 1) for each in outcomes)
             self.costs.observe(rows, context, times.running, pairs)

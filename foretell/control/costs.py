@@ -23,7 +23,10 @@ USUAL_RATE = 0.05  # how fast the usual surprise is learnt
 FIRST = 3  # steps whose median sets the pace: any single one may have been an odd one
 LOADED = 32  # lessons that what an earlier run learnt counts for
 KNOWN_WELL = 64  # steps after which one of about as many rows as a late one teaches little:
-THINNED = 32  # one of so many is learnt
+THINNED = 32  # one of so many is learnt, and of those with guesses, which hang on it, as many as take
+LESSON, LESSON_SHARE = 2e-4, 0.003  # no more than this share of the time, at so many seconds, a curve included
+
+DRAFTS_THINNED = 8  # the same for drafts: each is a lesson at first, then one of so many
 
 BEGINNING = 0.2  # of what a draft of one node costs, the part that any draft costs
 
@@ -101,6 +104,7 @@ class StepCosts:
         self._first: list[tuple[Vector, float]] = []  # the first steps
         self._prices: list[float] = []
         self._asked, self._taught = 0, dict[int, int]()  # steps, and the last one of about as many rows that taught
+        self._last = 0  # the last one of any rows that did
 
     @property
     def known(self) -> bool:
@@ -142,13 +146,16 @@ class StepCosts:
             self._prices = self.curve(max(rows, 64)).tolist()
         return self._prices[: rows + 1]
 
-    def wants(self, rows: int) -> bool:
+    def wants(self, rows: int, guessed: bool = False) -> bool:
         """Whether a step of so many rows is worth learning from; to be asked once a step."""
         self._asked += 1
         about = rows.bit_length()
-        if self.steps >= KNOWN_WELL and self._asked - self._taught.get(about, -THINNED) < THINNED:
-            return False
-        self._taught[about] = self._asked
+        if self.steps >= KNOWN_WELL:
+            known = self._asked - self._taught.get(about, -THINNED) < THINNED
+            rested = (self._asked - self._last) * LESSON_SHARE * self.seconds(rows) >= LESSON
+            if known and not (guessed and rested):
+                return False
+        self._taught[about] = self._last = self._asked
         return True
 
     def observe(self, rows: int, context: int, seconds: float, pairs: int = 0) -> None:
@@ -251,6 +258,7 @@ class DraftCosts:
         self.share, self.node, self._like = share, node, like
         self._fit: Fit | None = None
         self._prices: DraftPrices | None = None
+        self._seen = 0  # drafts
 
     def prices(self, plain: float) -> DraftPrices:
         """Of `plain`, a plain step, while nothing is known."""
@@ -266,6 +274,9 @@ class DraftCosts:
         return (start if nodes else 0.0) + level * depth + node * nodes + token * read
 
     def observe(self, depth: int, nodes: int, read: int, seconds: float, plain: float) -> None:
+        self._seen += 1
+        if self._seen > KNOWN_WELL and not read and self._seen % DRAFTS_THINNED:
+            return
         if self._fit is None:
             mean = np.array(self.prices(plain))
             self._fit = Fit(mean, np.outer(mean, mean) * PACE**2 + np.diag(mean**2))

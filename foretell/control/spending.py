@@ -167,6 +167,13 @@ def share_out(
     return nodes
 
 
+def given(market: Market, plan: Plan, nodes: int) -> float:
+    """How much faster than plain a sequence should go that was given some of the nodes of its plan."""
+    if nodes >= plan.nodes:
+        return plan.gain
+    return min(plan.gain, market.gain(1 + sum(plan.survival[:nodes]), nodes))
+
+
 def _items(plans: list[Plan], throughput: bool) -> list[tuple[float, int]]:
     """For each node what it is worth, and whose it is; a sequence's nodes are worth less and less."""
     items = []

@@ -20,6 +20,7 @@ class Drafter(ABC):
     reads: bool = False  # whether it has to read a text itself before it can guess
     cost_share: float = 0.3  # what a node should cost, of a plain step, before it was ever measured
     prior: float = 0.5  # how often a guess should stand, before it ever guessed
+    stands_back: bool = False  # whether it need not show what it would guess where another free drafter is sure
     wants_top: int = 0  # how many of the target's likeliest tokens it wants to observe after each row
 
     @abstractmethod

@@ -15,6 +15,7 @@ from .merging import Merged
 LOG = logging.getLogger("foretell")
 
 MOST_FAILURES = 3  # of one arm, until it is left out for good
+SURE = 0.8  # of its first guess: who is so sure is seldom outdone
 
 Answer = TypeVar("Answer")
 
@@ -30,6 +31,7 @@ class MixDrafter(Drafter):
     def __init__(self, arms: list[Drafter], defaults: tuple[str, ...] | None = None) -> None:
         """`defaults` are the arms of a request that names none."""
         self._arms = {arm.name: arm for arm in arms}
+        self._free = sorted((arm for arm in arms if arm.free), key=lambda arm: arm.stands_back)
         assert len(self._arms) == len(arms), "each arm has a name of its own"
         self._shown: dict[int, tuple[int, int, Mapping[str, Draft]]] = {}  # by sequence: its length, nodes, the guesses
         self._failed: Counter[str] = Counter()
@@ -51,12 +53,15 @@ class MixDrafter(Drafter):
 
     def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
         found: list[dict[str, Draft]] = [{} for _ in seqs]
-        for name, arm in self._arms.items():
-            asked = [i for i, seq in enumerate(seqs) if arm.free and name in seq.request.drafters]
+        sure = [False] * len(seqs)
+        for arm in self._free:
+            name, last = arm.name, arm.stands_back
+            asked = [i for i, seq in enumerate(seqs) if name in seq.request.drafters and not (last and sure[i])]
             guessed = self._guesses(name, [seqs[i] for i in asked], [Budget(nodes)] * len(asked))
             for i, draft in zip(asked, guessed, strict=True):
                 if may_be_shown(draft):
                     found[i][name] = draft
+                    sure[i] |= draft.confidence is not None and draft.confidence[0] >= SURE
         for seq, drafts in zip(seqs, found, strict=True):
             self._shown[seq.id] = (len(seq.tokens), nodes, drafts)
         return list(found)

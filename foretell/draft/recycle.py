@@ -68,19 +68,21 @@ class Table:
             if context[start:] not in self._rows:
                 self._put(context[start:], row)
 
-    def read(self, context: Run, token: int) -> None:
-        """`token` followed in a text; it comes first among the successors there are."""
-        rows = self._rows
-        for start in range(len(context)):
-            run = context[start:]
-            old = rows.get(run)
-            if old is None:
-                row: Run = (token,)
-            elif old[0] == token:
-                row = old
-            else:
-                row = (token, *[other for other in old if other != token])[:SUCCESSORS]
-            self._put(run, row)
+    def read(self, text: Run, first: int = 0) -> None:
+        """These tokens followed one another, from the place `first` on; each comes first among the successors there
+        are. Prompts are long: all in one loop."""
+        rows, put = self._rows, self._put
+        for place in range(first, len(text)):
+            token = text[place]
+            for start in range(place - LONGEST if place > LONGEST else 0, place):
+                run = text[start:place]
+                old = rows.get(run)
+                if old is None:
+                    put(run, (token,))
+                elif old[0] == token:
+                    rows.move_to_end(run)
+                else:
+                    put(run, (token, *[other for other in old if other != token])[:SUCCESSORS])
 
     def weigh(self, context: Run, token: int) -> None:
         """Learn how likely successors are from the one that came."""
@@ -127,6 +129,7 @@ class RecycleDrafter(Drafter):
     free = True
     prior = 0.3
     wants_top = SUCCESSORS
+    stands_back = True
 
     def __init__(self, runs: int = 16_384, tenants: int = 16) -> None:
         """So many runs of tokens are known for each of `tenants`."""
@@ -151,7 +154,7 @@ class RecycleDrafter(Drafter):
                     self._unread.add(seq.id)
                 elif seq.id in self._unread:
                     self._unread.remove(seq.id)
-                    _read_prompt(table, seq.request.prompt[-READ:])
+                    table.read(seq.request.prompt[-READ:])
                 _learn(table, outcome)
 
     def forget(self, seq: Sequence) -> None:
@@ -196,29 +199,23 @@ def extended(context: Run, token: int) -> Run:
     return (*context[1 - LONGEST :], token)
 
 
-def _read_prompt(table: Table, prompt: Run) -> None:
-    context: Run = ()
-    for token in prompt:
-        table.read(context, token)
-        context = extended(context, token)
-
-
 def _learn(table: Table, outcome: Outcome) -> None:
     """Every row that was run teaches, accepted or not; what the text itself says stands above what guesses say."""
     share, draft, verdict = outcome.share, outcome.draft, outcome.verdict
     assert verdict is not None, "a step that wrote"
-    contexts = [tuple(share.seq.tokens[max(0, share.length - LONGEST) : share.length])]
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        contexts.append(extended(contexts[parent + 1], token))
+    context = tuple(share.seq.tokens[max(0, share.length - LONGEST) : share.length])
     rows = [0, *(node + 1 for node in verdict.path)]
     tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
+    if not outcome.top:  # the text is copied: it is read on, and no shares are learnt from what everybody knew
+        table.read((*context, *tokens), len(context))
+        return
+    contexts = [context]
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        contexts.append(extended(contexts[parent + 1], token))
     for row, token in zip(rows, tokens, strict=True):
         table.weigh(contexts[row], token)
     for row, top in enumerate(outcome.top):
         if row not in rows:
             table.suppose(contexts[row], top[:SUCCESSORS])
-    for row, token in zip(rows, tokens, strict=True):
-        if outcome.top:
-            table.learn(contexts[row], outcome.top[row][:SUCCESSORS])
-        else:
-            table.read(contexts[row], token)
+    for row in rows:
+        table.learn(contexts[row], outcome.top[row][:SUCCESSORS])

@@ -138,7 +138,7 @@ class Engine:
         drafts = [self._constrain(share, draft) for share, draft in zip(plan, trimmed, strict=True)]
         drafted = perf_counter()
         try:
-            outcomes = self._judge(plan, drafts, self.runner.forward(plan, drafts))
+            outcomes, curious = self._judge(plan, drafts, self.runner.forward(plan, drafts))
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise
@@ -146,7 +146,7 @@ class Engine:
         if self.runner.followers is not None:
             self.runner.followers.check()
         judged = [self.commit(outcome) for outcome in outcomes]
-        times = StepTimes(drafted - began, perf_counter() - drafted, proposing)
+        times = StepTimes(drafted - began + curious, perf_counter() - drafted - curious, proposing)
         self.relief.went_well()
         self.scheduler.learn(plan, times.running)
         try:
@@ -195,8 +195,8 @@ class Engine:
         except GrammarError:  # if it is more than this guess, the text itself will say so
             return Draft()
 
-    def _judge(self, plan: list[Share], drafts: list[Draft], output: StepOutput) -> list[Outcome]:
-        """What the target makes of each draft."""
+    def _judge(self, plan: list[Share], drafts: list[Draft], output: StepOutput) -> tuple[list[Outcome], float]:
+        """What the target makes of each draft, and the seconds in this of what only drafters want to know."""
         pairs = list(zip(plan, drafts, strict=True))
         rows = [logit_rows(share, draft) for share, draft in pairs]
         ends = list(itertools.accumulate(rows))
@@ -213,16 +213,21 @@ class Engine:
         for case in cases:
             if case.error is not None:
                 self.tracks[case.share.seq.id].error = case.error
+        began = perf_counter()
         top = likeliest(pairs, output.logits, ends, self.drafter.wants_top, self._wants_top)
+        curious = perf_counter() - began
         return [
             outcome_of(share, draft, next(judged) if share.reaches_end else None, states, each)
             for (share, draft), states, each in zip(pairs, split_features(output, pairs), top, strict=True)
-        ]
+        ], curious
 
-    def _wants_top(self, share: Share) -> bool:
-        """Whether a drafter of this text's learns from the likeliest tokens in this step."""
+    def _wants_top(self, share: Share, draft: Draft) -> bool:
+        """Whether a drafter of this text's learns from the likeliest tokens in this step. Not where the text is copied:
+        to find them costs as much as to guess, and who copies finds the place again."""
         seq = share.seq
-        return not self._guard.top_arms.isdisjoint(seq.request.drafters) and self.controller.watches(seq)
+        if draft.source in self._guard.copiers or self._guard.top_arms.isdisjoint(seq.request.drafters):
+            return False
+        return self.controller.watches(seq)
 
     def _masks(self, share: Share, draft: Draft) -> torch.Tensor | None:
         track = self.tracks[share.seq.id]

@@ -22,6 +22,7 @@ class Guard:
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab = drafter, vocab
         self.top_arms = frozenset(name for name, arm in drafter.arms.items() if arm.wants_top)
+        self.copiers = frozenset(name for name, arm in drafter.arms.items() if arm.free) - self.top_arms
         self._failures = 0  # of the drafter as a whole
 
     @property

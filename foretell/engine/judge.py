@@ -46,9 +46,10 @@ class Case:
 
     @cached_property
     def history(self) -> History | None:
-        if not looks_back(self.request):
+        request, tokens = self.request, self.share.seq.tokens
+        if not looks_back(request, len(tokens) - len(request.prompt)):
             return None
-        return History(self.request, self.share.seq.tokens, self.step.shape[-1], self.step.device)
+        return History(request, tokens, self.step.shape[-1], self.step.device)
 
     @property
     def error(self) -> str | None:

@@ -17,14 +17,14 @@ Top = tuple[tuple[int, ...], ...]
 
 
 def likeliest(
-    pairs: list[Pair], logits: torch.Tensor, ends: list[int], count: int, wants: Callable[[Share], bool]
+    pairs: list[Pair], logits: torch.Tensor, ends: list[int], count: int, wants: Callable[[Share, Draft], bool]
 ) -> Iterable[Top]:
     """The `count` likeliest tokens of each row, for the shares that want them; others pay nothing. A share's rows end
     at its place in `ends`."""
     if not count:
         return [()] * len(pairs)
     mine = [
-        logits[end - 1 - len(draft) : end] if share.reaches_end and wants(share) else None
+        logits[end - 1 - len(draft) : end] if share.reaches_end and wants(share, draft) else None
         for (share, draft), end in zip(pairs, ends, strict=True)
     ]
     wanted = [rows for rows in mine if rows is not None]

@@ -40,6 +40,13 @@ class History:
         return None if allowed is None else _only(self, allowed)
 
     @cached_property
+    def only_forbids(self) -> bool:
+        """Whether all it does to scores is to forbid single tokens."""
+        request, p = self.request, self.request.params
+        changes = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1 or p.logit_bias
+        return not (changes or p.logits_processors or p.allowed_token_ids is not None or request.thinking)
+
+    @cached_property
     def _counts(self) -> Tensor:
         return self._bins(self.written)
 
@@ -65,8 +72,8 @@ class History:
         return seen
 
 
-def looks_back(request: Request) -> bool:
-    """Whether anything changes the model's own scores."""
+def looks_back(request: Request, written: int) -> bool:
+    """Whether anything changes the model's own scores behind so many written tokens."""
     p = request.params
     return bool(
         p.presence_penalty
@@ -77,7 +84,7 @@ def looks_back(request: Request) -> bool:
         or p.logits_processors
         or request.banned
         or request.thinking
-        or (p.min_tokens and (request.end_ids or p.stop_token_ids))
+        or (p.min_tokens > written and (request.end_ids or p.stop_token_ids))
         or p.structured_outputs is not None
     )
 
@@ -88,11 +95,8 @@ def adjust(scores: Tensor, history: History, path: tuple[int, ...], allowed: Ten
     scores = _penalise(scores, history, path)
     scores = _process(scores, history, path)
     # What is forbidden is forbidden last: nothing may lift it again.
-    forbidden = _forbidden(history, path)
-    if allowed is not None:
-        forbidden |= ~allowed.to(forbidden.device)
-    kept = scores.masked_fill(forbidden, float("-inf"))  # a tensor of its own: a processor may keep the one it gave
-    if bool((kept == float("-inf")).all()):  # nothing may follow: the text ends
+    kept = _without_forbidden(scores, history, path, allowed)
+    if float(kept.max()) == float("-inf"):  # nothing may follow: the text ends
         ends = _only(history, sorted(history.request.end_ids) or [0])
         return torch.zeros_like(kept).masked_fill_(ends, float("-inf"))
     return kept
@@ -129,19 +133,28 @@ def _penalise(scores: Tensor, history: History, path: tuple[int, ...]) -> Tensor
     return scores
 
 
-def _forbidden(history: History, path: tuple[int, ...]) -> Tensor:
-    """Tokens that may not come next, [vocab]."""
-    p = history.request.params
-    forbidden = torch.zeros(history.vocab, dtype=torch.bool, device=history.device)
-    if history.outside is not None:
-        forbidden |= history.outside
-    for length, runs in history.request.banned.items():
-        if completing := runs.get(tuple(history.tail(length - 1, path))):
-            forbidden[list(completing)] = True
-    if len(history.written) + len(path) < p.min_tokens:
-        forbidden[[*history.request.end_ids, *p.stop_token_ids]] = True
+def _without_forbidden(scores: Tensor, history: History, path: tuple[int, ...], allowed: Tensor | None) -> Tensor:
+    """Scores of a tensor of its own, because a processor may keep the one it gave."""
     closing = _closing_thought(history, path)
-    return forbidden if closing is None else _only(history, (closing,))
+    masks = [_only(history, (closing,))] if closing is not None else [history.outside]
+    masks += [None if allowed is None else ~allowed.to(scores.device)]
+    kept = scores.clone()
+    for mask in masks:
+        if mask is not None:
+            kept.masked_fill_(mask, float("-inf"))
+    if closing is None and (few := forbidden(history, path)):
+        kept[few] = float("-inf")
+    return kept
+
+
+def forbidden(history: History, path: tuple[int, ...]) -> list[int]:
+    """Single tokens that may not come next."""
+    p, found = history.request.params, list[int]()
+    for length, runs in history.request.banned.items():
+        found += runs.get(tuple(history.tail(length - 1, path)), ())
+    if len(history.written) + len(path) < p.min_tokens:
+        found += [*history.request.end_ids, *p.stop_token_ids]
+    return found
 
 
 def _only(history: History, tokens: tuple[int, ...] | list[int]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from foretell.params import SamplingParams
 
 from . import noise
-from .history import History, adjust
+from .history import History, adjust, forbidden
 from .native_choice import choose_natively, chooser
 from .on_device import choose_there, works
 
@@ -36,8 +36,13 @@ def adjusted(logits: Tensor, rows: list[Row]) -> Tensor:
         return logits
     logits = logits.clone()
     for i, row in enumerate(rows):
-        if row.history is not None:
+        if row.history is None:
+            continue
+        few = forbidden(row.history, row.path)
+        if row.allowed is not None or not row.history.only_forbids or len(few) >= logits.shape[-1]:
             logits[i] = adjust(logits[i], row.history, row.path, row.allowed)
+        elif few:  # no pass over the vocabulary for an end that must not come yet
+            logits[i, few] = float("-inf")
     return logits
 
 

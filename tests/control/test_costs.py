@@ -7,7 +7,17 @@ import random
 import numpy as np
 import pytest
 
-from foretell.control.costs import FEATURES, KNOWN_WELL, THINNED, CostPrior, DraftCosts, StepCosts, never_falling
+from foretell.control.costs import (
+    FEATURES,
+    KNOWN_WELL,
+    LESSON,
+    LESSON_SHARE,
+    THINNED,
+    CostPrior,
+    DraftCosts,
+    StepCosts,
+    never_falling,
+)
 
 
 def learnt(rows: list[int], seed: int = 0, hiccups: float = 0.0, pace: float = 1.0) -> StepCosts:
@@ -98,6 +108,13 @@ def test_only_some_of_the_steps_that_tell_the_same_are_lessons() -> None:
     assert wanted[0] and sum(wanted) == 4
     assert costs.wants(1), "of a plain step nothing is known lately"
     assert not costs.wants(1)
+
+
+def test_steps_with_guesses_are_lessons_as_often_as_their_time_allows() -> None:
+    costs = learnt([1, 4, 8])
+    seconds = costs.seconds(8)
+    taught = sum(costs.wants(8, guessed=True) for _ in range(960))
+    assert 960 / THINNED < taught <= 960 * min(1.0, LESSON_SHARE * seconds / LESSON) + 1
 
 
 def test_what_was_learnt_can_be_kept() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from foretell.draft.base import Drafter
-from foretell.draft.mix import MOST_FAILURES, MixDrafter
+from foretell.draft.mix import MOST_FAILURES, SURE, MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import Budget, Draft, Outcome, Sequence, SpeculationChoice
 from tests.tiny import PROMPTS, World, add, generate, run
 
 
@@ -82,6 +82,30 @@ def test_guesses_that_were_shown_are_not_made_twice_and_never_for_another_text()
     seq.tokens.append(9)
     mix.propose([seq], [Budget(2, "scripted")])
     assert asked == [(3, 4), (3, 6), (4, 2)]
+
+
+class Saying(Drafter):
+    """Guesses one token and says how sure it is."""
+
+    free = True
+
+    def __init__(self, name: str, sure: float, stands_back: bool = False) -> None:
+        self.name, self.sure, self.stands_back = name, sure, stands_back
+
+    def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        return [Draft((5,), (-1,), self.name, confidence=(self.sure,)) for _ in seqs]
+
+
+@pytest.mark.parametrize(
+    ("sure", "shown"), [(SURE, {"copy"}), (1.0, {"copy"}), (SURE - 0.01, {"copy", "modest"}), (0.0, {"copy", "modest"})]
+)
+def test_who_stands_back_is_not_asked_where_another_is_sure(sure: float, shown: set[str]) -> None:
+    engine = World().engine(MixDrafter([Saying("modest", 0.99, True), Saying("copy", sure)]))
+    both = add(engine, "0", PROMPTS[0], SpeculationChoice(drafter="modest,copy"))[0].seq
+    alone = add(engine, "1", PROMPTS[1], SpeculationChoice(drafter="modest"))[0].seq
+    first, second = engine.drafter.offers([both, alone], 4)
+    assert set(first) == shown
+    assert set(second) == {"modest"}, "nobody else may guess there"
 
 
 def test_guesses_drawn_at_random_are_not_shown() -> None:

@@ -60,6 +60,22 @@ def test_only_those_who_may_use_it_pay_for_the_likeliest_tokens() -> None:
     assert 0 not in drafter.tops["0"]
 
 
+class Noting(Curious):
+    """Writes down who guessed, and whether it was told the likeliest tokens."""
+
+    def observe(self, outcomes: list[Outcome]) -> None:
+        self.seen = {*getattr(self, "seen", ()), *((each.draft.source, bool(each.top)) for each in outcomes)}
+
+
+def test_a_text_that_is_copied_costs_nobody_the_likeliest_tokens() -> None:
+    drafter = Noting()
+    engine = World(budget=2).engine(MixDrafter([NGramDrafter(1, 3), drafter]))
+    add(engine, "0", PROMPTS[0], SpeculationChoice(drafter="ngram,curious"), ignore_eos=True)
+    add(engine, "1", PROMPTS[0], SpeculationChoice(drafter="curious"), ignore_eos=True)
+    run(engine)
+    assert drafter.seen == {("ngram", False), ("curious", True), ("", True)}
+
+
 class Drowsy(FixedController):
     def watches(self, seq: Sequence) -> bool:
         return seq.request.id == "0"
@@ -81,9 +97,9 @@ def test_the_likeliest_tokens_are_those_of_the_rows_at_a_texts_end() -> None:
     shares = [Share.of(seq, len(seq.tokens)) for seq in (first, second)]
     logits = torch.rand(4, VOCAB, generator=torch.Generator().manual_seed(0))
     pairs = [(shares[0], Draft.chain([5])), (shares[1], Draft.chain([6]))]
-    found = list(likeliest(pairs, logits, [2, 4], 3, lambda share: share.seq is second))
+    found = list(likeliest(pairs, logits, [2, 4], 3, lambda share, draft: share.seq is second))
     assert found == [(), tuple(tuple(row) for row in logits[2:].topk(3).indices.tolist())]
-    assert list(likeliest(pairs, logits, [2, 4], 0, lambda share: True)) == [(), ()]
+    assert list(likeliest(pairs, logits, [2, 4], 0, lambda share, draft: True)) == [(), ()]
 
 
 @pytest.mark.parametrize(

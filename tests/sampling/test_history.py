@@ -11,7 +11,8 @@ import torch
 from foretell.build import Assembly, build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.params import SamplingParams
-from foretell.sampling.history import History, adjust
+from foretell.sampling.history import History, adjust, looks_back
+from foretell.sampling.sampling import Row, adjusted
 
 WORDS = ["fox", "the quick", " brown fox", "quick", "quick brown", "o", "lazy dog"]
 
@@ -56,3 +57,40 @@ def test_scores_are_those_of_the_plain_definition(assembly: Assembly, seed: int)
         assert torch.equal(found, plainly(scores, [*text, *path], params, spelt))
         hits += bool(found[run[-1]] == float("-inf"))
     assert hits == len(spelt)
+
+
+@pytest.mark.parametrize("least", [0, 1, 3, 6])
+def test_ends_are_kept_out_until_enough_is_written_and_looked_at_no_longer(assembly: Assembly, least: int) -> None:
+    vocab = assembly.requests.limits.vocab
+    params = SamplingParams(min_tokens=least, max_tokens=8, stop_token_ids=[5])
+    (request,) = assembly.requests.make("a", [1, 2, 3], params)
+    ends, scores = {5, *request.end_ids}, torch.randn(vocab)
+    for written in range(8):
+        for guessed in range(3):
+            text, path = [1, 2, 3, *[7] * written], (7,) * guessed
+            found = adjust(scores, History(request, text, vocab), path, None)
+            barred = set((found == float("-inf")).nonzero()[:, 0].tolist())
+            assert barred == (ends if written + guessed < least else set())
+            assert not barred or looks_back(request, written)
+        assert looks_back(request, written) == (written < least)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_are_adjusted_together_as_each_alone(assembly: Assembly, seed: int) -> None:
+    """Where single tokens are forbidden and where more is changed, side by side."""
+    rng, vocab = random.Random(seed), assembly.requests.limits.vocab
+    settings = [
+        SamplingParams(min_tokens=3, max_tokens=8, stop_token_ids=[5]),
+        SamplingParams(bad_words=WORDS[:3]),
+        SamplingParams(bad_words=WORDS[3:], min_tokens=2, max_tokens=8, presence_penalty=0.5),
+        SamplingParams(min_tokens=2, max_tokens=8, logit_bias={4: 9.0}),
+    ]
+    rows = []
+    for params in rng.choices(settings, k=9):
+        (request,) = assembly.requests.make("a", [1, 2, 3], params)
+        text, path = [1, 2, 3, *rng.choices(range(vocab), k=rng.randrange(4))], (7,) * rng.randrange(3)
+        allowed = torch.rand(vocab) < 0.5 if rng.random() < 0.3 else None
+        rows.append(Row(params, 0, len(text), History(request, text, vocab), path, allowed))
+    logits = torch.randn(len(rows), vocab)
+    alone = [adjust(each, row.history, row.path, row.allowed) for each, row in zip(logits, rows, strict=True)]
+    assert torch.equal(adjusted(logits, rows), torch.stack(alone))
