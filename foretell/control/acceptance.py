@@ -25,7 +25,6 @@ CELLS = (len(LEVELS) + 1 + len(WIDTHS)) * DEPTHS
 PRIOR = 0.5  # of a drafter nobody has seen
 DOUBTS = 16.0  # trees come in many sizes: to hope much of each would be to try them all
 HONEST, STEADY = 20.0, 0.995  # guesses it takes to doubt the rates, and how fast those are forgotten
-LUCK, FICKLE = 4.0, 0.97  # the same for a single text, whoever guesses for it
 
 # (how fast old counts fade, how many counts of its own it takes to outweigh what is above)
 REQUEST, KIND, DRAFTER = (0.97, 16.0), (0.998, 12.0), (0.999, 12.0)
@@ -178,34 +177,21 @@ class Guess:
 class Honesty:
     """How many guesses stood of those that should have: where luck runs out when it is counted on, this falls."""
 
-    def __init__(self, weight: float = HONEST, steady: float = STEADY) -> None:
-        self.expected = self.stood = self.weight = weight
-        self.steady = steady
+    def __init__(self) -> None:
+        self.expected = self.stood = HONEST
 
     @property
     def factor(self) -> float:
         return min(1.0, self.stood / self.expected)
 
     def count(self, expected: float, stood: int) -> None:
-        self.expected = self.weight + (self.expected - self.weight) * self.steady + expected
-        self.stood = self.weight + (self.stood - self.weight) * self.steady + stood
-
-
-class Luck(Honesty):
-    """The same for a single text, whose guesses are few: it is held against it only beyond what chance may do."""
-
-    def __init__(self) -> None:
-        super().__init__(LUCK, FICKLE)
-
-    @property
-    def factor(self) -> float:
-        return min(1.0, (self.stood + math.sqrt(self.expected - self.weight)) / self.expected)
+        self.expected = HONEST + (self.expected - HONEST) * STEADY + expected
+        self.stood = HONEST + (self.stood - HONEST) * STEADY + stood
 
 
 @dataclass
 class Ledger:
-    """What one request has taught: rates of each drafter, the guesses still open, and whether it is a text that can be
-    foretold at all.
+    """What one request has taught: rates of each drafter, and the guesses still open.
 
     `looked_up` keeps rates between two lessons: a draft has many nodes and few cells.
     """
@@ -214,7 +200,6 @@ class Ledger:
     rates: dict[str, Rates] = field(default_factory=dict)
     open: list[Guess] = field(default_factory=list)
     looked_up: dict[str, dict[int, float]] = field(default_factory=dict)
-    luck: Luck = field(default_factory=Luck)
 
 
 class Acceptance:
@@ -274,7 +259,7 @@ class Acceptance:
         known = ledger.looked_up.get(arm)
         if known is None:
             known = ledger.looked_up[arm] = {}
-        honest = self.honesty(ledger, arm).factor * ledger.luck.factor
+        honest = self.honesty(ledger, arm).factor
         found: list[float] = []
         depths: list[int] = []
         for node, parent in enumerate(draft.parents):

@@ -69,14 +69,12 @@ class Lessons:
         ledger = self.acceptance.known(share.seq.id)
         if ledger is None:
             return
-        hoped, stood = 0.0, 0
         if share.budget.nodes and outcome.draft.source in (arm, ""):
             if self.is_paid(arm):
                 self._observe_paid(ledger, arm, outcome)
             elif expected is not None:
-                hoped, stood = sum(expected[: len(outcome.draft)]), outcome.accepted
-                self.acceptance.honesty(ledger, arm).count(hoped, stood)
-        ledger.luck.count(hoped / ledger.luck.factor, stood)  # where nothing is guessed, bad luck is forgotten
+                hoped = sum(expected[: len(outcome.draft)])
+                self.acceptance.honesty(ledger, arm).count(hoped, outcome.accepted)
         self.acceptance.learn(ledger, share.seq.tokens)
 
     def _observe_paid(self, ledger: Ledger, arm: str, outcome: Outcome) -> None:

@@ -113,21 +113,6 @@ def test_luck_that_runs_out_when_counted_on_is_noticed() -> None:
     assert lucky.factor == 1.0
 
 
-def test_a_text_that_cannot_be_foretold_is_known_whoever_guesses_and_may_change() -> None:
-    acceptance = Acceptance()
-    ledger, other = acceptance.ledger(0, "greedy"), acceptance.ledger(1, "greedy")
-    draft = Draft.chain([1, 2], "a")
-    before = {arm: acceptance.survival(ledger, arm, draft) for arm in "ab"}
-    for _ in range(10):
-        ledger.luck.count(1.0, 0)
-    for arm in "ab":
-        assert acceptance.survival(ledger, arm, draft)[0] < 0.6 * before[arm][0], "whoever had guessed"
-        assert acceptance.survival(other, arm, draft) == before[arm], "its neighbours are other texts"
-    for _ in range(100):
-        ledger.luck.count(0.0, 0)
-    assert acceptance.survival(ledger, "a", draft) == pytest.approx(before["a"], rel=0.1)
-
-
 def test_who_is_asked_where_others_are_sure_is_not_judged_by_places_where_they_are_not() -> None:
     """A drafter that takes time is used where free ones have nothing, which is where guessing is hard."""
     acceptance = Acceptance({"head": Belief(0.6, ALIKE)})
