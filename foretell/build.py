@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -202,8 +203,8 @@ def _assembled(
 
 def _rehearsed(speculation: SpeculationConfig, is_split: bool, rehearsal: Rehearsal) -> Iterable[Callable[[], None]]:
     """What a CUDA device does before the first request. Ranks do it with their first: there is nobody yet to hear of
-    one that fails."""
-    if rehearsal.engine.runner.device.type != "cuda" or is_split:
+    one that fails. Without Triton nothing is recorded."""
+    if rehearsal.engine.runner.device.type != "cuda" or is_split or find_spec("triton") is None:
         return ()
     named = draft.arms(speculation)  # a drafter of the caller's own is shown no text that is none
     return all_pieces(rehearsal, named, min(speculation.budget, MOST_REHEARSED), speculation.tree)

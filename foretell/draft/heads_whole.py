@@ -21,7 +21,6 @@ from foretell.types import Sequence
 from .chains import Chain
 from .choosing import Plot, must_draw
 from .drawing import DraftTemperature
-from .growing import ROOT
 from .heads_draws import noise_keys
 from .settling import settle
 from .tree import MOST_WIDE, Children, LevelTree, Tree
@@ -119,19 +118,8 @@ def grow_whole(
 def grow_from(tree: Tree, grown: Grown, row: int) -> None:
     """Grow the tree of one text from what was looked at. All that a tree follows was: it leaves out more than was left
     out there, for it knows how many nodes are kept in the end, and never something likelier."""
-    if isinstance(tree, LevelTree):
-        settle(tree, grown, row)
-        return
-    rows, count = {ROOT: 0}, grown.tokens.shape[-1]
-    while tree.goes_on:
-        depth, level = tree.depth, tree.level
-        tokens, shares = grown.tokens[depth, row].tolist(), grown.shares[depth, row].tolist()
-        children = {node: Children(tokens[rows[node]], shares[rows[node]]) for node in level}
-        tree.grow(list(children.values()))
-        followed = {at: below for below, at in enumerate(grown.followed[depth, row].tolist())}
-        parents = {node: tree.parents[node] for node in tree.level}
-        ranks = {node: children[parent].tokens.index(tree.tokens[node]) for node, parent in parents.items()}
-        rows = {node: followed[rows[parent] * count + ranks[node]] for node, parent in parents.items()}
+    assert isinstance(tree, LevelTree), "a shape that is settled is for tokens that are drawn one by one"
+    settle(tree, grown, row)
 
 
 def grow_alike(tree: Tree, grown: Grown, row: int) -> None:

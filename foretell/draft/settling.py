@@ -14,7 +14,8 @@ from .tree import LevelTree
 def settle(tree: LevelTree, grown: Grown, row: int) -> None:
     """Give the tree of one text its nodes: of all that was looked at the likeliest, of equals the one found first."""
     deep, count = tree.budget.depth, grown.tokens.shape[-1]
-    chances = [grown.shares[0, row, 0].astype(np.float64)]
+    told = np.minimum(grown.shares[:, row], 1)  # by a rounding more, a child would come before its parent
+    chances = [told[0, 0].astype(np.float64)]
     parents = [np.full(count, -1)]
     first = 0  # of the candidates of the level before
     for depth in range(1, deep):
@@ -22,9 +23,9 @@ def settle(tree: LevelTree, grown: Grown, row: int) -> None:
         branches = _own(chances[-1][followed], tree.wide)
         parents.append(np.repeat(first + followed, count))
         first += len(chances[-1])
-        chances.append((branches[:, None] * grown.shares[depth, row]).ravel())
+        chances.append((branches[:, None] * told[depth]).ravel())
     tokens = np.concatenate([grown.tokens[0, row, 0], grown.tokens[1:deep, row].ravel()])
-    shares = np.concatenate([grown.shares[0, row, 0], grown.shares[1:deep, row].ravel()])
+    shares = np.concatenate([told[0, 0], told[1:deep].ravel()])
     _take(tree, np.concatenate(chances), tokens, shares, np.concatenate(parents))
 
 

@@ -30,7 +30,7 @@ BRIEF = 20  # tokens of a text whose keys fill no part: its trees are attended t
 LONGER = (700, 1500)  # tokens of a text, for which other graphs are made
 PROMPTS = (128, 64, 32, 16)  # tokens of a prompt that comes in one step; the likeliest, 256, is done before
 WIDE = (32, 63, 64)  # nodes of a tree that a head grows
-FLAT = 9  # nodes from which on a tree may be deeper than the first size of its tables
+FLAT = 9  # nodes up to which no tree is deeper than the first size of its tables
 FEW_TEXTS = (2, 4, 8)
 
 
@@ -105,10 +105,11 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
     """For these drafters, chains and trees of up to `nodes` nodes, and trees of heads of up to `most`. The likeliest
     come first: a prompt, one text alone, what drafters that take time do for it, and drafts of all sizes behind it."""
     arms = [name for name, arm in rehearsal.engine.drafter.arms.items() if name in named and _takes_time(arm)]
+    growing = [name for name in arms if rehearsal.engine.drafter.arms[name].grows]
     chains, trees = _within(CHAINS, nodes), _within(TREES, most)
 
-    def guesses(several: Iterable[Guessing]) -> Iterator[Callable[[], None]]:
-        return (partial(rehearsal.guess, name, each) for each in several for name in arms)
+    def guesses(several: Iterable[Guessing], names: list[str] = arms) -> Iterator[Callable[[], None]]:
+        return (partial(rehearsal.guess, name, each) for each in several for name in names)
 
     def steps(several: Iterable[Nothing]) -> Iterator[Callable[[], None]]:
         return (partial(rehearsal.step, each) for each in several)
@@ -116,8 +117,8 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
     yield from steps((Nothing(cached=0, take=256), Nothing(cached=TEXT)))
     yield from guesses(chains)
     yield from steps(_drafts(nodes, TEXT))
-    yield from guesses(trees)
-    yield from steps(Nothing(cached=TEXT, draft=tree(each)) for each in WIDE if arms and each <= most)
+    yield from guesses(trees, growing)
+    yield from steps(Nothing(cached=TEXT, draft=tree(each)) for each in WIDE if growing and each <= most)
     yield from steps(Nothing(cached=0, take=take) for take in PROMPTS)
     yield from steps(each for count in range(nodes + 1) for each in _trees(count, BRIEF))
     yield from guesses(replace(each, cached=SHORT) for each in chains)
@@ -126,7 +127,8 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
     for cached in LONGER:
         yield from steps((Nothing(cached=cached), *_drafts(nodes, cached)))
         yield from guesses(replace(each, cached=cached) for each in chains)
-    yield from guesses((*_within(DEEPER, nodes), *(replace(each, cached=SHORT) for each in trees)))
+    yield from guesses(_within(DEEPER, nodes))
+    yield from guesses((replace(each, cached=SHORT) for each in trees), growing)
 
 
 def _within(several: Iterable[Guessing], nodes: int) -> list[Guessing]:

@@ -73,7 +73,7 @@ class CudaExecutor:
 
     def _step(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         sizes, tiles = fit(packed, self.layout.share)
-        if sizes.rows > ROWS[-1] or sizes.deep > DEEP[-1]:
+        if sizes.rows > ROWS[-1]:
             return self._run_unrecorded(packed, taps)
         self._send(packed, tiles, sizes)
         key = (sizes, taps)
@@ -112,11 +112,8 @@ class CudaExecutor:
         if sizes.rows > ROWS[-1] or sizes.deep:
             return None
         self._wait()
-        keys = _keys(max(span.stop for span in packed.spans) + steps)
         ends = [min(len(span.pages) * self.layout.page_size, self.context) for span in packed.spans]
-        height = max(LOW, _power(self.layout.share))
-        chain_sizes = ChainSizes(sizes, height, parts(keys), _power(len(packed.spans)), steps, vocab)
-        return self.chains(packed, tiles, chain_sizes, ends)
+        return self.chains(packed, tiles, fit_chain(packed, sizes, self.layout.share, steps, vocab), ends)
 
     def _send(self, packed: Packed, tiles: Tiles | None, sizes: Sizes) -> None:
         """Take the tables to where the kernels read them."""
@@ -165,7 +162,7 @@ class CudaExecutor:
         """A step too large to be recorded: tables of its own, one program for all keys of some rows."""
         height = max(WHOLE, _power(self.layout.share))
         tiles = make_tiles(packed, height // self.layout.share, whole=True)
-        sizes = Sizes(packed.rows, len(tiles.together), height, NO_PARTS, tiles.deep, len(tiles.nodes))
+        sizes = Sizes(packed.rows, len(tiles.together), height, NO_PARTS, _levels(tiles.deep), len(tiles.nodes))
         numbers = np.empty(sizes.numbers, np.int32)
         fill(numbers, packed, tiles, sizes)
         device = self.layout.device
@@ -194,15 +191,27 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
     else:
         height = low if max(span.rows for span in packed.spans) <= low // share else max(HIGH, low)
     tiles = make_tiles(packed, height // share, whole)
-    deep = next((size for size in (0, *DEEP) if tiles.deep <= size), tiles.deep)
+    deep = _levels(tiles.deep)
     splits = NO_PARTS if whole else parts(_keys(max(span.stop for span in packed.spans)))
     nodes = min(rows, _power(len(tiles.nodes))) if deep else 0
     return Sizes(rows, _power(len(tiles.together)), height, splits, deep, nodes), tiles
 
 
+def fit_chain(packed: Packed, first: Sizes, share: int, steps: int, vocab: int) -> ChainSizes:
+    """The sizes of a chain's steps, behind a first one of these."""
+    keys = _keys(max(span.stop for span in packed.spans) + steps)
+    sequences = min(first.rows, _power(len(packed.spans)))  # the first step has a row for each
+    return ChainSizes(first, max(LOW, _power(share)), parts(keys), sequences, steps, vocab)
+
+
 def _kept(output: StepOutput) -> StepOutput:
     """What the next pass does not write over."""
     return replace(output, logits=output.logits.clone(), likeliest=None)
+
+
+def _levels(deep: int) -> int:
+    """What so many levels of a tree are filled up to."""
+    return next((size for size in (0, *DEEP) if deep <= size), _power(deep))
 
 
 def _keys(keys: int) -> int:

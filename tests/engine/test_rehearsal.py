@@ -160,9 +160,12 @@ def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) ->
 def test_pages_come_back_from_a_step_that_fails() -> None:
     engine = long_engine(RecycleDrafter())
 
+    tried: list[Packed] = []
+
     def fails(packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        tried.append(packed)
         raise RuntimeError("planted")
 
     engine.runner.executor = fails
     Rehearsal(engine, pieces).run(60)
-    assert engine.runner.pool.held == 0
+    assert tried and engine.runner.pool.held == 0

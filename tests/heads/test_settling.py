@@ -63,3 +63,10 @@ def test_it_is_the_tree_that_grows_by_levels(budget: Budget, floor: float, ties:
         settle(tree := LevelTree(budget, floor), grown, seed % 2)
         found = tree.draft("eagle")
         assert (found.tokens, found.parents, found.confidence) == (truth.tokens, truth.parents, truth.confidence)
+
+
+def test_a_share_that_is_rounded_up_puts_no_child_before_its_parent() -> None:
+    grown = looked_at(0, 5, ties=False)
+    grown.shares[1:, :, :, 0] = np.float32(1.0000001)
+    settle(tree := LevelTree(Budget(16, levels=5)), grown, 0)
+    assert all(parent < node for node, parent in enumerate(tree.draft("eagle").parents))

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from foretell.kernels.triton.attention import NO_PARTS, parts
-from foretell.runner.cuda import ROWS, fit
+from foretell.runner.cuda import ROWS, fit, fit_chain
 from foretell.runner.cuda_passes import passes, readers
 from foretell.runner.executor import EagerExecutor
 from foretell.types import Draft
@@ -62,3 +62,11 @@ def test_a_prompt_alone_runs_whole_and_never_in_few_rows() -> None:
     sizes, tiles = fit(step(READ, 4), 3)
     assert (sizes.rows, sizes.splits) == (ROWS[-1], NO_PARTS)
     assert tiles.together[:, 1].sum() == 70
+
+
+@pytest.mark.parametrize("texts", [1, 3, 64, 65, 96, 100, 129, 192, 256])
+def test_a_chain_has_as_many_sequences_as_its_first_step_has_rows_at_most(texts: int) -> None:
+    """Else the second step would run what lay in its tables from before."""
+    packed = step([(2, 1, Draft())] * texts, 4)
+    sizes, _ = fit(packed, 3)
+    assert texts <= fit_chain(packed, sizes, 3, 4, 32).sequences <= sizes.rows

@@ -67,7 +67,8 @@ def world(config: ModelConfig, page_size: int, dtype: torch.dtype, seed: int = 0
 
 def run(model: Decoder, cache: KVCache, packed: Packed, sizes: Sizes, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The step as the executor runs it when nothing is recorded."""
-    tiles = make_tiles(packed, sizes.height // (model.config.heads // model.config.kv_heads))
+    most = sizes.height // (model.config.heads // model.config.kv_heads)
+    tiles = make_tiles(packed, most, whole=sizes.splits == NO_PARTS)
     numbers = np.full(sizes.numbers, -77, np.int32)  # what an earlier step left
     fill(numbers, packed, tiles, sizes)
     pages = PageTable(len(packed.spans), 400, DEVICE).update(packed.spans)
@@ -82,7 +83,7 @@ def exact_fit(packed: Packed, share: int, whole: bool = False) -> Sizes:
     """As `fit`, for the very keys there are: the interpreter runs every program of a grid."""
     sizes, tiles = fit(packed, share)
     if whole:
-        tiles = make_tiles(packed, 16 // share)
+        tiles = make_tiles(packed, 16 // share, whole=True)
         return replace(sizes, rows=packed.rows, tiles=len(tiles.together), height=16, splits=NO_PARTS)
     return replace(sizes, splits=parts(max(span.stop for span in packed.spans)))
 
@@ -109,13 +110,14 @@ STEPS: dict[str, list[tuple[int, int, Draft]]] = {
     "chains": [(140, 1, Draft.chain([3, 4, 5])), (3, 1, Draft.chain([9]))],
     "trees": [(127, 1, TREE), (5, 2, Draft.chain([3])), (9, 1, Draft())],
     "prompts": [(0, 13, Draft()), (12, 4, Draft())],
+    "trees in whole": [(127, 1, TREE), (9, 1, Draft())],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_the_forward_equals_its_definition(config: ModelConfig, name: str) -> None:
-    compare(config, step(STEPS[name], 4), 4, torch.float32, name == "prompts", 2e-4)
+    compare(config, step(STEPS[name], 4), 4, torch.float32, name in ("prompts", "trees in whole"), 2e-4)
 
 
 def test_long_contexts_are_cut_where_parts_grow() -> None:

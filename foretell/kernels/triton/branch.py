@@ -38,7 +38,7 @@ def _warm(x, heat):
     return tl.div_rn(x, tl.maximum(heat, 1e-6))
 
 
-@triton.jit(do_not_specialize_on_alignment=["heats", "keys"])
+@triton.jit(do_not_specialize=["key_stride"], do_not_specialize_on_alignment=["heats", "keys"])
 def _best_of_part(
     logits, ids, heats, keys, bests, peaks, totals, stride, key_stride, count, rows,
     DRAWS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
@@ -101,7 +101,7 @@ def _best_of_row(
     to = ((row // rows) * wide + row % rows) * COUNT + rank
     token = tl.load(ids + place, mask=kept, other=0)
     tl.store(tokens + to, token.to(tl.float32), mask=kept)
-    tl.store(shares + to, ahead / weight, mask=kept)
+    tl.store(shares + to, tl.div_rn(ahead, weight), mask=kept)  # all of it is 1, not a bit more
 
 
 @dataclass(frozen=True)

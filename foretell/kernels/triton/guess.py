@@ -51,7 +51,7 @@ def _one_hot(probs, count, only, BLOCK: tl.constexpr):
         tl.store(probs + begin + i, (begin + i == only).to(tl.float32), mask=begin + i < count)
 
 
-@triton.jit(do_not_specialize_on_alignment=["tokens", "told", "sure", "keys"])
+@triton.jit(do_not_specialize=["key_stride"], do_not_specialize_on_alignment=["tokens", "told", "sure", "keys"])
 def _guess(
     logits, ids, heats, keys, tokens, told, sure, probs, stride, key_stride, count,
     DRAWS: tl.constexpr, BLOCK: tl.constexpr,

@@ -29,7 +29,7 @@ def _embed(
     tl.store(pairs + row * 2 * width + i, normed_row(value, weight, width, eps).to(kind), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["token_stride", "before_stride"], do_not_specialize_on_alignment=["tokens", "before"])
 def _pairs(
     tokens, embedding, embed_weight, features, before, feature_weight, pairs, residual,
     token_stride, before_stride, width, scale, eps,
