@@ -2,8 +2,10 @@
 
     python bench/accepted.py --data SPEC_BENCH --per-task 10 --tokens 256 eagle@5 distilled@5 block@7 medusa@3
     python bench/accepted.py --data SPEC_BENCH --per-task 10 --tokens 256 --temperature 1 eagle@5 distilled@5
+    python bench/accepted.py --data SPEC_BENCH --per-task 4 --tokens 96 --context 4096 eagle@5
 
-Tokens of a task over its steps, and the mean of the tasks. Without --data the bench's own prompts are taken.
+Tokens of a task over its steps, and the mean of the tasks. Without --data the bench's own prompts are taken. With
+--context each question comes behind so many tokens of other ones.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from statistics import fmean
 
 from foretell import LLM, SamplingParams
 from foretell.bench.workloads import Item, load
+from foretell.tokenizer import Tokenizer
 
 
 def chosen(data: Path | None, per_task: int) -> list[Item]:
@@ -25,6 +28,14 @@ def chosen(data: Path | None, per_task: int) -> list[Item]:
     return [item for some in by_task.values() for item in some[:per_task]]
 
 
+def said_before(items: list[Item], index: int, tokens: int, tokenizer: Tokenizer) -> list[dict[str, str]]:
+    """An earlier turn of about so many tokens, made of the other questions."""
+    others = items[index + 1 :] + items[:index]
+    texts = [item.text or " ".join(str(each["content"]) for each in item.messages) for item in others]
+    filler = tokenizer.decode(tokenizer.encode("\n\n".join(texts))[:tokens])
+    return [{"role": "user", "content": filler}, {"role": "assistant", "content": "What would you like to know?"}]
+
+
 def accepted(name: str, items: list[Item], args: argparse.Namespace) -> dict[str, float]:
     """By task, of a drafter with its guesses a step, as eagle@5."""
     drafter, _, guesses = name.rpartition("@")
@@ -32,6 +43,8 @@ def accepted(name: str, items: list[Item], args: argparse.Namespace) -> dict[str
         args.model, drafter=drafter, num_speculative_tokens=int(guesses), rule=args.rule, prefix_cache=False, quiet=True
     )
     chats = [[{"role": "user", "content": item.text}] if item.text else list(item.messages) for item in items]
+    if args.context:
+        chats = [said_before(items, i, args.context, llm.tokenizer) + chat for i, chat in enumerate(chats)]
     params = [SamplingParams(temperature=args.temperature, max_tokens=args.tokens, seed=i) for i in range(len(items))]
     tokens: dict[str, int] = {}
     steps: dict[str, int] = {}
@@ -50,6 +63,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rule", default="match")
+    parser.add_argument("--context", type=int, default=0, help="tokens before each question")
     args = parser.parse_args()
     if wrong := [name for name in args.drafters if not name.rpartition("@")[2].isdigit() or "@" not in name]:
         parser.error(f"{wrong[0]} says no number of guesses; write {wrong[0].partition('@')[0]}@5")

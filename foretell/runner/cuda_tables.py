@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.attention import Span
-from foretell.kernels.triton.attention import begin, whole_parts
-from foretell.kernels.triton.tables import ROW_FIELDS, TILE_FIELDS, Sizes
+from foretell.kernels.triton.tables import ROW_FIELDS, TILE_FIELDS, Sizes, begin, whole_parts
 
 from .pack import Packed
 

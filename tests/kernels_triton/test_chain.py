@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import numpy as np
 import torch
 
-from foretell.kernels.triton.attention import parts
+from foretell.kernels.triton.tables import parts
 from foretell.kv.cache import KVCache
 from foretell.params import SamplingParams
 from foretell.runner.cuda import fit

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from foretell.kernels.triton.attention import NO_PARTS, parts
+from foretell.kernels.triton.tables import NO_PARTS, parts
 from foretell.runner.cuda import ROWS, fit, fit_chain
 from foretell.runner.cuda_passes import passes, readers
 from foretell.runner.executor import EagerExecutor

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.attention import Layout
-from foretell.kernels.triton.attention import NO_PARTS, attend, parts
-from foretell.kernels.triton.tables import RowTables, Sizes
+from foretell.kernels.triton.attention import attend
+from foretell.kernels.triton.tables import NO_PARTS, RowTables, Sizes, parts
 from foretell.kv.cache import KVCache
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder

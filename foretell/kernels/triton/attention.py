@@ -16,44 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tables import RowTables
+from .tables import NO_PARTS, RowTables
 
-# Short parts where there are few keys, so that one text keeps the device busy, and the nodes of a tree have few that
-# they cannot share; long ones where there are many.
-SHORT, MIDDLE = 1024, 4096  # up to here parts of 64 keys, up to here of 256, behind of 512
 TOGETHER = 8  # parts that are added up at once
 TILE_BYTES = 16384  # of keys that a program looks at at once, at most
-NO_PARTS = 0  # `Sizes.splits` of a step whose programs read all keys
-
-
-def parts(keys: int) -> int:
-    """How many parts so many keys are cut into."""
-    if keys <= SHORT:
-        return -(-keys // 64)
-    if keys <= MIDDLE:
-        return 16 + -(-(keys - SHORT) // 256)
-    return 28 + -(-(keys - MIDDLE) // 512)
-
-
-def whole_parts(keys: int) -> int:
-    """How many parts end before so many keys do, or with them."""
-    if keys <= SHORT:
-        return keys // 64
-    if keys <= MIDDLE:
-        return 16 + (keys - SHORT) // 256
-    return 28 + (keys - MIDDLE) // 512
-
-
-def begin(part: int) -> int:
-    """Where a part begins."""
-    if part < 16:
-        return part * 64
-    return SHORT + (part - 16) * 256 if part < 28 else MIDDLE + (part - 28) * 512
 
 
 @triton.jit
 def _begin(part):
-    """The twin of `begin`."""
+    """The twin of `tables.begin`."""
     middle = 1024 + (part - 16) * 256
     return tl.where(part < 16, part * 64, tl.where(part < 28, middle, 4096 + (part - 28) * 512))
 

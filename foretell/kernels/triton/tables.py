@@ -10,6 +10,36 @@ from torch import Tensor
 ROW_FIELDS = 6  # tokens, positions, slots, limits, reaches, wanted
 TILE_FIELDS = 6  # first row, rows, sequence, keys, first part of the keys, place from which keys are those of a path
 
+# Short parts where there are few keys, so that one text keeps the device busy, and the nodes of a tree have few that
+# they cannot share; long ones where there are many.
+SHORT, MIDDLE = 1024, 4096  # up to here parts of 64 keys, up to here of 256, behind of 512
+NO_PARTS = 0  # `Sizes.splits` of a step whose programs read all keys
+
+
+def parts(keys: int) -> int:
+    """How many parts so many keys are cut into."""
+    if keys <= SHORT:
+        return -(-keys // 64)
+    if keys <= MIDDLE:
+        return 16 + -(-(keys - SHORT) // 256)
+    return 28 + -(-(keys - MIDDLE) // 512)
+
+
+def whole_parts(keys: int) -> int:
+    """How many parts end before so many keys do, or with them."""
+    if keys <= SHORT:
+        return keys // 64
+    if keys <= MIDDLE:
+        return 16 + (keys - SHORT) // 256
+    return 28 + (keys - MIDDLE) // 512
+
+
+def begin(part: int) -> int:
+    """Where a part begins."""
+    if part < 16:
+        return part * 64
+    return SHORT + (part - 16) * 256 if part < 28 else MIDDLE + (part - 28) * 512
+
 
 @dataclass(frozen=True)
 class Sizes:
