@@ -67,6 +67,8 @@ def main() -> None:
     args = parser.parse_args()
     if wrong := [name for name in args.drafters if not name.rpartition("@")[2].isdigit() or "@" not in name]:
         parser.error(f"{wrong[0]} says no number of guesses; write {wrong[0].partition('@')[0]}@5")
+    if min(args.context, args.per_task - 1, args.tokens - 1) < 0:
+        parser.error("--context must be 0 or more, --per-task and --tokens 1 or more")
     items = chosen(args.data, args.per_task)
     for name in args.drafters:
         found = accepted(name, items, args)

@@ -79,8 +79,8 @@ class RowTables:
     tokens: Tensor  # [rows]
     positions: Tensor  # [rows]
     slots: Tensor  # [rows]; -1: a row that is only there to fill up
-    limits: Tensor  # [rows]
-    reaches: Tensor  # [rows] keys among which are all that a row sees
+    limits: Tensor  # [rows] keys that a row sees
+    reaches: Tensor  # [rows] the same; 0: a row that has ended, of which nothing is joined
     wanted: Tensor  # [rows] the rows whose logits are wanted
     tiles: Tensor  # [tiles + nodes, TILE_FIELDS]: rows of one sequence that are attended together; then single nodes
     paths: Tensor  # [rows, deep]: nodes from the root to the row's own
