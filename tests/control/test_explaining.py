@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from foretell import LLM, SamplingParams
 from foretell.cli.main import main
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.explaining import Prices
+from foretell.runner.executor import StepOutput
+from foretell.runner.runner import ModelRunner
+from foretell.types import Draft, Share
 
 CHEAP = Prices(lambda texts, nodes: 0.03 + 0.001 * texts * (1 + nodes), lambda texts, nodes: 0.0)
 DEAR = Prices(lambda texts, nodes: 0.01 * texts * (1 + nodes), lambda texts, nodes: 0.02 * nodes)
@@ -34,6 +38,20 @@ def test_the_best_length_grows_with_the_rate_and_shrinks_with_the_crowd() -> Non
     assert DEAR.best(1, 0.95, 16, 0.01) == (0, 1.0)
 
 
+def _forward_takes(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float]
+) -> Callable[[], float]:
+    """A clock that only the target's steps move, by the rows they run: the machine's own pace is left out."""
+    now, run = [0.0], runner.forward
+
+    def forward(work: list[Share], drafts: list[Draft]) -> StepOutput:
+        now[0] += seconds(sum(share.take for share in work) + sum(map(len, drafts)))
+        return run(work, drafts)
+
+    monkeypatch.setattr(runner, "forward", forward)
+    return lambda: now[0]
+
+
 def test_costs_are_measured_kept_and_taken_up_again(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,9 +61,12 @@ def test_costs_are_measured_kept_and_taken_up_again(
     assert isinstance(controller, AdaptiveController)
     assert not controller.costs.known
     before = llm.engine.runner.pool.held
+    clock = _forward_takes(llm.engine.runner, monkeypatch, lambda rows: 0.01 + 0.001 * rows)
+    monkeypatch.setattr("foretell.engine.profile.perf_counter", clock)
     llm.measure()
     assert llm.engine.runner.pool.held == before == 0, "made-up texts give their pages back"
-    assert 0 < controller.costs.seconds(1) < controller.costs.seconds(512)
+    for rows in (1, 4, 16):
+        assert controller.costs.seconds(rows) == pytest.approx(0.01 + 0.001 * rows, rel=0.1), rows
     (kept,) = (tmp_path / "costs").iterdir()
     again = LLM(tiny_folder, drafter="ngram", quiet=True)
     assert again.engine.plain_seconds(1, 0) == pytest.approx(controller.costs.seconds(1))
