@@ -75,7 +75,9 @@ class EagleDrafter(HeadDrafter):
     def features_before(self, seqs: list[Sequence]) -> Tensor:
         """Of the places before the last, [texts, width]."""
         assert isinstance(self.work, SteppingWork), "the library has whole heads alone"
-        return self.work.features(torch.tensor(self.slots_before(seqs), device=self.device))
+        if self.pages.kept_features is None:
+            return self.work.features(torch.tensor(self.slots_before(seqs)))
+        return self.pages.few_features(self.slots_before(seqs))
 
     def grow(self, plots: list[Plot]) -> None:
         if self._whole is not None:

@@ -12,18 +12,18 @@ from foretell.types import Sequence
 from .choosing import must_draw
 
 
-def noise_keys(seq: Sequence, depth: int) -> npt.NDArray[np.int64]:
+def noise_keys(seq: Sequence, depth: int) -> list[int]:
     """Of the noise that draws the token of each depth."""
     seed, root = seq.request.seed, len(seq.tokens)
     if must_draw(seq):
-        streams = range(noise.DRAFT_STREAM, noise.DRAFT_STREAM + depth)
-        return np.concatenate([noise.keys([seed], [root], stream) for stream in streams])
-    return noise.keys([seed] * depth, list(range(root, root + depth)))
+        return [noise.key(seed, root, noise.DRAFT_STREAM + at) for at in range(depth)]
+    return [noise.key(seed, root + at) for at in range(depth)]
 
 
 def draws_of(seqs: list[Sequence], depth: int) -> npt.NDArray[np.void] | None:
     """As the native library wants them, [depth, texts]; None where nothing is drawn for any text."""
     if all(seq.request.params.temperature == 0 for seq in seqs):
         return None
-    keys = np.stack([noise_keys(seq, depth) for seq in seqs], 1)
-    return draw_rows([seq.request.params for seq in seqs] * depth, keys.ravel()).reshape(depth, len(seqs))
+    by_depth = zip(*(noise_keys(seq, depth) for seq in seqs), strict=True)
+    params = [seq.request.params for seq in seqs] * depth
+    return draw_rows(params, [key for keys in by_depth for key in keys]).reshape(depth, len(seqs))

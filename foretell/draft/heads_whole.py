@@ -64,7 +64,7 @@ def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:
 def text_of(pages: HeadPages, seq: Sequence, depth: int, wide: int = 1) -> HeadText:
     """A text as the device sees it."""
     place, heat = len(seq.tokens) - 1, seq.request.params.temperature
-    keys = noise_keys(seq, depth) if heat > 0 else np.zeros(0, np.int64)
+    keys = np.array(noise_keys(seq, depth) if heat > 0 else [], np.int64)
     return HeadText(seq.tokens[-1], place, pages.slots(seq, place - 1, place)[0], seq.pages, wide, heat, keys)
 
 

@@ -81,6 +81,11 @@ class HeadPages:
         assert self.kept_features is not None, "this head keeps features"
         return self.kept_features.view(-1, self.kept_features.shape[-1]).index_select(0, slots)
 
+    def few_features(self, slots: list[int]) -> Tensor:
+        """The same on a CPU, of a few places: numpy has them sooner than torch."""
+        assert self.kept_features is not None, "this head keeps features"
+        return torch.from_numpy(self.kept_features.numpy().reshape(-1, self.kept_features.shape[-1])[slots])
+
     def memory(self, texts: list[list[int]], columns: int) -> Memory:
         """All places of some texts, by their pages, as columns, `columns` in all; what is written there is good for
         guesses only."""

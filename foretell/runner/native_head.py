@@ -67,10 +67,10 @@ class Told:
 
 @dataclass(frozen=True)
 class LaidOut:
-    """Places to be read, as the library wants them; the record has the tables' addresses only."""
+    """Places to be read, as the library wants them; the record has addresses of these numbers only."""
 
     record: ReadingRecord
-    tables: list[npt.NDArray[np.int64]]
+    numbers: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

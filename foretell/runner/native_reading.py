@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from foretell.kernels.native.head_records import ReaderRecord, ReadingRecord
+from foretell.kv.cache import slots_of
 from foretell.models.heads import BlockHead, DistilledHead
 from foretell.models.heads.layer import HeadLayer
 from foretell.types import Sequence
 
+from .native import laid_out
 from .native_head import LaidOut, NativeHead, norm_address, weights_address
 
-Whole = npt.NDArray[np.int64]
+Tables = list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,14 @@ class Reading:
     stop: int
     states: list[Tensor]  # [places, tapped layers * width], in pieces
 
-    def slots(self, page_size: int, start: int, stop: int) -> Whole:
-        """Of some places of the text."""
-        places = np.arange(start, stop)
-        slots: Whole = np.array(self.seq.pages, np.int64)[places // page_size] * page_size + places % page_size
-        return slots
-
-    def rows(self) -> Whole:
+    def rows(self) -> list[int]:
         """Where each place's states lie in memory."""
-        found = [t.data_ptr() + np.arange(len(t)) * (t.stride(0) * t.itemsize) for t in self.states]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        found: list[int] = []
+        for piece in self.states:
+            assert piece.dtype == torch.float32 and piece.stride(1) == 1, "rows as the library reads them"
+            first, apart = piece.data_ptr(), piece.stride(0) * piece.itemsize
+            found += range(first, first + len(piece) * apart, apart)
+        return found
 
 
 class NativeReader:
@@ -73,40 +73,43 @@ class NativeReader:
 
     def read(self, readings: list[Reading]) -> None:
         """Keep what these places are to be remembered by."""
-        laid_out = self.laid_out(readings)  # for as long as the library reads it
-        self._native.library.read(self._record, laid_out.record)
+        found = self.laid_out(readings)  # for as long as the library reads it
+        self._native.library.read(self._record, found.record)
 
     def laid_out(self, readings: list[Reading]) -> LaidOut:
-        """These places as the library wants them."""
-        tables = [*self._state_tables(readings), *self._pair_tables(readings)]
-        addresses = (table.ctypes.data for table in tables)
-        return LaidOut(ReadingRecord(*addresses, len(tables[0]), len(tables[3])), tables)
+        """These places as the library wants them. Lists, not arrays: as a rule there are two or three of them."""
+        tables = (*self._state_tables(readings), *self._pair_tables(readings))
+        numbers, addresses = laid_out(tables)
+        return LaidOut(ReadingRecord(*addresses, len(tables[0]), len(tables[3])), numbers)
 
-    def _state_tables(self, readings: list[Reading]) -> list[Whole]:
+    def _state_tables(self, readings: list[Reading]) -> Tables:
         """Where the states lie, the slots they are for, and the places."""
         if self._tokens_alone:
-            return [np.zeros(0, np.int64)] * 3
-        assert all(t.dtype == torch.float32 and t.stride(1) == 1 for each in readings for t in each.states), "rows"
-        states = np.concatenate([each.rows() for each in readings])
-        slots = np.concatenate([each.slots(self._page_size, each.start, each.stop) for each in readings])
-        return [states, slots, np.concatenate([np.arange(each.start, each.stop) for each in readings])]
+            return [[]] * 3
+        spans = [(each.seq.pages, each.start, each.stop) for each in readings]
+        states = [row for each in readings for row in each.rows()]
+        return [states, self._slots(spans), [place for _, start, stop in spans for place in range(start, stop)]]
 
-    def _pair_tables(self, readings: list[Reading]) -> list[Whole]:
+    def _pair_tables(self, readings: list[Reading]) -> Tables:
         """Tokens, the slots before them and their own, places; all pages, where each text's begin, whose a pair is."""
         if not self._pairs:
-            return [np.zeros(0, np.int64)] * 7
-        size = self._page_size
-        spans = [(each, max(each.start, 1), each.stop) for each in readings]  # the first place has nothing before it
-        counts = np.array([len(each.seq.pages) for each in readings], np.int64)
+            return [[]] * 7
+        # The first place of a text has nothing before it.
+        spans = [(each.seq.pages, max(each.start, 1), each.stop) for each in readings]
+        texts = [each.seq.tokens for each in readings]
         return [
-            np.array([token for each, start, stop in spans for token in each.seq.tokens[start:stop]], np.int64),
-            np.concatenate([each.slots(size, start - 1, stop - 1) for each, start, stop in spans]),
-            np.concatenate([each.slots(size, start, stop) for each, start, stop in spans]),
-            np.concatenate([np.arange(start, stop) for _, start, stop in spans]),
-            np.array([page for each in readings for page in each.seq.pages], np.int64),
-            np.cumsum(counts) - counts,
-            np.repeat(np.arange(len(spans)), [max(stop - start, 0) for _, start, stop in spans]),
+            [token for tokens, (_, start, stop) in zip(texts, spans, strict=True) for token in tokens[start:stop]],
+            self._slots([(pages, start - 1, stop - 1) for pages, start, stop in spans]),
+            self._slots(spans),
+            [place for _, start, stop in spans for place in range(start, stop)],
+            [page for pages, _, _ in spans for page in pages],
+            list(accumulate((len(pages) for pages, _, _ in spans[:-1]), initial=0)),
+            [text for text, (_, start, stop) in enumerate(spans) for _ in range(start, stop)],
         ]
+
+    def _slots(self, spans: list[tuple[list[int], int, int]]) -> list[int]:
+        """Of places of texts with such pages."""
+        return [slot for pages, start, stop in spans for slot in slots_of(pages, self._page_size, start, stop)]
 
 
 def _addresses(found: list[int | None]) -> ctypes.Array[ctypes.c_void_p]:

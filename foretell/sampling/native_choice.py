@@ -22,10 +22,10 @@ def choose_natively(
     native: Library, logits: Tensor, params: list[SamplingParams], seeds: list[int], positions: list[int]
 ) -> list[int]:
     """The token of each row of logits [rows, vocab]; -1 where the best score is no number."""
-    return native.choose(logits, draw_rows(params, noise.keys(seeds, positions)))
+    return native.choose(logits, draw_rows(params, noise.keys(seeds, positions).tolist()))
 
 
-def draw_rows(params: list[SamplingParams], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+def draw_rows(params: list[SamplingParams], keys: list[int]) -> npt.NDArray[np.void]:
     """How rows are drawn, as the library wants it; `keys` are those of their noise."""
-    rows = [(p.temperature, p.top_p, p.min_p, p.top_k, key) for p, key in zip(params, keys.tolist(), strict=True)]
+    rows = [(p.temperature, p.top_p, p.min_p, p.top_k, key) for p, key in zip(params, keys, strict=True)]
     return np.array(rows, DRAW)

@@ -10,6 +10,8 @@ TOKEN_STREAM = 0  # draws tokens, for target and draft alike: under the rule `ma
 COIN_STREAM, PICK_STREAM = 1, 2  # of the rules that judge by probabilities; these are keyed by a step's root position
 DRAFT_STREAM = 1 << 16  # node i of a draft made for such a rule draws from stream DRAFT_STREAM + i
 
+FEW = 16  # keys that are sooner made one by one than by arrays
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
@@ -31,12 +33,15 @@ def _scramble(x: Tensor) -> Tensor:
 
 def mix(seed: int, number: int) -> int:
     """A seed of its own for each `number`; number 0 keeps the seed."""
-    if number == 0:
-        return seed
-    x = (seed + number * _GOLDEN) & _WORD
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        x = ((x ^ (x >> shift)) * factor) & _WORD
-    return _signed(x ^ (x >> 31))
+    return seed if number == 0 else _signed(_scrambled_word(seed + number * _GOLDEN))
+
+
+def _scrambled_word(x: int) -> int:
+    """As `_scramble`, of one number."""
+    x &= _WORD
+    x = ((x ^ (x >> 30)) * _FIRST) & _WORD
+    x = ((x ^ (x >> 27)) * _SECOND) & _WORD
+    return x ^ (x >> 31)
 
 
 def uniform(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
@@ -72,8 +77,15 @@ def _bits_of(key: Tensor, lanes: Tensor) -> Tensor:
     return _scramble(key[:, None] + lanes * _signed(_GOLDEN)).bitwise_and_((1 << 52) - 1)
 
 
+def key(seed: int, position: int, stream: int = TOKEN_STREAM) -> int:
+    """One of `keys`."""
+    return _signed(_scrambled_word(_scrambled_word(seed + stream * _GOLDEN) + position))
+
+
 def keys(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> npt.NDArray[np.int64]:
     """What `_bits` adds the lanes to, worked out on the host for kernels that make the rest themselves."""
+    if len(seeds) <= FEW:
+        return np.array([key(*each, stream) for each in zip(seeds, positions, strict=True)], np.int64)
     seed = np.array(seeds, np.int64).view(np.uint64)
     first = _scrambled(seed + np.array([(stream * _GOLDEN) & _WORD], np.uint64))
     return _scrambled(first + np.array(positions, np.int64).view(np.uint64)).view(np.int64)
