@@ -11,6 +11,7 @@ from foretell.kernels.native.library import DRAW, Library, library
 from foretell.params import SamplingParams
 
 from . import noise
+from .alike import distinct
 
 
 def chooser(logits: Tensor) -> Library | None:
@@ -27,5 +28,7 @@ def choose_natively(
 
 def draw_rows(params: list[SamplingParams], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
     """How rows are drawn, as the library wants it; `keys` are those of their noise."""
-    rows = [(p.temperature, p.top_p, p.min_p, p.top_k, key) for p, key in zip(params, keys.tolist(), strict=True)]
-    return np.array(rows, DRAW)
+    kinds, places = distinct(params)
+    rows = np.array([(p.temperature, p.top_p, p.min_p, p.top_k, 0) for p in kinds], DRAW)[places]
+    rows["key"] = keys
+    return rows

@@ -33,10 +33,15 @@ def mix(seed: int, number: int) -> int:
     """A seed of its own for each `number`; number 0 keeps the seed."""
     if number == 0:
         return seed
-    x = (seed + number * _GOLDEN) & _WORD
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        x = ((x ^ (x >> shift)) * factor) & _WORD
-    return _signed(x ^ (x >> 31))
+    return _signed(_scrambled(seed + number * _GOLDEN))
+
+
+def _scrambled(x: int) -> int:
+    """As `_scramble`, of one word."""
+    x &= _WORD
+    x = ((x ^ (x >> 30)) * _FIRST) & _WORD
+    x = ((x ^ (x >> 27)) * _SECOND) & _WORD
+    return x ^ (x >> 31)
 
 
 def uniform(seed: Tensor, position: Tensor, stream: int, lanes: Tensor) -> Tensor:
@@ -73,17 +78,12 @@ def _bits_of(key: Tensor, lanes: Tensor) -> Tensor:
 
 
 def keys(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> npt.NDArray[np.int64]:
-    """What `_bits` adds the lanes to, worked out on the host for kernels that make the rest themselves."""
-    seed = np.array(seeds, np.int64).view(np.uint64)
-    first = _scrambled(seed + np.array([(stream * _GOLDEN) & _WORD], np.uint64))
-    return _scrambled(first + np.array(positions, np.int64).view(np.uint64)).view(np.int64)
-
-
-def _scrambled(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """As `_scramble`, in numpy."""
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        x = (x ^ (x >> np.uint64(shift))) * np.array([factor], np.uint64)
-    return x ^ (x >> np.uint64(31))
+    """What `_bits` adds the lanes to, worked out on the host for kernels that make the rest themselves. One by one, and
+    once for all nodes of a tree that are as deep: numpy takes as long to begin as a hundred of them take."""
+    firsts = {seed: _scrambled(seed + stream * _GOLDEN) for seed in set(seeds)}
+    pairs = list(zip(seeds, positions, strict=True))
+    words = {(seed, position): _scrambled(firsts[seed] + position) for seed, position in set(pairs)}
+    return np.array([words[pair] for pair in pairs], np.uint64).view(np.int64)
 
 
 def coins(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:
