@@ -11,11 +11,14 @@ from foretell.runner.head_choice import Grown
 from .growing import ROOT
 from .tree import LevelTree
 
+Places = npt.NDArray[np.int64]
+
 
 def settle(tree: LevelTree, grown: Grown, row: int) -> None:
     """Give the tree of one text its nodes: of all that was looked at the likeliest, of equals the one found first."""
     deep = tree.budget.depth
-    shares = np.minimum(grown.shares[:deep, row], 1)  # by a rounding more, a child would come before its parent
+    # By a rounding more than 1, a child would come before its parent.
+    shares = np.minimum(grown.shares[:deep, row], 1).astype(np.float64)
     followed = grown.followed[:deep, row]
     chances = np.zeros(shares.shape)  # [depth, followed, children]; behind the root there is one row of children
     chances[0, 0] = shares[0, 0]
@@ -25,25 +28,25 @@ def settle(tree: LevelTree, grown: Grown, row: int) -> None:
             branches[np.argsort(-branches, kind="stable")[tree.wide :]] = 0
         np.multiply(branches[:, None], shares[depth], out=chances[depth])
     best = _best(chances.ravel(), tree)
-    at = best.tolist()
-    places = {ROOT: ROOT, **{candidate: node for node, candidate in enumerate(at)}}
-    tree.take(
-        grown.tokens[:deep, row].ravel()[best].tolist(),
-        [places[candidate] for candidate in _before(followed, at, shares[0].size)],
-        shares.ravel()[best].tolist(),
-        chances.ravel()[best].tolist(),
-    )
+    parents = _parents(followed, best, chances.shape)
+    tokens = grown.tokens[:deep, row].ravel()[best]
+    tree.take(tokens.tolist(), parents, shares.ravel()[best].tolist(), chances.ravel()[best].tolist())
 
 
-def _best(chances: npt.NDArray[np.float64], tree: LevelTree) -> npt.NDArray[np.intp]:
+def _best(chances: npt.NDArray[np.float64], tree: LevelTree) -> Places:
     """The tree's nodes in the order of their chances: a node's beginning is always before it."""
     best = np.argsort(-chances, kind="stable")[: tree.budget.nodes]
     likely = chances[best]
     return best[: max(1, int(np.count_nonzero((likely > 0) & (likely >= tree.floor))))]  # the first is always made
 
 
-def _before(followed: npt.NDArray[np.int64], candidates: list[int], level: int) -> list[int]:
-    """What each candidate hangs on: one of the level before, which has as many, or the root."""
-    wide, branches = followed.shape[1], followed.ravel().tolist()
-    children = level // wide  # of each row of a level; the rows hang on those that were followed in the level before
-    return [ROOT if at < level else (at // level - 1) * level + branches[at // children - wide] for at in candidates]
+def _parents(followed: Places, best: Places, shape: tuple[int, ...]) -> list[int]:
+    """The parent of each node, of the candidates that stand in this shape: each row of them hangs on what was followed
+    in the level before, the first level on the root."""
+    deep, wide, children = shape
+    above = np.full((deep, wide), ROOT)
+    above[1:] = followed[:-1] + wide * children * np.arange(deep - 1)[:, None]
+    nodes = np.full(deep * wide * children + 1, ROOT)  # by candidate; the last is for the root
+    nodes[best] = np.arange(len(best))
+    parents: list[int] = nodes[above.ravel()[best // children]].tolist()
+    return parents
