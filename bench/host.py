@@ -12,7 +12,6 @@ import json
 import random
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -53,6 +52,15 @@ STANDS = 0.6  # how often a further guess stands
 PEAK = 1e3  # of a row's chosen token over all others: it is drawn at any temperature
 STEP, ROW = 0.04, 5e-4  # seconds of a step and of each of its rows on the machine that is decided for
 PARTS = ("decide", "plan", "draft", "pack", "tables", "judge", "commit", "learn", "settle")
+
+
+@dataclass(frozen=True)
+class Run:
+    """How many steps are run before any is timed, how many are, and which of them is shown, by rank."""
+
+    warm: int
+    steps: int
+    rank: float
 
 
 @dataclass
@@ -194,39 +202,39 @@ class Bench:
         for thing, name in ((unreal, "answer"), (head._whole, "recorder"), (head._whole_reader, "recorder")):
             time(thing, name, "device")
 
-    def measured(self, nodes: int, levels: int, warm: int, steps: int) -> dict[str, float]:
-        """Middle microseconds of a step with drafts of one size, and of its parts."""
+    def measured(self, nodes: int, levels: int, run: Run) -> dict[str, float]:
+        """Microseconds of a step with drafts of one size, and of its parts."""
         self.engine.controller = FixedController(nodes, levels)
-        self._warm(warm)
+        self._warm(run.warm)
         seen: dict[str, list[float]] = {part: [] for part in ("whole", *PARTS)}
-        for _ in range(steps):
+        for _ in range(run.steps):
             self.watch.spent.update(dict.fromkeys(self.watch.spent, 0.0))
             began = perf_counter()
             self.engine.step()
             seen["whole"].append(perf_counter() - began - self.watch.spent["device"])
             for part in PARTS:
                 seen[part].append(self.watch.spent[part])
-        return _middle(seen)
+        return _ranked(seen, run.rank)
 
-    def decided(self, tree: int, warm: int, steps: int) -> dict[str, float]:
+    def decided(self, tree: int, run: Run) -> dict[str, float]:
         """The same of a controller, in steps in which it looks at every text: what it asks, decides and learns."""
-        self._warm(warm)  # what the head does for the first time would be taken for its price
+        self._warm(run.warm)  # what the head does for the first time would be taken for its price
         self.engine.controller = controller = controller_of(self.engine.drafter, tree)
         watch = Watch(dict.fromkeys(("asks", "offers", "budgets", "observe"), 0.0))
         for name in ("asks", "budgets", "observe"):
             watch.time(controller, name, name)
         watch.time(self.engine._guard, "offers", "offers")
-        self._warm(warm)
+        self._warm(run.warm)
         seen: dict[str, list[float]] = {part: [] for part in watch.spent}
-        for _ in range(steps):
+        for _ in range(run.steps):
             watch.spent.update(dict.fromkeys(watch.spent, 0.0))
             self.engine.step()
             if len(controller._due) == len(self.engine.tracks):
                 for part, seconds in watch.spent.items():
                     seen[part].append(seconds)
-        found = _middle(seen)
+        found = _ranked(seen, run.rank)
         drafted = sum(count for (_, done, _), count in controller.decided.items() if done == "drafted")
-        return {**found, "drafts a step": drafted / (warm + steps), "steps": len(seen["asks"])}
+        return {**found, "drafts a step": drafted / (run.warm + run.steps), "steps": len(seen["asks"])}
 
     def _warm(self, steps: int) -> None:
         for _ in range(steps):
@@ -234,33 +242,34 @@ class Bench:
         assert self.engine.stats.drafter_failures == 0, "no drafter failed"
 
 
-def _middle(seen: dict[str, list[float]]) -> dict[str, float]:
-    return {part: 1e6 * median(each) for part, each in seen.items()}
+def _ranked(seen: dict[str, list[float]], rank: float) -> dict[str, float]:
+    """Microseconds of each part: of all steps the one of this rank."""
+    return {part: 1e6 * sorted(each)[int(rank * (len(each) - 1))] for part, each in seen.items()}
 
 
-def rounds(warm: int, steps: int) -> dict[str, dict[str, float]]:
+def rounds(run: Run) -> dict[str, dict[str, float]]:
     """By drafts."""
     found = {}
     for batch, nodes, levels in ((1, 3, 0), (1, 16, 4), (1, 64, 6), (32, 3, 0)):
         for heat in (0.0, 1.0):
             kind = f"tree of {nodes}" if levels else f"chain of {nodes}"
-            found[f"batch {batch}, {kind}, T={heat:g}"] = Bench(batch, heat).measured(nodes, levels, warm, steps)
+            found[f"batch {batch}, {kind}, T={heat:g}"] = Bench(batch, heat).measured(nodes, levels, run)
     return found
 
 
-def deciding(warm: int, steps: int) -> dict[str, dict[str, float]]:
+def deciding(run: Run) -> dict[str, dict[str, float]]:
     """By texts and the largest tree there may be."""
     found = {}
     for batch in (1, 16):
         for tree in (0, 64):
             kind = f"trees of up to {tree}" if tree else "chains"
-            found[f"batch {batch}, {kind}"] = Bench(batch, 0.0, mixed=True).decided(tree, warm, steps)
+            found[f"batch {batch}, {kind}"] = Bench(batch, 0.0, mixed=True).decided(tree, run)
     return found
 
 
 def show(table: dict[str, dict[str, float]]) -> None:
     parts = list(next(iter(table.values())))
-    print(f"| us a step, middle | {' | '.join(parts)} |\n|---|{'---:|' * len(parts)}")
+    print(f"| us a step | {' | '.join(parts)} |\n|---|{'---:|' * len(parts)}")
     for name, of in table.items():
         print(f"| {name} | {' | '.join(f'{of[part]:.4g}' for part in parts)} |", flush=True)
     print()
@@ -270,9 +279,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--warm", type=int, default=60)
     parser.add_argument("--steps", type=int, default=300)
-    args = parser.parse_args()
+    parser.add_argument("--rank", type=float, default=0.5, help="of the steps, 0.5: the middle one; less if it is busy")
+    run = Run(**vars(parser.parse_args()))
     torch.set_num_threads(1)
-    found = {"rounds": rounds(args.warm, args.steps), "deciding": deciding(args.warm, args.steps)}
+    found = {"rounds": rounds(run), "deciding": deciding(run)}
     for table in found.values():
         show(table)
     print(json.dumps({"bench": "host", **found}))
