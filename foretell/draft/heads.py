@@ -182,7 +182,9 @@ class HeadDrafter(Drafter):
         floor = max(budget.floor, self.min_confidence)
         if must_draw(seq):
             return ShapedTree(self.ranks.shape(budget, self.deepest, floor))
-        return LevelTree(replace(budget, levels=min(budget.depth, self.deepest)), floor)
+        if budget.depth > self.deepest:
+            budget = replace(budget, levels=self.deepest)
+        return LevelTree(budget, floor)
 
     @property
     def deepest(self) -> int:
