@@ -100,7 +100,6 @@ class StepCosts:
         self.single = 0.0  # seconds of a step of one row; 0 before the first step ran
         self._fit: Fit | None = None
         self._means: list[float] = []  # the fit's, as plain numbers: numpy is slow where there are few
-        self._curve: Vector | None = None
         self._first: list[tuple[Vector, float]] = []  # the first steps
         self._prices: list[float] = []
         self._asked, self._taught = 0, dict[int, int]()  # steps, and the last one of about as many rows that taught
@@ -120,30 +119,23 @@ class StepCosts:
     @property
     def pair(self) -> float:
         """Seconds a further row of a text takes for each token cached of it."""
-        return 0.0 if self._fit is None else float(self._fit.mean[-1])
+        return self._means[-1] if self._means else 0.0
 
     def looking(self, context: int) -> float:
         """Seconds a step takes to look at so many cached tokens, its further rows aside."""
-        return 0.0 if self._fit is None else float(self._fit.mean[-2]) * context
+        return self._means[-2] * context if self._means else 0.0
 
     def curve(self, rows: int) -> Vector:
         """Seconds of steps of 0..`rows` rows with nothing cached; never falling, because rows are not rewarded."""
-        if self._fit is None:
-            return np.zeros(rows + 1)
-        if self._curve is None or len(self._curve) <= rows:
-            size = len(KNOTS)
-            knots = np.array(never_falling(self._fit.mean[:size].tolist(), np.diag(self._fit.spread)[:size].tolist()))
-            beyond = knots[-1] + (knots[-1] - knots[-2]) / (KNOTS[-1] - KNOTS[-2])
-            wanted = np.arange(max(rows, 64) + 1)
-            self._curve = np.interp(wanted, KNOTS, knots)
-            far = wanted > KNOTS[-1]
-            self._curve[far] = knots[-1] + (beyond - knots[-1]) * (wanted[far] - KNOTS[-1])
-        return self._curve[: rows + 1]
+        return np.array(self.prices(rows))
 
     def prices(self, rows: int) -> list[float]:
-        """The curve as a list."""
+        """The curve as a list, which is sooner made than an array."""
+        if self._fit is None:
+            return [0.0] * (rows + 1)
         if len(self._prices) <= rows:
-            self._prices = self.curve(max(rows, 64)).tolist()
+            spreads = self._fit.spread.diagonal()[: len(KNOTS)].tolist()
+            self._prices = between_knots(never_falling(self._means[: len(KNOTS)], spreads), max(rows, 64))
         return self._prices[: rows + 1]
 
     def wants(self, rows: int, guessed: bool = False) -> bool:
@@ -173,7 +165,7 @@ class StepCosts:
         self._take_over()
 
     def _take_over(self) -> None:
-        self._curve, self._prices = None, []
+        self._prices = []
         self._means = [] if self._fit is None else self._fit.mean.tolist()
         self.single = 0.0 if self._fit is None else float(self._fit.mean[0])  # the first knot is one row
 
@@ -217,6 +209,18 @@ def never_falling(values: list[float], spreads: list[float]) -> list[float]:
             weight, count = heavy + weight, many + count
         runs.append((value, weight, count))
     return [value for value, _, count in runs for _ in range(count)]
+
+
+def between_knots(values: list[float], rows: int) -> list[float]:
+    """Of 0..`rows` rows, by straight lines between the knots' values; the last line goes on for ever."""
+    found = [values[0]]
+    for low, high, value, after in zip(KNOTS, KNOTS[1:], values, values[1:], strict=False):
+        slope = (after - value) / (high - low)
+        found += [slope * more + value for more in range(min(high, rows + 1) - low)]
+    if rows >= KNOTS[-1]:
+        slope = (values[-1] - values[-2]) / (KNOTS[-1] - KNOTS[-2])
+        found += [values[-1] + slope * more for more in range(rows + 1 - KNOTS[-1])]
+    return found
 
 
 def _knots(rows: int) -> tuple[tuple[int, float], ...]:

@@ -54,6 +54,16 @@ class Market:
         """Seconds of the step without drafts."""
         return float(self.curve[self.rows]) + self.held
 
+    @cached_property
+    def share(self) -> float:
+        """Of that, what each sequence pays."""
+        return self.plain / self.writers
+
+    @cached_property
+    def _taken(self) -> dict[int, float]:
+        """What a sequence pays with so many nodes, drafting aside; many are asked for again and again."""
+        return {}
+
     def spare(self, margin: float) -> int:
         """Further rows that cost next to nothing, by this share of the step."""
         most, rows = margin * self.plain, 0
@@ -69,10 +79,12 @@ class Market:
     def gain(self, expected: float, nodes: int, drafting: float = 0.0) -> float:
         """How much faster than plain a sequence goes that writes so many tokens a step with `nodes` nodes, which take
         `drafting` to be made, if all draft as many."""
-        share, writers, last = self.plain / self.writers, self.writers, len(self.curve) - 1
-        at = self.rows + nodes * writers
-        extra = (self.curve[at if at < last else last] - self.curve[self.rows]) / writers + nodes * self.further
-        return expected * share / (share + extra + drafting)
+        taken = self._taken.get(nodes)
+        if taken is None:
+            at = min(self.rows + nodes * self.writers, len(self.curve) - 1)
+            extra = (self.curve[at] - self.curve[self.rows]) / self.writers + nodes * self.further
+            taken = self._taken[nodes] = self.share + extra
+        return expected * self.share / (taken + drafting)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from foretell.types import Budget, Sequence
 from .chains import Chain, extend, hang
 from .choosing import Plot
 from .heads import HeadDrafter
-from .heads_whole import chain_whole, goes_whole, grow_alike, grow_from, grow_whole, text_of
+from .heads_whole import chain_whole, goes_whole, grow_alike, grow_from, grow_whole
 from .tree import MOST_WIDE, LevelTree, ShapedTree
 
 
@@ -52,7 +52,7 @@ class BlockDrafter(HeadDrafter):
         chains = self.chains(budgets)
         depth = min(self.deepest, max(budget.depth for budget in budgets))
         if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
-            chain_whole(chains, self._whole, [text_of(self.pages, seq, depth) for seq in seqs], depth)
+            chain_whole(chains, self._whole, self.pages, seqs, depth)
             return chains
         if self._native is not None and len(seqs) <= self._native.most and self.is_greedy(seqs):
             hang(chains, self._native.guess(self.asked(seqs, chains)))

@@ -22,7 +22,7 @@ from .choosing import Plot, must_draw
 from .eagle_trees import DefinedSteps, NativeSteps, grow_trees
 from .heads import HeadDrafter
 from .heads_draws import draws_of
-from .heads_whole import chain_whole, goes_whole, grow_from, grow_whole, text_of, whole_steps
+from .heads_whole import chain_whole, goes_whole, grow_from, grow_whole, whole_steps
 from .tree import MOST_WIDE
 
 
@@ -51,7 +51,7 @@ class EagleDrafter(HeadDrafter):
         chains = self.chains(budgets)
         if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
             depth = max(budget.depth for budget in budgets)
-            chain_whole(chains, self._whole, [text_of(self.pages, seq, depth) for seq in seqs], depth)
+            chain_whole(chains, self._whole, self.pages, seqs, depth)
             return chains
         if self._native is None:
             self._step_by_step(seqs, chains)

@@ -101,11 +101,9 @@ class HeadDrafter(Drafter):
         elif start > trail.stop:
             trail.gap = True
             trail.start, trail.states = start, []
-        states, known = _of_the_text(outcome, seq.cached - start), self.known_of(outcome)
-        if known and trail.start == start:
-            trail.start, states = start + known, states[known:]
-        if len(states):
-            trail.states.append(states)
+        known = self.known_of(outcome) if trail.start == start else 0
+        trail.start += known
+        trail.states += _of_the_text(outcome, known, seq.cached - start)
         trail.stop = seq.cached
         return trail
 
@@ -184,7 +182,9 @@ class HeadDrafter(Drafter):
         floor = max(budget.floor, self.min_confidence)
         if must_draw(seq):
             return ShapedTree(self.ranks.shape(budget, self.deepest, floor))
-        return LevelTree(replace(budget, levels=min(budget.depth, self.deepest)), floor)
+        if budget.depth > self.deepest:
+            budget = replace(budget, levels=self.deepest)
+        return LevelTree(budget, floor)
 
     @property
     def deepest(self) -> int:
@@ -270,14 +270,20 @@ class HeadDrafter(Drafter):
         return self.head.bytes
 
 
-def _of_the_text(outcome: Outcome, places: int) -> Tensor:
-    """The states of a step's rows that are the text's now: what was pending, and the accepted path."""
+def _of_the_text(outcome: Outcome, first: int, places: int) -> list[Tensor]:
+    """The states of a step's rows that are the text's now, what was pending and the accepted path, from place `first`
+    of them on: in pieces, for an index would have to be brought to where they are."""
     assert outcome.features is not None, "the target taps what a head wants"
     take, path = outcome.share.take, () if outcome.verdict is None else outcome.verdict.path
-    if places <= take or path[: places - take] == tuple(range(places - take)):
-        return outcome.features[:places]
-    rows = [*range(take), *(take + node for node in path[: places - take])]
-    return outcome.features[rows]
+    stop = min(places, take)
+    start = min(first, stop)
+    runs: list[tuple[int, int]] = []
+    for node in path[max(0, first - take) : max(0, places - take)]:
+        if take + node != stop:
+            runs.append((start, stop))
+            start = take + node
+        stop = take + node + 1
+    return [outcome.features[begin:end] for begin, end in (*runs, (start, stop)) if begin < end]
 
 
 def _columns(tapped: tuple[int, ...], wanted: tuple[int, ...], width: int, device: torch.device) -> Tensor | None:

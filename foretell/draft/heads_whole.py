@@ -74,18 +74,21 @@ class Chaining(Protocol):
     def chain(self, texts: list[HeadText], depth: int) -> Found: ...
 
 
-def chain_whole(chains: list[Chain], head: Chaining, texts: list[HeadText], depth: int) -> None:
+def chain_whole(chains: list[Chain], head: Chaining, pages: HeadPages, seqs: list[Sequence], depth: int) -> None:
     """Hang on each text's chain what is guessed for it."""
+    texts = [text_of(pages, seq, depth) for seq in seqs]
+    tells = any(map(must_draw, seqs))  # else nobody asks what guesses were drawn from
     for some in passes(texts):
-        _hang(chains[some], head.chain(texts[some], depth))
+        found = head.chain(texts[some], depth)
+        _hang(chains[some], found, found.probs if tells else None)
 
 
-def _hang(chains: list[Chain], found: Found) -> None:
+def _hang(chains: list[Chain], found: Found, probs: Tensor | None) -> None:
     """As far as each would have been asked for one by one."""
     for depth, (tokens, sure) in enumerate(zip(found.tokens, found.sure, strict=True)):
         for text, chain in enumerate(chains):
             if chain.goes_on:
-                chain.append(tokens[text], sure[text], None if found.probs is None else found.probs[depth, text])
+                chain.append(tokens[text], sure[text], None if probs is None else probs[depth, text])
 
 
 class Growing(Protocol):

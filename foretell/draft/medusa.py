@@ -20,7 +20,7 @@ from foretell.types import Budget, Sequence
 from .chains import Chain, extend, hang
 from .choosing import Plot
 from .heads import HeadDrafter
-from .heads_whole import chain_whole, goes_whole, grow_alike, grow_whole, text_of
+from .heads_whole import chain_whole, goes_whole, grow_alike, grow_whole
 from .tree import MOST_WIDE, ShapedTree
 
 
@@ -43,7 +43,7 @@ class MedusaDrafter(HeadDrafter):
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
         chains, depth = self.chains(budgets), min(self.deepest, max(budget.depth for budget in budgets))
         if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
-            chain_whole(chains, self._whole, [text_of(self.pages, seq, depth) for seq in seqs], depth)
+            chain_whole(chains, self._whole, self.pages, seqs, depth)
             return chains
         if self._native is not None and self.is_greedy(seqs):
             hang(chains, self._native.guess(self._features(seqs), depth))

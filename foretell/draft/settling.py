@@ -8,39 +8,45 @@ import numpy.typing as npt
 
 from foretell.runner.head_choice import Grown
 
+from .growing import ROOT
 from .tree import LevelTree
+
+Places = npt.NDArray[np.int64]
 
 
 def settle(tree: LevelTree, grown: Grown, row: int) -> None:
     """Give the tree of one text its nodes: of all that was looked at the likeliest, of equals the one found first."""
-    deep, count = tree.budget.depth, grown.tokens.shape[-1]
-    told = np.minimum(grown.shares[:, row], 1)  # by a rounding more, a child would come before its parent
-    chances = [told[0, 0].astype(np.float64)]
-    parents = [np.full(count, -1)]
-    first = 0  # of the candidates of the level before
+    deep = tree.budget.depth
+    # By a rounding more than 1, a child would come before its parent.
+    shares = np.minimum(grown.shares[:deep, row], 1).astype(np.float64)
+    followed = grown.followed[:deep, row]
+    chances = np.zeros(shares.shape)  # [depth, followed, children]; behind the root there is one row of children
+    chances[0, 0] = shares[0, 0]
     for depth in range(1, deep):
-        followed = grown.followed[depth - 1, row]
-        branches = _own(chances[-1][followed], tree.wide)
-        parents.append(np.repeat(first + followed, count))
-        first += len(chances[-1])
-        chances.append((branches[:, None] * told[depth]).ravel())
-    tokens = np.concatenate([grown.tokens[0, row, 0], grown.tokens[1:deep, row].ravel()])
-    shares = np.concatenate([told[0, 0], told[1:deep].ravel()])
-    _take(tree, np.concatenate(chances), tokens, shares, np.concatenate(parents))
+        branches = chances[depth - 1].take(followed[depth - 1])
+        if len(branches) > tree.wide:  # others are followed for another text, which has a wider tree
+            branches[np.argsort(-branches, kind="stable")[tree.wide :]] = 0
+        np.multiply(branches[:, None], shares[depth], out=chances[depth])
+    best = _best(chances.ravel(), tree)
+    parents = _parents(followed, best, chances.shape)
+    tokens = grown.tokens[:deep, row].ravel()[best]
+    tree.take(tokens.tolist(), parents, shares.ravel()[best].tolist(), chances.ravel()[best].tolist())
 
 
-def _own(branches: npt.NDArray[np.float64], wide: int) -> npt.NDArray[np.float64]:
-    """Without those that are followed for another text, which has a wider tree."""
-    if len(branches) > wide:
-        branches[np.argsort(-branches, kind="stable")[wide:]] = 0
-    return branches
-
-
-def _take(tree: LevelTree, chances: npt.NDArray[np.float64], *told: npt.NDArray[np.generic]) -> None:
-    """The best as the tree's nodes, in the order of their chances: a node's beginning is always before it."""
+def _best(chances: npt.NDArray[np.float64], tree: LevelTree) -> Places:
+    """The tree's nodes in the order of their chances: a node's beginning is always before it."""
     best = np.argsort(-chances, kind="stable")[: tree.budget.nodes]
     likely = chances[best]
-    best = best[: max(1, int(np.count_nonzero((likely > 0) & (likely >= tree.floor))))]  # the first is always made
-    tokens, shares, parents = (each[best].tolist() for each in told)
-    places = {-1: -1, **{candidate: node for node, candidate in enumerate(best.tolist())}}
-    tree.take(tokens, [places[parent] for parent in parents], shares, chances[best].tolist())
+    return best[: max(1, int(np.count_nonzero((likely > 0) & (likely >= tree.floor))))]  # the first is always made
+
+
+def _parents(followed: Places, best: Places, shape: tuple[int, ...]) -> list[int]:
+    """The parent of each node, of the candidates that stand in this shape: each row of them hangs on what was followed
+    in the level before, the first level on the root."""
+    deep, wide, children = shape
+    above = np.full((deep, wide), ROOT)
+    above[1:] = followed[:-1] + wide * children * np.arange(deep - 1)[:, None]
+    nodes = np.full(deep * wide * children + 1, ROOT)  # by candidate; the last is for the root
+    nodes[best] = np.arange(len(best))
+    parents: list[int] = nodes[above.ravel()[best // children]].tolist()
+    return parents

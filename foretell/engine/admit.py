@@ -11,14 +11,16 @@ def admitted(draft: Draft, budget: Budget, vocab: int) -> Draft:
     """The draft within its budget, under its arm's name, by which records are kept; a faulty one is an error."""
     draft = draft.cut(budget.nodes)
     if budget.branches:
-        draft = draft.only([node for node, depth in enumerate(draft.depths()) if depth <= budget.depth])
+        deepest, depths = budget.depth, draft.depths()
+        if max(depths, default=0) > deepest:
+            draft = draft.only([node for node, depth in enumerate(depths) if depth <= deepest])
     if not len(draft):
         return Draft()
     draft = distinct(draft)
     if budget.drafter and draft.source != budget.drafter:
         draft = replace(draft, source=budget.drafter)
     name = draft.source or "a drafter without a name"
-    if not all(0 <= token < vocab for token in draft.tokens):
+    if min(draft.tokens) < 0 or max(draft.tokens) >= vocab:
         raise ValueError(f"{name} guessed a token outside 0..{vocab - 1}")
     if draft.probs is None:
         if any(draft.drawn or ()):

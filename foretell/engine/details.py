@@ -51,7 +51,7 @@ def _distributions(case: Case, rows: list[int]) -> Tensor:
     params, logits = case.request.params, case.logits[rows]
     if case.history is not None:
         history, found = _quiet_history(case), case.rows()
-        logits = adjusted(logits, [replace(found[row], history=history) for row in rows])
+        logits = adjusted(logits, [found[row]._replace(history=history) for row in rows])
     return logits.softmax(-1) if params.temperature == 0 else probabilities(logits, [params] * len(rows))
 
 

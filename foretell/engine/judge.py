@@ -63,13 +63,16 @@ class Case:
 
     def rows(self) -> list[Row]:
         """What decides the token after the sequence's last one and after each node of its draft."""
-        request, history = self.request, self.history
+        request, history, length = self.request, self.history, self.share.length
+        if history is None:  # then it does not matter which guesses lie between
+            assert self.masks is None, "a grammar looks back"
+            return [Row(request.params, request.seed, length + depth) for depth in (0, *self.draft.depths())]
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(self.draft.tokens, self.draft.parents, strict=True):
             paths.append((*paths[parent + 1], token))
         masks = [None] * len(paths) if self.masks is None else list(self.masks)
         return [
-            Row(request.params, request.seed, self.share.length + len(path), history, path, mask)
+            Row(request.params, request.seed, length + len(path), history, path, mask)
             for path, mask in zip(paths, masks, strict=True)
         ]
 
@@ -124,11 +127,16 @@ class Judge:
         self, cases: list[Case], logits: Tensor, known: Callable[[], list[int]] | None
     ) -> list[tuple[Verdict, tuple[int, ...]]]:
         if all(case.is_greedy for case in cases):  # most are, and what decides a row need not be looked up
-            tokens = iter(likeliest(logits) if known is None else known())
+            tokens = likeliest(logits) if known is None else known()
         else:
-            tokens = iter(choose(logits, [row for case in cases for row in case.rows()]))
-        chosen = [tuple(next(tokens) for _ in range(len(case.draft) + 1)) for case in cases]
-        return [(walk(case.draft, own), own) for case, own in zip(cases, chosen, strict=True)]
+            tokens = choose(logits, [row for case in cases for row in case.rows()])
+        judged, first = [], 0
+        for case in cases:
+            behind = first + len(case.draft) + 1
+            chosen = tuple(tokens[first:behind])
+            judged.append((walk(case.draft, chosen), chosen))
+            first = behind
+        return judged
 
     def _by_distribution(self, rule: str, cases: list[Case], logits: Tensor) -> list[tuple[Verdict, tuple[int, ...]]]:
         rows = [row for case in cases for row in case.rows()]

@@ -39,6 +39,8 @@ def split_features(output: StepOutput, pairs: list[Pair]) -> Iterable[torch.Tens
     """The target's states of each share's tokens, where they are tapped."""
     if output.features is None:
         return [None] * len(pairs)
+    if len(pairs) == 1:
+        return [output.features]
     return torch.split(output.features, [share.take + len(draft) for share, draft in pairs])
 
 

@@ -40,12 +40,16 @@ class Speculation:
         return self.rule in LOSSLESS or self.drafted == 0
 
     def observe(self, outcome: Outcome) -> None:
+        """Count one step, and note who proposed its tokens."""
+        self.count(outcome)
+        self.origins += origins(outcome)
+
+    def count(self, outcome: Outcome) -> None:
         """Count one step."""
         if outcome.verdict is None:
             return
         self.steps += 1
         self.tokens += len(outcome.kept)
-        self.origins += origins(outcome)
         draft = outcome.draft
         if draft.origins is not None:
             stood = outcome.verdict.path[: outcome.accepted]
@@ -78,9 +82,10 @@ class Speculation:
 
 def origins(outcome: Outcome) -> tuple[str, ...]:
     """Who proposed each token that entered the text."""
-    accepted = outcome.accepted
+    accepted, draft = outcome.accepted, outcome.draft
     path = () if outcome.verdict is None else outcome.verdict.path[:accepted]
-    return tuple(outcome.draft.origin(node) for node in path) + (TARGET,) * (len(outcome.kept) - accepted)
+    guessed = (draft.source,) * accepted if draft.origins is None else tuple(draft.origins[node] for node in path)
+    return guessed + (TARGET,) * (len(outcome.kept) - accepted)
 
 
 @dataclass
@@ -102,5 +107,4 @@ class Stats:
         self.running_seconds += times.running
         for outcome in outcomes:
             self.rows += outcome.share.take + len(outcome.draft)
-            self.speculation.observe(outcome)
-        self.speculation.origins.clear()  # kept for each text, not for ever
+            self.speculation.count(outcome)

@@ -89,4 +89,8 @@ def slots_of(pages: list[int] | tuple[int, ...], page_size: int, start: int, sto
     """The slots of tokens `start` to `stop` of a sequence that holds `pages`."""
     if stop == start + 1:
         return [pages[start // page_size] * page_size + start % page_size]
-    return [pages[i // page_size] * page_size + i % page_size for i in range(start, stop)]
+    slots: list[int] = []
+    for page in pages[start // page_size : -(-stop // page_size)]:
+        slots += range(page * page_size, (page + 1) * page_size)
+    skipped = start % page_size
+    return slots[skipped : skipped + stop - start]

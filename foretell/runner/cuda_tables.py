@@ -109,12 +109,14 @@ def _fill_single(numbers: Numbers, packed: Packed, sizes: Sizes) -> None:
 
 def _paths(parents: tuple[int, ...], depths: npt.NDArray[np.int64], paths: Numbers) -> None:
     """Of each node those from the root to itself, to `paths` [nodes, levels]; `depths` are counted from 0."""
-    above = np.array(parents)
-    rows = on_the_way = np.arange(len(parents))
-    while len(rows):
-        paths[rows, depths[on_the_way]] = on_the_way
-        on_the_way = above[on_the_way]
-        rows, on_the_way = rows[on_the_way >= 0], on_the_way[on_the_way >= 0]
+    nodes = np.arange(len(parents))
+    above = np.array((*parents, -1))  # the root, which the last one stands for, is above itself
+    way = np.empty((int(depths.max()) + 1, len(parents)), np.int64)  # upwards from each node
+    way[0] = nodes
+    for step in range(1, len(way)):
+        above.take(way[step - 1], out=way[step], mode="wrap")
+    # Who is at the root already writes behind its own path, which nobody reads.
+    paths[nodes, depths - np.arange(len(way))[:, None]] = way
 
 
 class PageTable:

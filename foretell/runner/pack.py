@@ -39,8 +39,11 @@ def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:
         end = share.start + share.take
         tokens += share.seq.tokens[share.start : end]
         tokens += draft.tokens
-        positions += range(share.start, end)
-        positions += [end - 1 + depth for depth in draft.depths()]
+        if span.parents:
+            positions += range(share.start, end)
+            positions += [end - 1 + depth for depth in draft.depths()]
+        else:  # a chain goes on as the text does
+            positions += range(share.start, span.stop)
         slots += slots_of(span.pages, page_size, span.start, span.stop)
         wanted += range(span.first + span.rows - logit_rows(share, draft), span.first + span.rows)
         spans.append(span)

@@ -11,6 +11,7 @@ from foretell.kernels.native.library import DRAW, Library, library
 from foretell.params import SamplingParams
 
 from . import noise
+from .alike import distinct
 
 
 def chooser(logits: Tensor) -> Library | None:
@@ -22,10 +23,12 @@ def choose_natively(
     native: Library, logits: Tensor, params: list[SamplingParams], seeds: list[int], positions: list[int]
 ) -> list[int]:
     """The token of each row of logits [rows, vocab]; -1 where the best score is no number."""
-    return native.choose(logits, draw_rows(params, noise.keys(seeds, positions).tolist()))
+    return native.choose(logits, draw_rows(params, noise.keys(seeds, positions)))
 
 
-def draw_rows(params: list[SamplingParams], keys: list[int]) -> npt.NDArray[np.void]:
+def draw_rows(params: list[SamplingParams], keys: npt.ArrayLike) -> npt.NDArray[np.void]:
     """How rows are drawn, as the library wants it; `keys` are those of their noise."""
-    rows = [(p.temperature, p.top_p, p.min_p, p.top_k, key) for p, key in zip(params, keys, strict=True)]
-    return np.array(rows, DRAW)
+    kinds, places = distinct(params)
+    rows = np.array([(p.temperature, p.top_p, p.min_p, p.top_k, 0) for p in kinds], DRAW)[places]
+    rows["key"] = keys
+    return rows

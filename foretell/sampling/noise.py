@@ -10,8 +10,6 @@ TOKEN_STREAM = 0  # draws tokens, for target and draft alike: under the rule `ma
 COIN_STREAM, PICK_STREAM = 1, 2  # of the rules that judge by probabilities; these are keyed by a step's root position
 DRAFT_STREAM = 1 << 16  # node i of a draft made for such a rule draws from stream DRAFT_STREAM + i
 
-FEW = 16  # keys that are sooner made one by one than by arrays
-
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
@@ -33,11 +31,11 @@ def _scramble(x: Tensor) -> Tensor:
 
 def mix(seed: int, number: int) -> int:
     """A seed of its own for each `number`; number 0 keeps the seed."""
-    return seed if number == 0 else _signed(_scrambled_word(seed + number * _GOLDEN))
+    return seed if number == 0 else _signed(_scrambled(seed + number * _GOLDEN))
 
 
-def _scrambled_word(x: int) -> int:
-    """As `_scramble`, of one number."""
+def _scrambled(x: int) -> int:
+    """As `_scramble`, of one word."""
     x &= _WORD
     x = ((x ^ (x >> 30)) * _FIRST) & _WORD
     x = ((x ^ (x >> 27)) * _SECOND) & _WORD
@@ -79,23 +77,16 @@ def _bits_of(key: Tensor, lanes: Tensor) -> Tensor:
 
 def key(seed: int, position: int, stream: int = TOKEN_STREAM) -> int:
     """One of `keys`."""
-    return _signed(_scrambled_word(_scrambled_word(seed + stream * _GOLDEN) + position))
+    return _signed(_scrambled(_scrambled(seed + stream * _GOLDEN) + position))
 
 
 def keys(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> npt.NDArray[np.int64]:
-    """What `_bits` adds the lanes to, worked out on the host for kernels that make the rest themselves."""
-    if len(seeds) <= FEW:
-        return np.array([key(*each, stream) for each in zip(seeds, positions, strict=True)], np.int64)
-    seed = np.array(seeds, np.int64).view(np.uint64)
-    first = _scrambled(seed + np.array([(stream * _GOLDEN) & _WORD], np.uint64))
-    return _scrambled(first + np.array(positions, np.int64).view(np.uint64)).view(np.int64)
-
-
-def _scrambled(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """As `_scramble`, in numpy."""
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        x = (x ^ (x >> np.uint64(shift))) * np.array([factor], np.uint64)
-    return x ^ (x >> np.uint64(31))
+    """What `_bits` adds the lanes to, worked out on the host for kernels that make the rest themselves. One by one, and
+    once for all nodes of a tree that are as deep: numpy takes as long to begin as a hundred of them take."""
+    firsts = {seed: _scrambled(seed + stream * _GOLDEN) for seed in set(seeds)}
+    pairs = list(zip(seeds, positions, strict=True))
+    words = {(seed, position): _scrambled(firsts[seed] + position) for seed, position in set(pairs)}
+    return np.array([words[pair] for pair in pairs], np.uint64).view(np.int64)
 
 
 def coins(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from foretell.params import SamplingParams
 
 from . import noise
+from .alike import distinct
 
 LEAST_TEMPERATURE = 1e-6
 
@@ -38,8 +39,9 @@ def choose_there(logits: Tensor, params: list[SamplingParams], seeds: list[int],
 
 def settings(params: list[SamplingParams], seeds: list[int], positions: list[int]) -> npt.NDArray[np.int64]:
     """[rows, FIELDS] as the kernel reads them."""
-    floats = np.array([_floats(each) for each in params], np.float32)
-    return np.concatenate([noise.keys(seeds, positions)[:, None], floats.view(np.int64)], 1)
+    kinds, places = distinct(params)
+    floats = np.array([_floats(each) for each in kinds], np.float32).view(np.int64)
+    return np.concatenate([noise.keys(seeds, positions)[:, None], floats[places]], 1)
 
 
 def _floats(params: SamplingParams) -> tuple[float, float, float, float]:

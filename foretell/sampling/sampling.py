@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,7 @@ from .on_device import choose_there, works
 FIRST_LOOK = 2048  # candidates a top-p search sorts before it sorts them all
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """What decides the token of one row: how it is asked for, where it stands, and what comes before if it counts."""
 
     params: SamplingParams

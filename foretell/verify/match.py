@@ -12,11 +12,9 @@ def walk(draft: Draft, chosen: list[int] | tuple[int, ...]) -> Verdict:
     token, also when sampling: `chosen` depends on seed and position, not on the draft.
     """
     path: list[int] = []
-    node = -1
-    while True:
-        wanted = chosen[node + 1]
-        match = next((child for child in draft.children(node) if draft.tokens[child] == wanted), None)
-        if match is None:
-            return Verdict(tuple(path), wanted)
-        path.append(match)
-        node = match
+    node, wanted = -1, chosen[0]
+    for child, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):  # parents come first
+        if parent == node and token == wanted:
+            path.append(child)
+            node, wanted = child, chosen[child + 1]
+    return Verdict(tuple(path), wanted)

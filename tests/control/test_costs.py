@@ -9,6 +9,7 @@ import pytest
 
 from foretell.control.costs import (
     FEATURES,
+    KNOTS,
     KNOWN_WELL,
     LESSON,
     LESSON_SHARE,
@@ -16,6 +17,7 @@ from foretell.control.costs import (
     CostPrior,
     DraftCosts,
     StepCosts,
+    between_knots,
     never_falling,
 )
 
@@ -38,6 +40,21 @@ def test_nothing_is_known_before_the_first_step() -> None:
     assert not costs.known
     assert costs.seconds(4) == 0
     assert not costs.curve(4).any()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 64, 65, 272, KNOTS[-1] - 1, KNOTS[-1]])
+def test_prices_between_knots_are_to_the_bit_what_numpy_has(rows: int) -> None:
+    rng = random.Random(rows)
+    for _ in range(20):
+        values = sorted(rng.uniform(0.001, 0.1) for _ in KNOTS)
+        assert between_knots(values, rows) == np.interp(np.arange(rows + 1), KNOTS, values).tolist()
+
+
+def test_the_last_line_goes_on_behind_the_last_knot() -> None:
+    values = [0.01 + 0.001 * knot for knot in KNOTS]
+    prices = between_knots(values, 2 * KNOTS[-1])
+    assert len(prices) == 2 * KNOTS[-1] + 1
+    assert prices[-1] == pytest.approx(0.01 + 0.001 * 2 * KNOTS[-1])
 
 
 @pytest.mark.parametrize("hiccups", [0.0, 0.1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -70,6 +71,18 @@ def test_the_world_grows_trees_fairly() -> None:
 
 def market(writers: int = 1, row: float = 0.001) -> Market:
     return Market(writers, writers, [1 + row * (rows - writers) for rows in range(600)])
+
+
+@pytest.mark.parametrize("writers", [1, 3, 16])
+def test_a_gain_is_what_it_is_whatever_was_asked_before(writers: int) -> None:
+    rng = random.Random(writers)
+    asked = Market(writers, writers + 2, sorted(rng.random() for _ in range(80)), held=0.1, further=1e-3)
+    share = asked.plain / writers
+    for _ in range(200):
+        expected, nodes, drafting = rng.uniform(1, 8), rng.randrange(1, 40), rng.choice([0.0, rng.random()])
+        last = asked.curve[min(asked.rows + nodes * writers, len(asked.curve) - 1)]
+        extra = (last - asked.curve[asked.rows]) / writers + nodes * asked.further
+        assert asked.gain(expected, nodes, drafting) == expected * share / (share + extra + drafting)
 
 
 def by_depth(nodes: int, depth: int) -> float:

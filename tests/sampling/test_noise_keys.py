@@ -15,8 +15,8 @@ def test_keys_are_those_the_definition_adds_its_lanes_to() -> None:
     bits = noise._bits(torch.tensor(seeds), torch.tensor(positions), 3, lanes)[:, 0]
     last = noise._scramble(torch.from_numpy(noise.keys(seeds, positions, 3))) & ((1 << 52) - 1)
     assert last.tolist() == bits.tolist()
-    many = noise.keys(seeds * noise.FEW, positions * noise.FEW, 3)
-    assert many.tolist() == noise.keys(seeds, positions, 3).tolist() * noise.FEW, "many at once are made alike"
+    each = [noise.key(seed, position, 3) for seed, position in zip(seeds, positions, strict=True)]
+    assert noise.keys(seeds * 8, positions * 8, 3).tolist() == each * 8, "one by one they are the same"
 
 
 def test_settings_are_laid_out_as_the_kernel_reads_them() -> None:
