@@ -99,7 +99,10 @@ class ServerProcess:
         """Ask it to stop and wait; its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(sig)
-        code = self.process.wait(PATIENCE)
+        try:
+            code = self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()  # one that does not stop is not left behind
         assert self.process.stdout is not None
         self.process.stdout.close()
         self.http.close()
