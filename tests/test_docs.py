@@ -16,11 +16,13 @@ import httpx
 import pytest
 
 from tests.docs_check import ROOT, commands, faults, snippets
+from tests.waiting import PATIENCE
 
 README = ROOT / "README.md"
 RUNNABLE = [
     line for line in commands(README) if "foretell " in line and not re.search("foretell (certify|serve|bench)", line)
 ]
+LONG = 600  # seconds, many times what any of them takes with a model of that size
 SERVERS = [line for line in commands(README) if line.startswith("foretell serve")]
 
 
@@ -39,7 +41,7 @@ def test_the_docs_check_can_fail() -> None:
 @pytest.mark.parametrize("command", RUNNABLE)
 def test_the_readmes_commands_run(command: str) -> None:
     line = command.replace("foretell ", f"{sys.executable} -m foretell ")
-    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=LONG, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
@@ -51,13 +53,13 @@ def test_the_readmes_servers_answer_and_stop(command: str) -> None:
     words = [sys.executable, "-m", *shlex.split(command), "--port", str(port)]  # the last one counts
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LONG) as client:
             wait_until_well(client, process)
             messages = [{"role": "user", "content": "Name three primary colours."}]
             reply = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8})
             assert reply.status_code == 200 and reply.json()["choices"][0]["message"]["content"], reply.text
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
         process.wait()
@@ -69,7 +71,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def wait_until_well(client: httpx.Client, process: subprocess.Popen[bytes], seconds: float = 90) -> None:
+def wait_until_well(client: httpx.Client, process: subprocess.Popen[bytes], seconds: float = LONG) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         assert process.poll() is None, "it left before it was asked"
@@ -89,7 +91,7 @@ def test_the_readme_serves() -> None:
 def test_the_readmes_python_runs(tmp_path: Path) -> None:
     said = []
     for code in snippets(README, "python"):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
     assert "steps for" in said[0]

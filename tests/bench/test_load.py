@@ -24,6 +24,7 @@ from foretell.bench.load_report import markdown, remarks
 from foretell.cli import main as program
 from foretell.errors import ForetellError, RequestError
 from tests.server.process import ServerProcess
+from tests.waiting import PATIENCE
 
 from .fakes import items, watch_nothing
 
@@ -45,7 +46,7 @@ def chunked(body: bytes, size: int) -> bytes:
     return head + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-def answered(reply: bytes, patience: float = 5.0) -> tuple[Answer, bytes]:
+def answered(reply: bytes, patience: float = PATIENCE) -> tuple[Answer, bytes]:
     """What a caller makes of a reply, and what it had sent."""
     sent: list[bytes] = []
 
@@ -143,18 +144,34 @@ class Desk:
         return Answer(2, 0.1, 0.2, self.error)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that goes by where somebody sleeps, and nowhere else."""
+    now, sleep = [0.0], asyncio.sleep
+
+    async def pass_by(seconds: float) -> None:
+        now[0] += seconds
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", pass_by)
+    monkeypatch.setattr("foretell.bench.arrivals.perf_counter", lambda: now[0])
+
+
+@pytest.mark.usefixtures("clock")
 def test_a_closed_loop_keeps_so_many_callers() -> None:
     desk = Desk()
     answers = asyncio.run(ClosedLoop(5).run(desk, repeat({}), 0.1, ""))
     assert desk.most == 5 and desk.total == len(answers) > 5 and desk.now == 0
 
 
+@pytest.mark.usefixtures("clock")
 def test_an_error_is_not_asked_again_at_once() -> None:
     desk = Desk("no")
     asyncio.run(ClosedLoop(1).run(desk, repeat({}), 0.1, ""))
     assert desk.total == 1
 
 
+@pytest.mark.usefixtures("clock")
 def test_poisson_callers_come_at_their_rate_whatever_the_answers() -> None:
     level = Poisson(100.0)
     times = level.times(50.0, "a")

@@ -14,6 +14,7 @@ from foretell.cluster import front as module
 from foretell.cluster.call import Call, Head
 from foretell.cluster.front import Front, ReplicaLost
 from foretell.cluster.inside import answer
+from tests.waiting import PATIENCE
 
 EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 JSON = ((b"content-type", b"application/json"),)
@@ -227,8 +228,8 @@ def test_a_caller_who_goes_away_ends_the_answer() -> None:
     async def go() -> None:
         caller = Caller()
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "client": None}
-        await asyncio.wait_for(Front(Cast(a=endless), 3, 9)(scope, caller.receive, caller.send), 5)
-        await asyncio.wait_for(closed.wait(), 5)
+        await asyncio.wait_for(Front(Cast(a=endless), 3, 9)(scope, caller.receive, caller.send), PATIENCE)
+        await asyncio.wait_for(closed.wait(), PATIENCE)
 
     asyncio.run(go())
     assert closed.is_set()

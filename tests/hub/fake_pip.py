@@ -16,9 +16,16 @@ def main() -> None:
     if words := os.environ.get("FAKE_PIP_FAILS"):
         sys.exit(f"Looking in indexes: somewhere\n{words}")
     (folder / "half").write_bytes(b"half a wheel")
-    time.sleep(float(os.environ.get("FAKE_PIP_SLEEPS", "0")))
+    wait_for_sign()
     for wheel in Path(os.environ["FAKE_PIP_WHEELS"]).glob("*.whl"):
         shutil.copy(wheel, folder / wheel.name)
+
+
+def wait_for_sign() -> None:
+    """Until a file is there, where one is named; not for ever, for nobody may be left to write it."""
+    sign, until = os.environ.get("FAKE_PIP_WAITS_FOR"), time.monotonic() + 120
+    while sign and not os.path.exists(sign) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

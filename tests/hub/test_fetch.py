@@ -10,13 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,6 +23,7 @@ from foretell.hub import DEFAULT_MODEL, fetch, open_checkpoint, pull
 from foretell.hub.catalog import BUILTINS, Builtin, Part
 from foretell.hub.home import model_file
 from foretell.system import home
+from tests.waiting import PATIENCE, wait_for
 
 CONTENT = bytes(range(256)) * 9000
 PARTS = (Part("tiny-one", "1.0", "tiny_one/data/part0"), Part("tiny-two", "2.0", "tiny_two/data/part1"))
@@ -259,20 +258,28 @@ def start(**settings: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.01)
-
-
 def half_wheels() -> list[Path]:
     return list(model_file(ENTRY).parent.glob(".fetch-*/half"))
 
 
+def first_words(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline()
+
+
+def rest(child: subprocess.Popen[str]) -> str:
+    """What it says behind its first words, until its end. It says little, so that no pipe fills up."""
+    wait_for(lambda: child.poll() is not None)
+    assert child.stdout is not None and child.stderr is not None
+    with child.stdout as said, child.stderr:
+        return said.read()
+
+
 def test_two_at_once_fetch_once(world: Path) -> None:
-    children = [start(FAKE_PIP_SLEEPS="1") for _ in range(2)]
-    outputs = [child.communicate(timeout=20)[0] for child in children]
+    children = [start(FAKE_PIP_WAITS_FOR=str(world / "sign")) for _ in range(2)]
+    begun = [first_words(child) for child in children]
+    (world / "sign").touch()
+    outputs = [begin + rest(child) for begin, child in zip(begun, children, strict=True)]
     assert all(output.splitlines()[-1] == str(model_file(ENTRY)) for output in outputs)
     assert sum("fetching tiny" in output for output in outputs) == len(calls(world)) == 1
     assert sum("waiting for another process" in output for output in outputs) == 1
@@ -280,25 +287,26 @@ def test_two_at_once_fetch_once(world: Path) -> None:
 
 
 def test_a_killed_fetch_is_swept_and_done_anew(world: Path) -> None:
-    killed = start(FAKE_PIP_SLEEPS="3")
+    killed = start(FAKE_PIP_WAITS_FOR=str(world / "sign"))
     wait_for(half_wheels)
     waiting = start()
-    assert waiting.stdout is not None and "waiting" in waiting.stdout.readline()
+    assert "waiting" in first_words(waiting)
     (left,) = half_wheels()
     killed.kill()
     killed.communicate()
-    waiting.communicate(timeout=20)
+    rest(waiting)
     assert waiting.returncode == 0 and len(calls(world)) == 2
     assert not left.exists()
     assert_clean()
     assert fetch(ENTRY, quiet) == model_file(ENTRY) and len(calls(world)) == 2
+    (world / "sign").touch()  # for the pip that was left behind
 
 
 def test_an_interrupt_leaves_nothing(world: Path) -> None:
-    child = start(FAKE_PIP_SLEEPS="30")
+    child = start(FAKE_PIP_WAITS_FOR=str(world / "sign"))
     wait_for(half_wheels)
     child.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in child.communicate(timeout=20)[1]
+    assert "KeyboardInterrupt" in child.communicate(timeout=PATIENCE)[1]
     assert_clean(present=False)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from foretell.kernels.native import build
 from foretell.kernels.native.library import library
+from tests.waiting import PATIENCE
 
 load = library.__wrapped__  # as a fresh process would
 
@@ -107,6 +108,7 @@ def test_two_processes_may_build_at_once(fresh: Path) -> None:
 FORK = """
 import os, torch
 from foretell.kernels.native.library import library
+from tests.waiting import PATIENCE
 from foretell.kernels.native.packed import PackedLinear
 from foretell.kernels.quantized import Int8Weights
 
@@ -125,5 +127,5 @@ assert torch.equal(packed(x), expected)
 def test_a_child_of_fork_has_threads_of_its_own_and_exit_does_not_wait_for_them() -> None:
     if library() is None or not Path("/proc/self/task").exists():
         pytest.skip("no C++ compiler is here, or no list of threads")
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=4 * PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")

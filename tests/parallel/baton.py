@@ -10,6 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from tests.waiting import PATIENCE
+
 T = TypeVar("T")
 
 
@@ -50,7 +52,7 @@ class Shared:
 
     def wait(self) -> None:
         self.running.release()
-        self._barrier.wait(30)
+        self._barrier.wait(PATIENCE)
         self.running.acquire()
 
     def give_up(self) -> None:

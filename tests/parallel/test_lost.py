@@ -20,7 +20,7 @@ from tests.parallel.splitting import write_folder
 from tests.parallel.world import split
 from tests.tiny import VOCAB, add, tiny_decoder
 
-SOON = 20.0  # seconds; it takes less than one where the machine is free
+SOON = 60.0  # seconds; it takes less than one where the machine is free
 # It waits in short naps: a signal that comes just before a read would be noticed only when the read is over.
 PROGRAM = """
 import pathlib, select, sys, torch

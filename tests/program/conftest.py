@@ -7,8 +7,8 @@ import pytest
 
 from foretell import LLM
 from foretell import program as fp
-from tests.program.counting import wait_for
 from tests.server.process import ServerProcess, write_server_folder
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +38,8 @@ def llm(folder: Path) -> LLM:
 
 
 @pytest.fixture(scope="session")
-def server(folder: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(folder) as process:
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(folder, slowed=tmp_path_factory.mktemp("server") / "slowed") as process:
         yield process
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from foretell import program as fp
-
-PATIENCE = 30  # seconds
+from tests.waiting import PATIENCE, wait_for
 
 
 @dataclass
@@ -32,25 +30,23 @@ def forwards(engine: fp.Engine) -> Iterator[Count]:
 @contextmanager
 def all_at_once(engine: fp.Engine, texts: int) -> Iterator[None]:
     """Holds the engine's thread until so many texts were asked for: then nothing depends on who is quicker."""
-    inner, gate = engine._engine, threading.Event()
-    inner._inbox.put(lambda: gate.wait(PATIENCE) and None)
+    inner, held, gate = engine._engine, threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        gate.wait(PATIENCE)
 
     def open_gate() -> None:
-        until = time.monotonic() + PATIENCE
-        while inner.texts < texts and time.monotonic() < until:
-            time.sleep(0.001)
-        gate.set()
+        try:  # a text that is counted may not lie in the inbox yet
+            wait_for(lambda: inner._inbox.qsize() >= texts)
+        finally:
+            gate.set()
 
+    inner._inbox.put(hold)
+    assert held.wait(PATIENCE)
     watcher = threading.Thread(target=open_gate)
     watcher.start()
     try:
         yield
     finally:
         watcher.join()
-
-
-def wait_for(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it never came to that"
-        time.sleep(0.002)

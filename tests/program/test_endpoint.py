@@ -10,11 +10,11 @@ from foretell.grammar import GrammarSpec
 from foretell.program.endpoint import TRIES
 from foretell.program.settings import Settings
 from foretell.program.wire import completion_body
-from tests.program.counting import wait_for
 from tests.program.stub import BREAKS, FULL, RIGHT, stub
 from tests.program.test_errors import LONG_GEN
 from tests.program.test_one_batch import tell
 from tests.server.process import ServerProcess
+from tests.waiting import wait_for
 
 
 def test_what_the_server_refuses_names_the_line(endpoint: fp.RuntimeEndpoint) -> None:
@@ -78,18 +78,19 @@ def test_cancelling_frees_the_servers_pages(server: ServerProcess, endpoint: fp.
     def long(s: fp.ProgramState) -> None:
         s += "The"
         forks = s.fork(3)
-        forks += fp.gen("x", **LONG_GEN)
+        forks += fp.gen("x", **LONG_GEN, speculation=SpeculationChoice(enabled=False))
         forks.join()
 
     def load(name: str) -> int:
         return int(server.http.get("/server_info").json()["internal_states"][0][name])
 
     written = server.metrics()["foretell:generation_tokens_total"]
-    state = long.run(backend=endpoint, stream=True)
-    wait_for(lambda: load("running") == 3)
-    state.cancel()
-    assert isinstance(state.error(), fp.Cancelled)
-    wait_for(lambda: load("running") == 0 and load("pages_held") == 0)
+    with server.slowly():
+        state = long.run(backend=endpoint, stream=True)
+        wait_for(lambda: load("running") == 3)
+        state.cancel()
+        assert isinstance(state.error(), fp.Cancelled)
+        wait_for(lambda: load("running") == 0 and load("pages_held") == 0)
     assert server.metrics()["foretell:generation_tokens_total"] - written < 3 * LONG_GEN["max_tokens"]
 
 

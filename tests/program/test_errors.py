@@ -13,8 +13,10 @@ import pytest
 
 from foretell import program as fp
 from foretell.errors import ForetellError, RequestError
-from tests.program.counting import forwards, wait_for
+from foretell.types import Delta
+from tests.program.counting import forwards
 from tests.program.test_one_batch import tell
+from tests.waiting import PATIENCE, wait_for
 
 LONG_GEN = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
 BROKEN = 'start: "a" nothing'  # names a rule that is not there
@@ -101,7 +103,7 @@ def test_a_failed_text_takes_along_what_waits_for_it(engine: fp.Engine, monkeypa
     asked = threading.Event()
 
     async def fail(*_: object) -> None:
-        await asyncio.to_thread(asked.wait, 30)
+        await asyncio.to_thread(asked.wait, PATIENCE)
         raise ForetellError("not today")
 
     @fp.function
@@ -136,7 +138,7 @@ def test_a_run_that_fails_loses_nothing_of_the_others(engine: fp.Engine) -> None
     assert "ValueError" in str(states[1].error()) and states[2]["x"]
 
 
-def test_cancelling_frees_the_pages(engine: fp.Engine) -> None:
+def test_cancelling_frees_the_pages(engine: fp.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     @fp.function
     def long(s: fp.ProgramState) -> None:
         s += "The"
@@ -144,14 +146,24 @@ def test_cancelling_frees_the_pages(engine: fp.Engine) -> None:
         forks += fp.gen("x", **LONG_GEN)
         forks.join()
 
-    inner = engine.llm.engine
+    inner, release = engine.llm.engine, threading.Event()
+    step = inner.step
+
+    def held() -> list[Delta]:
+        """No text comes to its end before it is given up."""
+        if len(inner.scheduler.running) == 4:
+            release.wait(PATIENCE)
+        return step()
+
+    monkeypatch.setattr(inner, "step", held)
     with forwards(engine) as count:
         state = long.run(backend=engine, stream=True)
         wait_for(lambda: len(inner.scheduler.running) == 4)
         state.cancel()
         assert isinstance(state.error(), fp.Cancelled)
+        release.set()
+        wait_for(lambda: not inner.busy and inner.runner.pool.held == 0)
     assert count.made < LONG_GEN["max_tokens"] * 0.8
-    wait_for(lambda: not inner.busy and inner.runner.pool.held == 0)
     with pytest.raises(fp.Cancelled):
         list(state.text_iter())
     state.cancel()  # and again, to no effect
@@ -173,7 +185,7 @@ def test_an_interrupted_batch_ends_at_once(engine: fp.Engine) -> None:
     def long(s: fp.ProgramState, i: int) -> None:
         s += f"The {i}" + fp.gen("x", **LONG_GEN)
         if i < 4:
-            began.wait(30)
+            began.wait(PATIENCE)
         if i == 0:
             _thread.interrupt_main()
         s["x"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Event, Timer
+from threading import Event
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from foretell.runner.cuda_warm import EVEN, GROWN, GUESSED, PLAIN, Warming, few_
 from foretell.runner.recording import PLAINLY, Capture
 from foretell.runner.runner import ModelRunner
 from tests.tiny import CONFIG, HEADS, tiny_decoder
+from tests.waiting import PATIENCE
 
 TURNS, SLOW = Rope(), Rope(theta=5e5)
 
@@ -77,25 +79,31 @@ def test_heads_guess_with_it_for_as_long_as_it_may_take(config: HeadConfig, monk
         heads.borrow(model, 1024)
         return ModelRunner(model, 64, 16, 1024, (0, 1), heads.beside)
 
+    monkeypatch.setattr("foretell.runner.cuda_warm.BEYOND", math.inf)
     with Warming(make, CPU, True, heads) as warming:
         pass
     assert warming.steps == len([step for step in PLAIN + GUESSED + GROWN if step.length <= 1024])
     assert warming.drafts == 2 * len(heads.wanted)
-    monkeypatch.setattr("foretell.runner.cuda_warm.BEYOND", -1e9)
+    monkeypatch.setattr("foretell.runner.cuda_warm.BEYOND", -math.inf)
     with Warming(make, CPU, True, heads) as warming:
         pass
     assert warming.steps and not warming.drafts
 
 
-def test_a_failed_load_does_not_wait_for_all_of_it() -> None:
+def test_a_failed_load_does_not_wait_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = Event()
 
     def slow() -> ModelRunner:
-        go_on.wait(10)
+        go_on.wait(PATIENCE)
         return few()
 
+    def wait() -> None:
+        go_on.set()  # the load has failed by then
+        join()
+
     with pytest.raises(KeyError), Warming(slow, CPU, True) as warming:
-        Timer(0.1, go_on.set).start()  # the load has failed by then
+        join = warming._thread.join
+        monkeypatch.setattr(warming._thread, "join", wait)
         raise KeyError
     assert warming.steps == 0
 

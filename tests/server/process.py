@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,8 +18,27 @@ from typing import Any
 import httpx
 
 from tests.folder import write_tiny_folder
+from tests.waiting import PATIENCE
 
 COMMAND = [sys.executable, "-m", "foretell", "serve"]
+# Each step takes a while as long as a file is there: whoever looks at a text from outside then finds it unfinished.
+SLOWED = """
+import sys, time
+from pathlib import Path
+from foretell.cli.main import main
+from foretell.engine.engine import Engine
+
+step, sign = Engine.step, Path(sys.argv.pop(1))
+
+def slowly(engine):
+    until = time.monotonic() + 0.1
+    while sign.exists() and time.monotonic() < until:
+        time.sleep(0.001)
+    return step(engine)
+
+Engine.step = slowly
+sys.exit(main())
+"""
 ADDRESS = re.compile(r"http://\S+:\d+")
 MODEL_LABEL = re.compile(r',model_name="[^"]*"|model_name="[^"]*",?')
 CONTEXT = 1024
@@ -45,12 +66,13 @@ def _change(path: Path, **values: object) -> None:
 class ServerProcess:
     """Started with flags of one's own on a free port; stopped by SIGTERM."""
 
-    def __init__(self, model: Path | None, *flags: str) -> None:
-        """`model` is None where a flag names it."""
-        self.flags = flags
+    def __init__(self, model: Path | None, *flags: str, slowed: Path | None = None) -> None:
+        """`model` is None where a flag names it. `slowed`: a file that need not be there, for `slowly`."""
+        self.flags, self._sign = flags, slowed
         self.log = Path(tempfile.mkstemp(prefix="foretell-", suffix=".log")[1])
         named = [] if model is None else [str(model)]
-        words = [*COMMAND, *named, "--port", "0", "--served-model-name", "tiny", "--threads", "1", *flags]
+        command = COMMAND if slowed is None else [sys.executable, "-c", SLOWED, str(slowed), "serve"]
+        words = [*command, *named, "--port", "0", "--served-model-name", "tiny", "--threads", "1", *flags]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True, env=_environment())
         assert self.process.stdout is not None
@@ -58,15 +80,29 @@ class ServerProcess:
         found = ADDRESS.search(self.greeting)
         if found is None:
             self.process.stdout.close()
-            raise AssertionError(f"it left with {self.process.wait(30)}: {self.greeting} {self.log.read_text()}")
+            raise AssertionError(f"it left with {self.process.wait(PATIENCE)}: {self.greeting} {self.log.read_text()}")
         self.url = found[0]
-        self.http = httpx.Client(base_url=self.url, timeout=30)
+        each = httpx.Limits(max_keepalive_connections=0)  # one that rests may be closed the moment it is used
+        self.http = httpx.Client(base_url=self.url, timeout=2 * PATIENCE, limits=each)
+
+    @contextmanager
+    def slowly(self) -> Iterator[None]:
+        """Within, a text takes many seconds: what is done about it comes before its end, however busy the machine."""
+        assert self._sign is not None, "it was not started to be slowed"
+        self._sign.touch()
+        try:
+            yield
+        finally:
+            self._sign.unlink()
 
     def stop(self, sig: int = signal.SIGTERM) -> int:
         """Ask it to stop and wait; its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(sig)
-        code = self.process.wait(timeout=30)
+        try:
+            code = self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()  # one that does not stop is not left behind
         assert self.process.stdout is not None
         self.process.stdout.close()
         self.http.close()

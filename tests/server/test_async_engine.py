@@ -21,6 +21,7 @@ from foretell.params import SamplingParams
 from foretell.runner.executor import StepOutput
 from foretell.types import Draft, Request, Share
 from tests.tiny import CONTEXT, VOCAB, World, add, run
+from tests.waiting import PATIENCE
 
 PROMPT = [4, 5, 6, 7, 4, 5, 6, 7, 4, 5]
 WORLD = World(max_num_seqs=4)
@@ -51,7 +52,7 @@ def go(
         engine = AsyncEngine(world.engine(drafter or NGramDrafter()), most)
         engine.start()
         try:
-            await asyncio.wait_for(play(engine), 30)
+            await asyncio.wait_for(play(engine), PATIENCE)
         finally:
             await engine.stop()
         return engine
@@ -123,24 +124,34 @@ def test_who_leaves_frees_the_pages_before_the_next_step() -> None:
 
 def test_a_text_that_takes_too_long_is_ended() -> None:
     async def play(engine: AsyncEngine) -> None:
-        slow(engine.engine, 0.02)
+        release = hold(engine.engine, after=1)
         stream = engine.submit(requests(engine.engine, "a", 200), timeout=0.1)
         with pytest.raises(TimeoutError):
             async for _ in stream.pieces():
                 pass
         assert engine.texts == 0
+        release.set()
 
     go(play)
 
 
-def slow(engine: Engine, seconds: float) -> None:
-    step, pause = engine.step, threading.Event()
+def hold(engine: Engine, after: int = 0) -> threading.Event:
+    """Let an engine get stuck in a step, after so many, until the event is set."""
+    step, release, left = engine.step, threading.Event(), iter(range(after))
 
-    def slowly() -> Any:
-        pause.wait(seconds)
+    def held() -> Any:
+        if next(left, None) is None:
+            release.wait(PATIENCE)
         return step()
 
-    engine.step = slowly  # type: ignore[method-assign]
+    engine.step = held  # type: ignore[method-assign]
+    return release
+
+
+async def stuck(engine: AsyncEngine, seconds: float = 0.0) -> None:
+    """Until it has been for so long."""
+    while engine.stuck_for() <= seconds:
+        await asyncio.sleep(0.001)
 
 
 def test_a_full_queue_refuses_and_opens_again() -> None:
@@ -197,11 +208,9 @@ def test_an_engine_that_always_fails_is_given_up() -> None:
         for i in range(FAILURES):
             with pytest.raises((StepFailed, Unavailable)):
                 await written(engine, str(i))
-        for _ in range(100):
-            if engine.failure is not None:
-                break
-            await asyncio.sleep(0.01)
-        assert engine.failure is not None and "planted" in engine.failure
+        while engine.failure is None:
+            await asyncio.sleep(0.001)
+        assert "planted" in engine.failure
         with pytest.raises(Unavailable):
             engine.submit(requests(engine.engine, "x"))
 
@@ -211,10 +220,10 @@ def test_an_engine_that_always_fails_is_given_up() -> None:
 def test_a_stuck_step_shows() -> None:
     async def play(engine: AsyncEngine) -> None:
         assert engine.stuck_for() == 0
-        slow(engine.engine, 0.2)
+        release = hold(engine.engine)
         asked = asyncio.ensure_future(written(engine, "a", 1))
-        await asyncio.sleep(0.1)
-        assert engine.stuck_for() > 0.01
+        await stuck(engine, 0.01)
+        release.set()
         await asked
 
     go(play)
@@ -223,16 +232,15 @@ def test_a_stuck_step_shows() -> None:
 def test_stuck_work_between_steps_shows_too() -> None:
     async def play(engine: AsyncEngine) -> None:
         release = threading.Event()
-        asked = asyncio.ensure_future(engine.between_steps(lambda: release.wait(20)))
-        for _ in range(1000):
-            await asyncio.sleep(0.001)
-            if engine.stuck_for() > 0.01:
-                break
-        assert engine.stuck_for() > 0.01
+        asked = asyncio.ensure_future(engine.between_steps(lambda: release.wait(PATIENCE)))
+        await stuck(engine, 0.01)
         release.set()
         assert await asked
-        await asyncio.sleep(0.05)
-        assert engine.stuck_for() == 0, "waiting to be asked is no work"
+        while engine.stuck_for():
+            await asyncio.sleep(0.001)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+            assert engine.stuck_for() == 0, "waiting to be asked is no work"
 
     go(play)
 
@@ -253,12 +261,12 @@ def test_a_thread_that_must_end_tells_those_who_wait() -> None:
 
 def test_the_step_a_text_has_to_wait_for_counts_as_waiting() -> None:
     async def play(engine: AsyncEngine) -> None:
-        slow(engine.engine, 0.1)
+        release = hold(engine.engine)
         other = asyncio.ensure_future(written(engine, "a", 3))
-        while not engine.stuck_for():
-            await asyncio.sleep(0.001)
+        await stuck(engine)
         stream = engine.submit(requests(engine.engine, "b", 1))
         asked = time.perf_counter()
+        release.set()
         (piece,) = [piece async for piece in stream.pieces()]
         assert piece.track.timings.added <= asked
         await other
@@ -270,7 +278,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
     async def play(engine: AsyncEngine) -> None:
         text = asyncio.ensure_future(written(engine, "a"))
         await asyncio.sleep(0)
-        draining = asyncio.ensure_future(engine.drain(20))
+        draining = asyncio.ensure_future(engine.drain(PATIENCE))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable):
             engine.submit(requests(engine.engine, "b"))
@@ -282,10 +290,11 @@ def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
 
 def test_stopping_ends_what_runs() -> None:
     async def play(engine: AsyncEngine) -> None:
-        slow(engine.engine, 0.05)
+        release = hold(engine.engine, after=1)
         text = asyncio.ensure_future(written(engine, "a", 200))
         await asyncio.sleep(0)
         assert await engine.drain(0.1) is False
+        release.set()  # it is the loop that ends texts, and there is no turn of the loop in between
         await engine.stop()
         with pytest.raises(Unavailable):
             await text
@@ -318,5 +327,5 @@ def test_idle_time_is_used_for_work_that_yields_to_requests_and_may_fail() -> No
         finally:
             await engine.stop()
 
-    asyncio.run(asyncio.wait_for(scene(), 30))
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE))
     assert not any(pieces), "never while there is something to write"

@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from tests.server.conftest import KEYS
 from tests.server.process import CONTEXT, ServerProcess
+from tests.waiting import PATIENCE, wait_for
 
 TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 SLOW: Any = {"prompt": TEXT, "max_tokens": CONTEXT - 100, "ignore_eos": True, "speculative": False, "temperature": 0}
@@ -28,13 +28,15 @@ def ask(server: ServerProcess, key: str | None = KEYS[0], **body: Any) -> httpx.
 
 def wait_until_idle(server: ServerProcess) -> dict[str, float]:
     """Until nothing runs; pages must all be back then."""
-    for _ in range(400):
-        found = server.metrics()
-        if not found["foretell:num_requests_running"] and not found["foretell:num_requests_waiting"]:
-            assert found["foretell:kv_cache_usage_perc"] == 0
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it never came to rest")
+    found: dict[str, float] = {}
+
+    def rests() -> bool:
+        found.update(server.metrics())
+        return not found["foretell:num_requests_running"] and not found["foretell:num_requests_waiting"]
+
+    wait_for(rests)
+    assert found["foretell:kv_cache_usage_perc"] == 0
+    return found
 
 
 def test_keys(strict_server: ServerProcess) -> None:
@@ -80,7 +82,7 @@ def test_slow_bodies_are_not_waited_for(strict_server: ServerProcess) -> None:
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS[0]}\r\nContent-Length: 100\r\n\r\n{{"
     )
-    with socket.create_connection((host, int(port)), timeout=10) as slow:
+    with socket.create_connection((host, int(port)), PATIENCE) as slow:
         slow.sendall(head.encode())
         assert b" 408 " in slow.recv(4096)
 
@@ -88,7 +90,7 @@ def test_slow_bodies_are_not_waited_for(strict_server: ServerProcess) -> None:
 @pytest.mark.parametrize("said", [b"", b"GET /health HT"])
 def test_connections_that_say_nothing_are_closed(strict_server: ServerProcess, said: bytes) -> None:
     host, port = strict_server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as silent:
+    with socket.create_connection((host, int(port)), PATIENCE) as silent:
         silent.sendall(said)
         assert silent.recv(4096) == b"", "the other side has hung up"
 
@@ -102,7 +104,7 @@ def test_a_full_queue_says_when_to_come_back(strict_server: ServerProcess) -> No
         thread.join()
     refused = [reply for reply in replies if reply.status_code == 429]
     assert refused and all(int(reply.headers["retry-after"]) >= 1 for reply in refused)
-    assert {reply.status_code for reply in replies} <= {200, 429, 504}
+    assert {reply.status_code for reply in replies} <= {200, 429}
     wait_until_idle(strict_server)
 
 
@@ -116,7 +118,7 @@ def test_a_caller_who_leaves_frees_the_pages(strict_server: ServerProcess) -> No
     before = steps()
     assert ask(strict_server, **SLOW).status_code == 200
     whole = steps() - before
-    with httpx.Client(base_url=strict_server.url) as leaving:
+    with httpx.Client(base_url=strict_server.url, timeout=PATIENCE) as leaving, strict_server.slowly():
         before = steps()
         with leaving.stream("POST", "/v1/completions", json={**SLOW, "stream": True}, headers=headers) as reply:
             next(reply.iter_bytes())
@@ -130,11 +132,13 @@ def test_a_caller_who_leaves_frees_the_pages(strict_server: ServerProcess) -> No
 def test_requests_and_answers_are_kept_where_asked(strict_server: ServerProcess) -> None:
     marked = ask(strict_server, prompt=TEXT + " marked", seed=3).json()
     kept = Path(strict_server.flags[1]).parent / "requests.jsonl"
-    for _ in range(100):
-        found = [json.loads(line) for line in kept.read_text().splitlines() if "marked" in line]
-        if found:
-            break
-        time.sleep(0.02)
+    found: list[dict[str, Any]] = []
+
+    def is_kept() -> bool:
+        found[:] = [json.loads(line) for line in kept.read_text().splitlines() if "marked" in line]
+        return bool(found)
+
+    wait_for(is_kept)
     assert found[0]["request"]["prompt"].endswith("marked") and found[0]["id"] == marked["id"]
     assert found[0]["answers"][0]["text"] == marked["choices"][0]["text"]
     assert kept.stat().st_mode & 0o077 == 0, "nobody else may read it"
@@ -143,12 +147,14 @@ def test_requests_and_answers_are_kept_where_asked(strict_server: ServerProcess)
 
 def test_a_log_line_under_load_as_json(strict_server: ServerProcess) -> None:
     ask(strict_server, **LONG)
-    for _ in range(100):
+    found: list[dict[str, Any]] = []
+
+    def is_told() -> bool:
         lines = [json.loads(line) for line in strict_server.log.read_text().splitlines() if line.startswith("{")]
-        found = [line for line in lines if "tokens_per_second" in line]
-        if found:
-            break
-        time.sleep(0.05)
+        found[:] = [line for line in lines if "tokens_per_second" in line]
+        return bool(found)
+
+    wait_for(is_told)
     assert found[0]["tokens_per_second"] > 0 and "acceptance_rate" in found[0] and found[0]["level"] == "info"
     assert re.search(r"\d running, \d waiting", found[0]["message"])
 

@@ -37,7 +37,7 @@ def page_of(
 ) -> Iterator[Opened]:
     """The page, with its key given as a user gives it; nothing may go wrong on it but that it was asked for."""
     with open_page(browser, f"{server.url}/", size, dark) as opened:
-        opened.page.set_default_timeout(10_000)
+        opened.page.set_default_timeout(60_000)
         opened.page.fill("#key", KEY)
         opened.page.press("#key", "Enter")
         opened.page.wait_for_selector("#set-rule option[value=match]", state="attached")

@@ -9,7 +9,9 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -39,35 +41,39 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def test_health_tells_of_a_stuck_step(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
-    release, entered = threading.Event(), threading.Event()
+    release, entered, now = threading.Event(), threading.Event(), [0.0]
     step = assembly.engine.step
 
     def stuck() -> Any:
         entered.set()
-        release.wait(20)
+        release.wait(60)
         return step()
 
     monkeypatch.setattr(assembly.engine, "step", stuck)
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr("foretell.engine.async_engine.time", clock)
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         assert (await client.get("/health")).status_code == 200
         asked = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "a b", "max_tokens": 2}))
-        await asyncio.to_thread(entered.wait, 20)
-        await asyncio.sleep(0.06)
+        assert await asyncio.to_thread(entered.wait, 60)
+        now[0] = 9.0
+        assert (await client.get("/health")).status_code == 200
+        now[0] = 11.0
         ill = await client.get("/health")
-        assert ill.status_code == 503 and "has taken" in ill.json()["reason"]
+        assert ill.status_code == 503 and "has taken 11 seconds" in ill.json()["reason"]
         release.set()
         assert (await asked).status_code == 200
         assert (await client.get("/health")).status_code == 200
 
-    go(assembly, play, watchdog=0.05)
+    go(assembly, play, watchdog=10.0)
 
 
 def test_health_tells_of_a_thread_that_has_ended(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncEngine, "_run", lambda engine: None)
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
-        service.engine._thread.join(10)
+        service.engine._thread.join(60)
         ill = await client.get("/health")
         assert ill.status_code == 503 and "has ended" in ill.json()["reason"]
 
@@ -109,7 +115,7 @@ def test_a_failed_step_is_told_to_its_caller_and_to_no_other(
 
 def test_a_grammar_that_compiles_for_too_long_is_refused(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(assembly.grammars, "compile", lambda spec: release.wait(20))
+    monkeypatch.setattr(assembly.grammars, "compile", lambda spec: release.wait(60))
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         reply = await client.post("/v1/completions", json={"prompt": "a", "guided_regex": "a+"})
@@ -126,15 +132,19 @@ def test_the_grammars_of_others_cost_a_grammar_no_time(assembly: Assembly) -> No
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         known, other = ({"prompt": "a", "guided_choice": [word]} for word in ("known", "other"))
         assert (await client.post("/v1/completions", json=known)).status_code == 200
-        busy = [service._compilers.submit(release.wait, 20) for _ in range(COMPILERS)]
+        busy = [service._compilers.submit(release.wait, 60) for _ in range(COMPILERS)]
         assert (await client.post("/v1/completions", json=known)).status_code == 200
         waiting = asyncio.ensure_future(client.post("/v1/completions", json=other))
-        await asyncio.sleep(0.6)
+        service.config.__dict__["grammar_timeout"] = 0.05
+        while not service.arriving:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.2)
         assert not waiting.done() and service.arriving == 1
+        service.config.__dict__["grammar_timeout"] = 60.0  # it compiles on a clock that begins now
         release.set()
-        assert (await waiting).status_code == 200 and all(each.result(5) for each in busy)
+        assert (await waiting).status_code == 200 and all(each.result(60) for each in busy)
 
-    go(assembly, play, grammar_timeout=0.5)
+    go(assembly, play, grammar_timeout=60.0)
 
 
 def test_an_answer_in_a_grammar_may_be_thought_about_first(assembly: Assembly) -> None:

@@ -193,8 +193,12 @@ def pace(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     """No step before the loop has dealt with the one before."""
     step, loop = assembly.engine.step, asyncio.get_running_loop()
 
+    async def turns() -> None:
+        for _ in range(50):  # far more than words take from task to task
+            await asyncio.sleep(0)
+
     def paced() -> Any:
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.002), loop).result()
+        asyncio.run_coroutine_threadsafe(turns(), loop).result()
         return step()
 
     monkeypatch.setattr(assembly.engine, "step", paced)

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from tests.server.process import CONTEXT, ServerProcess
 
-ROUNDS = 20
+ROUNDS, MOST = 20, 200  # more than the first where the machine was never free for one of them
 ANNA, BERTA = "anna-probe", "berta-probe"
 
 
@@ -28,14 +28,21 @@ def seconds(server: ServerProcess, key: str, prompt: list[int]) -> float:
 def test_the_clock_tells_nobody_what_another_has_asked(server: ServerProcess) -> None:
     """One's own text comes back sooner, which shows that the probe can tell; another's takes as long as a new one."""
     rng = random.Random(7)
-    own, others, new = [], [], []
-    for _ in range(ROUNDS):
+    own: list[float] = []
+    others: list[float] = []
+    new: list[float] = []
+
+    def tells() -> tuple[bool, bool]:
+        hit, cross, miss = min(own), min(others), min(new)  # what else the machine does only makes them longer
+        return hit < 0.7 * miss, cross > (hit + miss) / 2
+
+    while len(own) < ROUNDS or (tells() != (True, True) and len(own) < MOST):
         asked = text(rng)
         seconds(server, ANNA, asked)
         probes = [(own, ANNA, asked), (others, BERTA, asked), (new, BERTA, text(rng))]
         rng.shuffle(probes)  # none of them is always the first
         for times, key, prompt in probes:
             times.append(seconds(server, key, prompt))
-    hit, cross, miss = min(own), min(others), min(new)  # what else the machine does only makes them longer
-    assert hit < 0.7 * miss, "the probe sees a hit"
-    assert cross > (hit + miss) / 2, "and none here"
+    sees_its_own, sees_no_other = tells()
+    assert sees_its_own, "the probe sees a hit"
+    assert sees_no_other, "and none here"

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 
 from foretell.cli.main import main
 from tests.folder import write_tiny_folder
+from tests.waiting import PATIENCE, wait_for
 
 ASKS = [{"prompt": f"The quick brown fox number {i} jumps over the lazy dog."} for i in range(12)]
 FLAGS = ["--max-tokens", "24", "--context", "96", "--draft-vocab", "64", "--held-out", "2", "--long-share", "0.2"]
@@ -75,11 +75,9 @@ def test_a_target_learns_to_foretell_by_itself(place: Path, capsys: pytest.Captu
 def test_a_killed_run_goes_on_as_if_it_had_not_been(place: Path) -> None:
     flags = ["--steps", "30", "--save-every", "0.01s"]
     undisturbed = start(words(place, "eagle", "whole", *flags))
-    process = start(words(place, "eagle", "killed", *flags))
+    process = start(words(place, "eagle", "killed", *flags), slowly=True)
     checkpoint = place / "killed" / "checkpoint.safetensors"
-    deadline = time.time() + 120
-    while not checkpoint.is_file() and process.poll() is None and time.time() < deadline:
-        time.sleep(0.005)
+    wait_for(lambda: checkpoint.is_file() or process.poll() is not None, 2 * PATIENCE)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert checkpoint.is_file() and not (place / "killed" / "run.json").is_file(), "it was killed on the way"
@@ -88,10 +86,28 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(place: Path) -> None:
     assert all(whole[name].equal(killed[name]) for name in whole)
 
 
-def start(line: list[str]) -> subprocess.Popen[bytes]:
+# Whoever looks for its first checkpoint finds a run that has far to go, however busy the machine is.
+SLOWLY = """
+import sys, time
+from foretell.cli.main import main
+from foretell.train.trainer import Trainer
+
+step = Trainer.step
+
+def slowly(trainer):
+    step(trainer)
+    time.sleep(0.5)
+
+Trainer.step = slowly
+sys.exit(main())
+"""
+
+
+def start(line: list[str], slowly: bool = False) -> subprocess.Popen[bytes]:
     """A process of its own: how many threads add up decides the last bit."""
     env = os.environ | {"PYTHONPATH": os.getcwd()}
-    return subprocess.Popen([sys.executable, "-m", "foretell", *line], stderr=subprocess.DEVNULL, env=env)
+    program = ["-c", SLOWLY] if slowly else ["-m", "foretell"]
+    return subprocess.Popen([sys.executable, *program, *line], stderr=subprocess.DEVNULL, env=env)
 
 
 def test_going_on_with_other_settings_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
