@@ -108,7 +108,6 @@ def test_two_processes_may_build_at_once(fresh: Path) -> None:
 FORK = """
 import os, torch
 from foretell.kernels.native.library import library
-from tests.waiting import PATIENCE
 from foretell.kernels.native.packed import PackedLinear
 from foretell.kernels.quantized import Int8Weights
 
