@@ -64,7 +64,8 @@ def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monk
     runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
     steps = [Nothing(cached=3), Nothing(cached=3, draft=tree(2))]
     Rehearsal(engine, lambda rehearsal: (partial(rehearsal.step, step) for step in steps)).run(600)
-    assert len(executor._recordings) == len(steps) and None not in executor._recordings.values()
+    recordings = executor.recorder().recordings
+    assert len(recordings) == len(steps) and None not in recordings.values()
     (track,) = add(engine, "0", [4], max_tokens=2)
     run(engine)
     assert track.seq.tokens[1:] == generate(prompts=[[4]], world=World(config=BASE), max_tokens=2)[0]
@@ -76,7 +77,8 @@ def test_a_step_of_several_passes_equals_its_definition(
     read: list[tuple[int, int, Draft]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_still(monkeypatch)
-    monkeypatch.setattr("foretell.runner.cuda.ROWS", (1, 2, 4, 8, 16))
+    for module in ("cuda", "cuda_sizes"):
+        monkeypatch.setattr(f"foretell.runner.{module}.ROWS", (1, 2, 4, 8, 16))
     packed = step([(20, 1, TREE), (9, 1, Draft.chain([3, 4])), *read], 4)
     model, cache, layout = world(BASE, 4, torch.float32)
     mine = CudaExecutor(model, cache, layout)(packed, (1, 2))
