@@ -30,7 +30,7 @@ SECONDS = 2.5  # of a start, of which the whole takes ten; a size takes 30 ms, w
 TIMES = 2  # recorded and replayed: a graph goes to the device when it is first replayed
 LONG = 1500  # tokens of a text; what is recorded for it serves for shorter ones, too
 LONGER = (700, 3000)  # tokens of a text, for which other graphs are made
-PROMPTS = (128, 64, 32)  # tokens of a prompt that comes in one step; what is recorded for 256 serves for them, too
+PROMPT, PROMPTS = 256, (128, 64, 32)  # tokens of one that comes in one step; what serves for the first does for others
 IN_CHAINS = (1, 3, 4, 7, 9, 15, 16)  # guesses whose steps are recorded; others are filled up to them
 IN_TREES = (3, 7, 10, 15, 16, 30, 32, 63)  # nodes likewise
 MANY = 8  # texts; what is recorded for them serves for fewer
@@ -124,17 +124,20 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
     def steps(several: Iterable[Nothing]) -> Iterator[Callable[[], None]]:
         return (partial(rehearsal.step, each) for each in several)
 
-    yield from steps((Nothing(cached=0, take=256), Nothing(cached=TEXT)))
+    yield from steps((Nothing(cached=0, take=PROMPT), Nothing(cached=TEXT)))
     yield from guesses()
     yield from steps(_drafts(nodes, widest, TEXT))
     yield from guesses(temperature=1.0)
     yield from steps((Nothing(cached=LONG), *_drafts(nodes, widest, LONG, (7,), (15, 30))))
     for heat in (0.0, 1.0):
         yield from guesses(serving, cached=LONG, temperature=heat)
-    yield from steps(Nothing(texts, TEXT) for texts in FEW_TEXTS)
-    yield from steps(Nothing(MANY, TEXT, draft=each) for each in (chain(3), tree(7), tree(11), tree(31)) if nodes)
-    for heat in (0.0, 1.0):
-        yield from guesses(serving, texts=MANY, temperature=heat)
+    if (several := min(MANY, rehearsal.engine.scheduler.max_num_seqs)) > 1:
+        yield from steps(Nothing(texts, TEXT) for texts in FEW_TEXTS if texts <= several)
+        guessed = (chain(3), tree(7), tree(11), tree(31)) if nodes else ()
+        yield from steps(Nothing(several, LONG, draft=each) for each in (chain(0), *guessed))
+        yield from steps((Nothing(several, cached=0, take=PROMPT // several),))
+        for heat in (0.0, 1.0):
+            yield from guesses(serving, cached=LONG, texts=several, temperature=heat)
     yield from steps(Nothing(cached=0, take=take) for take in PROMPTS)
     for cached in (*LONGER, LONG):
         yield from steps((Nothing(cached=cached), *_drafts(nodes, widest, cached)))

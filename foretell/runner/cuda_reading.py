@@ -39,7 +39,7 @@ class ReadSizes:
     @property
     def price(self) -> tuple[int, ...]:
         """What tells which of two is cheaper to run."""
-        return self.rows, self.texts * self.each, self.columns
+        return self.rows, self.texts, self.each, self.columns
 
 
 class ReadTable:

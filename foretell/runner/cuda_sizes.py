@@ -14,6 +14,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # sizes steps are filled up 
 KEYS = (512, 1024, 2048, 4096)  # contexts the grids are made for; behind, powers of two
 DEEP = (32, 256)  # levels that tables of trees have room for: room costs nothing, and each is a kernel of its own
 LOW, HIGH, WHOLE = 16, 32, 64  # heights of a tile: for a few rows a sequence, for many, for prompts
+ROWS_OF_A_TILE = 4  # on an average, at least, where there are several texts
 LONGER = 2  # times as long as a chain has to be is what it may be filled up to: each token is a step of the model
 
 
@@ -61,7 +62,9 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
     deep = levels_for(tiles.deep)
     splits = NO_PARTS if whole else parts(_keys(max(span.stop for span in packed.spans)))
     nodes = min(rows, power(len(tiles.nodes))) if deep else 0
-    return Sizes(rows, power(len(tiles.together)), height, splits, deep, nodes), tiles
+    # Several texts share their rows in any way: how many tiles that makes is no size of its own.
+    several = power(rows) // ROWS_OF_A_TILE if len(packed.spans) > 1 else 1
+    return Sizes(rows, max(several, power(len(tiles.together))), height, splits, deep, nodes), tiles
 
 
 def fit_chain(packed: Packed, first: Sizes, share: int, steps: int, vocab: int) -> ChainSizes:
