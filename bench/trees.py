@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -46,6 +47,7 @@ from foretell.opened import read_tokenizer
 from foretell.params import SamplingParams
 from foretell.runner.head_pages import beside
 from foretell.runner.runner import ModelRunner
+from foretell.runner.stock import freely
 from foretell.tokenizer import Tokenizer
 from foretell.types import Draft, Sequence, Share, SpeculationChoice
 
@@ -126,7 +128,8 @@ class Bench:
         for number, setting in enumerate(settings):
             for text in list(sizes.values())[: 1 if number else None]:
                 for way in ways:
-                    self.write(text, setting, way, SHORT)
+                    with nullcontext() if way.free else freely():  # a controller finds what a server's would find
+                        self.write(text, setting, way, SHORT)
 
     def masks_and_moves(self, nodes: int, cached: int = 512) -> dict[str, float]:
         """Seconds of a step over a tree, what it takes beyond a chain of as many rows, and the move of a branch."""

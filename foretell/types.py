@@ -295,11 +295,14 @@ class StepTimes:
 
     `proposing` is the part of `drafting` that drafters took for the guesses they were asked for; the rest, such as
     looking at free guesses and deciding, is spent whoever guesses. None: all of it.
+
+    `odd`: something took longer than it will take again, such as to be recorded, so the times tell of no price.
     """
 
     drafting: float
     running: float
     proposing: float | None = None
+    odd: bool = False
 
 
 @dataclass(frozen=True)

@@ -294,15 +294,14 @@ class AdaptiveController(Controller):
             rows += outcome.share.take + len(outcome.draft.tokens)
             drafted += outcome.share.budget.nodes
         # A prompt tells little of one row, so it is not what prices begin with.
-        if self.costs.wants(rows, drafted > 0) and (
-            self.costs.known or all(outcome.share.take == 1 for outcome in outcomes)
-        ):
+        usual = self.costs.known or all(outcome.share.take == 1 for outcome in outcomes)
+        if not times.odd and self.costs.wants(rows, drafted > 0) and usual:
             context = sum(outcome.share.start for outcome in outcomes)
             pairs = sum(each.share.start * (each.share.take + len(each.draft) - 1) for each in outcomes)
             self.costs.observe(rows, context, times.running, pairs)
         if drafted and self.costs.known:
             seconds = times.drafting if times.proposing is None else times.proposing
-            self.drafting.observe(outcomes, seconds, self.costs.single)
+            self.drafting.observe(outcomes, None if times.odd else seconds, self.costs.single)
         if self._due:
             looked = {seq.id for seq in self._due}
             for outcome in outcomes:

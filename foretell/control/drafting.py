@@ -80,9 +80,9 @@ class Drafting:
         own = prices.node if tree else prices.node + prices.level / market.writers
         return min(0.9, 0.7 * (own + row) * market.writers / market.plain)
 
-    def observe(self, outcomes: list[Outcome], seconds: float, plain: float) -> None:
-        """What a step's drafts took. Where two drafters shared it, or trees and chains, nobody can say whose time it
-        was."""
+    def observe(self, outcomes: list[Outcome], seconds: float | None, plain: float) -> None:
+        """What a step's drafts took; None: longer than they will take again. Where two drafters shared it, or trees and
+        chains, nobody can say whose time it was."""
         mine = [each for each in outcomes if each.share.budget.nodes and self.is_paid(each.share.budget.drafter)]
         shapes = {(outcome.share.budget.drafter, outcome.share.budget.branches) for outcome in mine}
         nodes = sum(len(outcome.draft) for outcome in mine)
@@ -91,7 +91,8 @@ class Drafting:
         ((arm, tree),) = shapes
         behind = sum(self._read_now(outcome, arm) for outcome in mine)
         depth = max(max(outcome.draft.depths(), default=0) for outcome in mine)
-        self.of(arm, tree).observe(depth, nodes, behind, seconds, plain)
+        if seconds is not None:
+            self.of(arm, tree).observe(depth, nodes, behind, seconds, plain)
 
     def _read_now(self, outcome: Outcome, arm: str) -> int:
         """Tokens the drafter had to read for this step; from now on it knows them."""

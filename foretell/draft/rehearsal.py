@@ -13,7 +13,7 @@ from foretell.types import Budget, Outcome, Sequence, Share
 
 from .base import Drafter
 
-TEXT, SHORT = 300, 100  # tokens of a text: most that are written are in the second or the first size heads are made for
+TEXT = 300  # tokens of a text: most that are written are in the first size that steps and drafts are made for
 
 
 @dataclass(frozen=True)
@@ -24,28 +24,40 @@ class Guessing:
     read: int = 1
     cached: int = TEXT
     temperature: float = 0.0
+    texts: int = 1
 
 
-# What a head reads of a prompt, and behind it as many places as a draft left and one more; all numbers fill up to
-# powers of two. How deep a chain is and how much is read are recorded apart, so that no pair comes twice.
-CHAINS = tuple(Guessing(Budget(depth), read) for depth, read in ((1, 256), (2, 1), (3, 2), (4, 4), (5, 8)))
-TREES = tuple(Guessing(Budget(nodes, levels=levels)) for nodes, levels in ((16, 2), (32, 4), (64, 5)))
-DEEPER = tuple(Guessing(Budget(depth), 16) for depth in (6, 7, 8))
+# How deep drafts are that are recorded: others are filled up to these. What a head reads of a prompt, and behind it as
+# many places as a draft left and one more, fills up to powers of two, which go along, so that no pair comes twice.
+READS_BY_DEPTH = {1: 256, 2: 1, 3: 2, 4: 4, 5: 8, 6: 16, 8: 32, 12: 64, 16: 128}
+SERVING = (2, 4, 8, 16)  # depths that serve for all others: none is filled up to more than twice its own
+
+
+def chains(longest: int) -> list[Guessing]:
+    """Of up to so many tokens."""
+    return [Guessing(Budget(depth), read) for depth, read in READS_BY_DEPTH.items() if depth < longest] + (
+        [Guessing(Budget(longest), READS_BY_DEPTH.get(longest, 1))] if longest else []
+    )
+
+
+def trees(most: int, longest: int) -> list[Guessing]:
+    """Of so many nodes, and branches of up to so many: how wide a tree is makes no other size where texts are few."""
+    return [Guessing(Budget(most, levels=each.budget.depth)) for each in chains(longest) if each.budget.depth < most]
 
 
 def rehearse_guess(drafter: Drafter, made_up: MadeUp, guessing: Guessing, times: int = 1) -> int:
-    """Let a drafter guess so, `times` over; how often it did. It keeps nothing of the text."""
+    """Let a drafter guess so, `times` over; how often it did. It keeps nothing of the texts."""
     done, nodes = 0, guessing.budget.nodes
-    cached = min(guessing.cached, made_up.runner.context // 2)
-    with made_up.texts(1, cached, room=nodes, temperature=guessing.temperature) as seqs:
-        for seq in seqs:
-            try:
-                for _ in range(times):
-                    if drafter.taps:
-                        drafter.follow([_run(seq, min(guessing.read, cached), made_up.runner)])
-                    drafter.propose([seq], [guessing.budget])
-                    done += 1
-            finally:
+    cached = max(1, min(guessing.cached, made_up.runner.context - 1 - nodes))
+    with made_up.texts(guessing.texts, cached, room=nodes, temperature=guessing.temperature) as seqs:
+        try:
+            for _ in range(times if seqs else 0):
+                if drafter.taps:
+                    drafter.follow([_run(seq, min(guessing.read, cached), made_up.runner) for seq in seqs])
+                drafter.propose(seqs, [guessing.budget] * len(seqs))
+                done += 1
+        finally:
+            for seq in seqs:
                 drafter.forget(seq)
     return done
 

@@ -19,19 +19,21 @@ from foretell.runner.made_up import MadeUp
 from foretell.runner.runner import ModelRunner
 
 from .heads_kinds import head_drafter
-from .rehearsal import CHAINS, SHORT, TREES, Guessing, rehearse_guess
+from .rehearsal import Guessing, chains, rehearse_guess, trees
 
-DRAWN = Guessing(CHAINS[1].budget, temperature=1.0)  # a draft whose tokens are drawn has kernels of its own
+NODES, LONGEST = 64, 16  # of drafts by which kernels are compiled
 
 
 class SketchedHeads:
     """For a model of few layers, which stands for the target."""
 
-    def __init__(self, configs: Iterable[HeadConfig], trees: bool) -> None:
-        """`trees`: whether they will be asked for some."""
+    def __init__(self, configs: Iterable[HeadConfig], grow: bool) -> None:
+        """`grow`: whether they will be asked for trees."""
         self.configs = tuple(configs)
-        short = (replace(each, cached=SHORT) for each in CHAINS)
-        self.wanted = (*CHAINS, DRAWN, *short, *(TREES if trees else ()))
+        straight, grown = chains(LONGEST), trees(NODES, LONGEST) if grow else []
+        # Drafts whose tokens are drawn have kernels of their own, which do not hang on how deep they are.
+        drawn = [replace(each, temperature=1.0) for each in (straight[1], *grown[3:4])]
+        self.wanted: tuple[Guessing, ...] = (*straight, *grown, *drawn)
         self._heads: list[Head[Any]] = []
 
     @property

@@ -16,6 +16,7 @@ from foretell.kv.shortage import lacks_memory
 from foretell.runner.executor import StepOutput
 from foretell.runner.pack import logit_rows
 from foretell.runner.runner import ModelRunner
+from foretell.runner.stock import Watch, watching
 from foretell.sampling.grammar import Grammar
 from foretell.sampling.grammar_matcher import GrammarError, Matcher
 from foretell.tokenizer import Tokenizer
@@ -126,6 +127,10 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Run every planned sequence once; each that reached its end grows by at least one token."""
+        with watching() as watch:
+            return self._step(watch)
+
+    def _step(self, watch: Watch) -> list[Delta]:
         began = perf_counter()
         plan = self.scheduler.plan(self._budgets(self.scheduler.running))
         if not plan:
@@ -146,9 +151,10 @@ class Engine:
         if self.runner.followers is not None:
             self.runner.followers.check()
         judged = [self.commit(outcome) for outcome in outcomes]
-        times = StepTimes(drafted - began + curious, perf_counter() - drafted - curious, proposing)
+        times = StepTimes(drafted - began + curious, perf_counter() - drafted - curious, proposing, watch.odd)
         self.relief.went_well()
-        self.scheduler.learn(plan, times.running)
+        if not times.odd:
+            self.scheduler.learn(plan, times.running)
         try:
             self._learn([outcome for outcome, _ in judged], times)
         finally:  # only now: what drafters learn from may lie in these pages

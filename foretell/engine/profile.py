@@ -14,6 +14,7 @@ from time import perf_counter
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.drafting import TREES as OF_TREES
 from foretell.runner.made_up import MadeUp
+from foretell.runner.stock import freely
 from foretell.types import Budget, Draft, Sequence, Share
 
 from .engine import Engine
@@ -85,7 +86,7 @@ class Profiler:
         found = next(self._left, None)
         if found is None:
             return False
-        with self._made_up.texts(found.texts, found.cached, room=found.rows) as seqs:
+        with freely(), self._made_up.texts(found.texts, found.cached, room=found.rows) as seqs:
             if seqs:
                 try:
                     self._measure(found, seqs)

@@ -1,5 +1,5 @@
-"""What the first requests will need of a CUDA device, done before they come: a graph is recorded when its sizes come
-again, the libraries make their handles with their first work, and all of that takes longer than a step."""
+"""What the first requests will need of a CUDA device, done before they come: to record a graph, or to make a library's
+handles, takes longer than a step."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 from foretell.draft.base import Drafter
 from foretell.draft.merging import Merged
-from foretell.draft.rehearsal import CHAINS, DEEPER, SHORT, TEXT, TREES, Guessing, rehearse_guess
+from foretell.draft.rehearsal import SERVING, TEXT, Guessing, chains, rehearse_guess, trees
 from foretell.params import SamplingParams
-from foretell.runner.cuda_warm import Nothing, chain, long_tree, tree
+from foretell.runner.cuda_warm import Nothing, chain, tree
 from foretell.runner.executor import StepOutput
 from foretell.runner.made_up import MadeUp
+from foretell.runner.stock import freely
 from foretell.sampling.top import top
 from foretell.types import Draft, Sequence, Share
 
@@ -25,13 +27,14 @@ from .judge import Case
 LOG = logging.getLogger("foretell")
 
 SECONDS = 2.5  # of a start, of which the whole takes ten; a size takes 30 ms, where a model has 32 layers
-TIMES = 3  # plainly, recorded, and replayed: a graph goes to the device when it is first replayed
-BRIEF = 20  # tokens of a text whose keys fill no part: its trees are attended to in other tiles
-LONGER = (700, 1500)  # tokens of a text, for which other graphs are made
-PROMPTS = (128, 64, 32, 16)  # tokens of a prompt that comes in one step; the likeliest, 256, is done before
-WIDE = (32, 63, 64)  # nodes of a tree that a head grows
-FLAT = 9  # nodes up to which no tree is deeper than the first size of its tables
-FEW_TEXTS = (2, 4, 8)
+TIMES = 2  # recorded and replayed: a graph goes to the device when it is first replayed
+LONG = 1500  # tokens of a text; what is recorded for it serves for shorter ones, too
+LONGER = (700, 3000)  # tokens of a text, for which other graphs are made
+PROMPT, PROMPTS = 256, (128, 64, 32)  # tokens of one that comes in one step; what serves for the first does for others
+IN_CHAINS = (1, 3, 4, 7, 9, 15, 16)  # guesses whose steps are recorded; others are filled up to them
+IN_TREES = (3, 7, 10, 15, 16, 30, 32, 63)  # nodes likewise
+MANY = 8  # texts; what is recorded for them serves for fewer
+FEW_TEXTS = (2, 4, MANY)
 
 
 class Rehearsal:
@@ -59,7 +62,8 @@ class Rehearsal:
             do = next(self._left, None)
             if do is None:
                 return False
-            do()
+            with freely():
+                do()
         except Exception:  # what nobody asked for must not keep an engine from its work
             LOG.exception("not all could be rehearsed; the first requests wait for what is left")
             self._left = iter(())
@@ -69,7 +73,8 @@ class Rehearsal:
 
     def step(self, step: Nothing) -> None:
         """A step of the target, and what its logits are asked for."""
-        with self.made_up.texts(step.texts, step.cached, step.take, len(step.draft)) as seqs:
+        cached = max(0, min(step.cached, self.engine.runner.context - step.take - len(step.draft)))
+        with self.made_up.texts(step.texts, cached, step.take, len(step.draft)) as seqs:
             shares = [Share.of(seq, step.take) for seq in seqs]
             for _ in range(TIMES if shares else 0):
                 output = self.engine.runner.forward(shares, [step.draft] * len(shares))
@@ -103,51 +108,52 @@ def _drawn(share: Share) -> Share:
 
 def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: int) -> Iterator[Callable[[], None]]:
     """For these drafters, chains and trees of up to `nodes` nodes, and trees of heads of up to `most`. The likeliest
-    come first: a prompt, one text alone, what drafters that take time do for it, and drafts of all sizes behind it."""
+    come first: a prompt, one text alone, what drafters that take time do for it, greedy and drawn, and drafts of all
+    sizes behind it; then what serves for longer texts and for several; and in the end what would do that in less time.
+    """
     arms = [name for name, arm in rehearsal.engine.drafter.arms.items() if name in named and _takes_time(arm)]
     growing = [name for name in arms if rehearsal.engine.drafter.arms[name].grows]
-    chains, trees = _within(CHAINS, nodes), _within(TREES, most)
+    straight, grown, serving = chains(nodes), trees(most, nodes), {*SERVING, nodes}
+    widest = max(nodes, most if growing else 0)
 
-    def guesses(several: Iterable[Guessing], names: list[str] = arms) -> Iterator[Callable[[], None]]:
-        return (partial(rehearsal.guess, name, each) for each in several for name in names)
+    def guesses(depths: Container[int] | None = None, **changes: Any) -> Iterator[Callable[[], None]]:
+        for several, names in ((straight, arms), (grown, growing)):
+            some = (replace(each, **changes) for each in several if depths is None or each.budget.depth in depths)
+            yield from (partial(rehearsal.guess, name, each) for each in some for name in names)
 
     def steps(several: Iterable[Nothing]) -> Iterator[Callable[[], None]]:
         return (partial(rehearsal.step, each) for each in several)
 
-    yield from steps((Nothing(cached=0, take=256), Nothing(cached=TEXT)))
-    yield from guesses(chains)
-    yield from steps(_drafts(nodes, TEXT))
-    yield from guesses(trees, growing)
-    yield from steps(Nothing(cached=TEXT, draft=tree(each)) for each in WIDE if growing and each <= most)
+    yield from steps((Nothing(cached=0, take=PROMPT), Nothing(cached=TEXT)))
+    yield from guesses()
+    yield from steps(_drafts(nodes, widest, TEXT))
+    yield from guesses(temperature=1.0)
+    yield from steps((Nothing(cached=LONG), *_drafts(nodes, widest, LONG, (7,), (15, 30))))
+    for heat in (0.0, 1.0):
+        yield from guesses(serving, cached=LONG, temperature=heat)
+    if (several := min(MANY, rehearsal.engine.scheduler.max_num_seqs)) > 1:
+        yield from steps(Nothing(texts, TEXT) for texts in FEW_TEXTS if texts <= several)
+        guessed = (chain(3), tree(7), tree(11), tree(31)) if nodes else ()
+        yield from steps(Nothing(several, LONG, draft=each) for each in (chain(0), *guessed))
+        yield from steps((Nothing(several, cached=0, take=PROMPT // several),))
+        for heat in (0.0, 1.0):
+            yield from guesses(serving, cached=LONG, texts=several, temperature=heat)
     yield from steps(Nothing(cached=0, take=take) for take in PROMPTS)
-    yield from steps(each for count in range(nodes + 1) for each in _trees(count, BRIEF))
-    yield from guesses(replace(each, cached=SHORT) for each in chains)
-    yield from guesses(replace(each, temperature=1.0) for each in chains)
-    yield from steps(Nothing(texts, TEXT) for texts in FEW_TEXTS)
-    for cached in LONGER:
-        yield from steps((Nothing(cached=cached), *_drafts(nodes, cached)))
-        yield from guesses(replace(each, cached=cached) for each in chains)
-    yield from guesses(_within(DEEPER, nodes))
-    yield from guesses((replace(each, cached=SHORT) for each in trees), growing)
+    for cached in (*LONGER, LONG):
+        yield from steps((Nothing(cached=cached), *_drafts(nodes, widest, cached)))
+        yield from guesses(cached=cached)
+        yield from guesses(cached=cached, temperature=1.0)
 
 
-def _within(several: Iterable[Guessing], nodes: int) -> list[Guessing]:
-    return [each for each in several if each.budget.nodes <= nodes]
-
-
-def _drafts(nodes: int, cached: int) -> Iterator[Nothing]:
-    """Chains and trees behind a text, the smaller ones first."""
-    for count in range(1, nodes + 1):
-        yield Nothing(cached=cached, draft=chain(count))
-        yield from _trees(count, cached)
-
-
-def _trees(count: int, cached: int) -> Iterator[Nothing]:
-    """Of so many nodes."""
-    if count > 1:
-        yield Nothing(cached=cached, draft=tree(count))
-    if count > FLAT:
-        yield Nothing(cached=cached, draft=long_tree(count))
+def _drafts(
+    nodes: int, widest: int, cached: int, in_chains: tuple[int, ...] = IN_CHAINS, in_trees: tuple[int, ...] = IN_TREES
+) -> Iterator[Nothing]:
+    """Chains and trees behind a text, the smaller ones first. The last serve for all others: the largest tree, and one
+    that was let go a node farther."""
+    yield from (Nothing(cached=cached, draft=chain(count)) for count in in_chains if count <= nodes)
+    yield from (Nothing(cached=cached, draft=tree(count)) for count in in_trees if count < widest)
+    if nodes:
+        yield from (Nothing(cached=cached, draft=tree(count)) for count in (widest, widest + 1))
 
 
 def _takes_time(drafter: Drafter) -> bool:

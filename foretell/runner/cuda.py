@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,33 +10,21 @@ from torch import Tensor
 
 from foretell.kernels.attention import Layout
 from foretell.kernels.triton.finish import finish
-from foretell.kernels.triton.tables import NO_PARTS, RowTables, Sizes, parts
+from foretell.kernels.triton.tables import NO_PARTS, RowTables, Sizes
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 
-from .cuda_chain import ChainSizes, CudaChain
+from .cuda_chain import CudaChain
 from .cuda_forward import CudaForward
-from .cuda_passes import passes, readers, single
+from .cuda_passes import passes
+from .cuda_sizes import DEEP, HIGH, ROWS, WHOLE, ChainSizes, fit, fit_chain, levels_for, power
 from .cuda_tables import Numbers, PageTable, Tiles, fill, make_tiles
 from .executor import StepOutput
 from .pack import Packed
-from .recording import Capture
-
-ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # sizes steps are filled up to; more rows run unrecorded
-KEYS = (512, 1024, 2048, 4096)  # contexts the grids are made for; behind, powers of two
-DEEP = (8, 32, 256)  # levels that tables of trees have room for
-LOW, HIGH, WHOLE = 16, 32, 64  # heights of a tile: for a few rows a sequence, for many, for prompts
+from .recording import Capture, Recorder
 
 Chains = tuple[list[list[int]], list[list[float]]]  # by sequence: tokens, and how sure the model was of each
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A graph, and where it leaves its results."""
-
-    graph: torch.cuda.CUDAGraph
-    logits: Tensor
-    features: Tensor | None
+Left = tuple[Tensor, Tensor | None]  # what a step leaves: logits, and features
 
 
 class CudaExecutor:
@@ -53,13 +41,16 @@ class CudaExecutor:
         self._host = torch.zeros(room, dtype=torch.int32, pin_memory=layout.device.type == "cuda")
         self._host_numbers: Numbers = self._host.numpy()
         self._logits = torch.empty(0, self.vocab, device=layout.device)
-        self._features: Tensor | None = None
+        self._features = torch.empty(0, 0, dtype=model.dtype, device=layout.device)
         self._tokens = torch.zeros(ROWS[-1], dtype=torch.int32, pin_memory=layout.device.type == "cuda")
         self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._idle = True  # whether the host has seen the end of the last step
-        self._recordings: dict[tuple[Sizes, tuple[int, ...]], Recording | None] = {}  # None: it ran once
         self._capture = Capture(layout.device)
-        self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size, self._capture)
+        self._recorders: dict[tuple[int, ...], Recorder[Sizes, Left]] = {}
+        # Ranks run one step each in the same sizes, and no two of them have the same clock.
+        self._shares = model.ranks is None
+        chains: Recorder[ChainSizes, Tensor] = Recorder(layout.device, self._capture, self._shares)
+        self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size, chains)
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         """In passes, so that the bits of what is written hang neither on prompts nor on how many write."""
@@ -70,24 +61,23 @@ class CudaExecutor:
         features = [output.features for output in outputs if output.features is not None]
         return StepOutput(torch.cat([output.logits for output in outputs]), torch.cat(features) if features else None)
 
+    def recorder(self, taps: tuple[int, ...] = ()) -> Recorder[Sizes, Left]:
+        """Of steps that are tapped there."""
+        if taps not in self._recorders:
+            self._recorders[taps] = Recorder(self.layout.device, self._capture, self._shares)
+        return self._recorders[taps]
+
     def _step(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
-        sizes, tiles = fit(packed, self.layout.share)
-        if sizes.rows > ROWS[-1]:
+        wanted, tiles = fit(packed, self.layout.share)
+        if wanted.rows > ROWS[-1]:
             return self._run_unrecorded(packed, taps)
+        recorder = self.recorder(taps)
+        sizes = recorder.serving(wanted)
         self._send(packed, tiles, sizes)
-        key = (sizes, taps)
-        recording = self._recordings.get(key)
-        if recording is None:
-            logits, features = self._run(sizes, taps)
-            if key in self._recordings:  # what comes twice will come again
-                self._recordings[key] = self._record(sizes, taps)
-            self._recordings.setdefault(key, None)
-        else:
-            recording.graph.replay()
-            logits = recording.logits
-            features = None if recording.features is None else recording.features.clone()
+        self._make_room(sizes.rows, taps)
+        logits, features = recorder(sizes, lambda: self._run(sizes, taps))
         count = len(packed.wanted)
-        own = None if features is None else features[: packed.rows]
+        own = None if features is None else features[: packed.rows].clone()
         return StepOutput(logits[:count], own, lambda: self._likeliest(count))
 
     def _likeliest(self, count: int) -> list[int]:
@@ -128,40 +118,28 @@ class CudaExecutor:
         if not self._idle:
             self._sent.synchronize()
 
-    def _run(self, sizes: Sizes, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+    def _run(self, sizes: Sizes, taps: tuple[int, ...]) -> Left:
         rows = RowTables.over(self._numbers, sizes, self.pages.device)
         logits, features = self.forward(rows, rows.wanted, taps)
-        room = self._room(sizes.rows)
-        finish(logits, room, self._tokens)
-        return room, features
+        left = self._logits[: sizes.rows]
+        finish(logits, left, self._tokens)
+        return left, None if features is None else self._features[: sizes.rows].copy_(features)
 
-    def _room(self, rows: int) -> Tensor:
-        """Where logits are left, in float32; recordings keep what they were made with."""
+    def _make_room(self, rows: int, taps: tuple[int, ...]) -> None:
+        """Where all steps leave their results, in float32 the logits; recordings keep what they were made with. It is
+        not from the graphs' own memory: else each would hold on to some of that."""
         if len(self._logits) < rows:
             self._logits = torch.empty(rows, self.vocab, device=self.layout.device)
-        return self._logits[:rows]
-
-    def _record(self, sizes: Sizes, taps: tuple[int, ...]) -> Recording | None:
-        """The same step once more, to be kept: it writes what was just written. All graphs leave their results in the
-        same places, which are not from the graphs' own memory: else each would hold on to some of that."""
-        self._room(sizes.rows)
-        if self._features is None or self._features.shape[1] != len(taps) * self.forward.model.config.width:
-            width, dtype = len(taps) * self.forward.model.config.width, self.forward.model.dtype
+        width = len(taps) * self.forward.model.config.width
+        if self._features.shape[1] != width:
+            dtype = self.forward.model.dtype
             self._features = torch.empty(ROWS[-1], width, dtype=dtype, device=self.layout.device)
-        left = self._features[: sizes.rows]
-
-        def run() -> tuple[Tensor, Tensor | None]:
-            logits, features = self._run(sizes, taps)
-            return logits, None if features is None else left.copy_(features)
-
-        recorded = self._capture(run)
-        return None if recorded is None else Recording(recorded[0], *recorded[1])
 
     def _run_unrecorded(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         """A step too large to be recorded: tables of its own, one program for all keys of some rows."""
-        height = max(WHOLE, _power(self.layout.share))
+        height = max(WHOLE, power(self.layout.share))
         tiles = make_tiles(packed, height // self.layout.share, whole=True)
-        sizes = Sizes(packed.rows, len(tiles.together), height, NO_PARTS, _levels(tiles.deep), len(tiles.nodes))
+        sizes = Sizes(packed.rows, len(tiles.together), height, NO_PARTS, levels_for(tiles.deep), len(tiles.nodes))
         numbers = np.empty(sizes.numbers, np.int32)
         fill(numbers, packed, tiles, sizes)
         device = self.layout.device
@@ -176,48 +154,6 @@ class CudaExecutor:
         return StepOutput(logits.float(), features)
 
 
-def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
-    """The sizes a step is filled up to, and its tiles; none where each sequence is one."""
-    if single(packed):
-        rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
-        keys = _keys(max([span.start for span in packed.spans]) + 1)
-        return Sizes(rows, _power(packed.rows), max(LOW, _power(share)), parts(keys)), None
-    rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
-    whole = all(readers(packed))
-    low = max(LOW, _power(share))
-    if whole:  # many rows: there the library's products add up alike, however many
-        rows, height = max(rows, ROWS[-1]), max(WHOLE, _power(share))
-    else:
-        height = low if max(span.rows for span in packed.spans) <= low // share else max(HIGH, low)
-    tiles = make_tiles(packed, height // share, whole)
-    deep = _levels(tiles.deep)
-    splits = NO_PARTS if whole else parts(_keys(max(span.stop for span in packed.spans)))
-    nodes = min(rows, _power(len(tiles.nodes))) if deep else 0
-    return Sizes(rows, _power(len(tiles.together)), height, splits, deep, nodes), tiles
-
-
-def fit_chain(packed: Packed, first: Sizes, share: int, steps: int, vocab: int) -> ChainSizes:
-    """The sizes of a chain's steps, behind a first one of these."""
-    keys = _keys(max(span.stop for span in packed.spans) + steps)
-    sequences = min(first.rows, _power(len(packed.spans)))  # the first step has a row for each
-    return ChainSizes(first, max(LOW, _power(share)), parts(keys), sequences, steps, vocab)
-
-
 def _kept(output: StepOutput) -> StepOutput:
     """What the next pass does not write over."""
     return replace(output, logits=output.logits.clone(), likeliest=None)
-
-
-def _levels(deep: int) -> int:
-    """What so many levels of a tree are filled up to."""
-    return next((size for size in (0, *DEEP) if deep <= size), _power(deep))
-
-
-def _keys(keys: int) -> int:
-    """The context a grid is made for."""
-    return next((size for size in KEYS if keys <= size), _power(keys))
-
-
-def _power(number: int) -> int:
-    """The next power of two."""
-    return 1 << (number - 1).bit_length()

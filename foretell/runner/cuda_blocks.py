@@ -49,7 +49,8 @@ class WholePass(ABC, Generic[WholeHead]):
         """Whether what may come at a place hangs on the token before it."""
         return False
 
-    def _sent(self, texts: list[HeadText], sizes: HeadSizes) -> HeadSizes:
+    def _sent(self, texts: list[HeadText], wanted: HeadSizes) -> HeadSizes:
+        sizes = self.recorder.serving(wanted)
         if sizes not in self.tables:
             self.tables[sizes] = HeadTable(sizes, self.guesses, self.page_size, self.device)
         self.tables[sizes].send(texts)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,54 +10,38 @@ from foretell.kernels.triton.pick import pick_next
 from foretell.kernels.triton.tables import RowTables, Sizes
 
 from .cuda_forward import CudaForward
+from .cuda_sizes import ChainSizes
 from .cuda_tables import Numbers, PageTable, Tiles, fill
 from .pack import Packed
-
-Record = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor] | None]
-
-
-@dataclass(frozen=True)
-class ChainSizes:
-    """Steps of the same sizes are one graph."""
-
-    first: Sizes  # of the rows that are still to be read
-    height: int  # of a tile of one row
-    splits: int  # for the longest text at its end
-    sequences: int  # filled up
-    steps: int
-    vocab: int  # tokens that may be guessed
-
-    @property
-    def following(self) -> Sizes:
-        """One row a sequence."""
-        return Sizes(self.sequences, self.sequences, self.height, self.splits)
+from .recording import Recorder
 
 
 class CudaChain:
     """The likeliest tokens, one after the other. Its tables are its own: the executor's graphs keep theirs."""
 
-    def __init__(self, forward: CudaForward, pages: PageTable, most_rows: int, page_size: int, record: Record) -> None:
-        """`record` makes a graph of what is run, or none where memory is short."""
+    def __init__(
+        self,
+        forward: CudaForward,
+        pages: PageTable,
+        most_rows: int,
+        page_size: int,
+        recorder: Recorder[ChainSizes, Tensor],
+    ) -> None:
         device = pages.device.device
-        self.forward, self.pages, self.page_size, self._record = forward, pages, page_size, record
+        self.forward, self.pages, self.page_size, self.recorder = forward, pages, page_size, recorder
         room = Sizes(most_rows, most_rows, 32, 0).numbers
         self._first = torch.zeros(room + most_rows, dtype=torch.int32, device=device)
         self._host = torch.zeros(room + most_rows, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._following = torch.zeros(room, dtype=torch.int32, device=device)
-        self._graphs: dict[ChainSizes, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}  # None: it ran once
 
     def __call__(
-        self, packed: Packed, tiles: Tiles | None, sizes: ChainSizes, ends: list[int]
+        self, packed: Packed, tiles: Tiles | None, wanted: ChainSizes, ends: list[int]
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """For each sequence its tokens and how sure the model is of each. `ends`: places where its pages end."""
+        """For each sequence its tokens, at least as many as are wanted, and how sure the model is of each. `ends`:
+        places where its pages end."""
+        sizes = self.recorder.serving(wanted)
         self._send(packed, tiles, sizes, ends)
-        graph = self._graphs.get(sizes)
-        if graph is None:
-            found = self._run(sizes)
-            self._graphs[sizes] = self._record(lambda: self._run(sizes)) if sizes in self._graphs else None
-        else:
-            graph[0].replay()
-            found = graph[1]
+        found = self.recorder(sizes, lambda: self._run(sizes))
         tokens, sure = found[:, :, : len(packed.spans)].tolist()  # waits, so the tables may be written again
         chains = [[int(token) for token in chain] for chain in zip(*tokens, strict=True)]
         return chains, [list(chain) for chain in zip(*sure, strict=True)]

@@ -36,14 +36,14 @@ class WholeSteps:
 
     def chain(self, texts: list[HeadText], depth: int) -> Found:
         """For each text a token, again and again: the likeliest, or the one that wins its race."""
-        sizes = sizes_of(texts, depth)
+        sizes = self.recorder.serving(sizes_of(texts, depth))
         self._table(sizes).send(texts)
         probs = self.room(sizes)
         return self.recorder(sizes, lambda: self.run_chain(sizes, probs), sizes.is_small).of(len(texts))
 
     def tree(self, texts: list[HeadText], depth: int) -> Grown:
         """The likeliest branches of each, as many as its text wants followed."""
-        sizes = sizes_of(texts, depth, self.children)
+        sizes = self.recorder.serving(sizes_of(texts, depth, self.children))
         self._table(sizes).send(texts)
         return Grown.told(self.recorder(sizes, lambda: self.run_tree(sizes), sizes.is_small).told)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,16 @@ class ReadSizes:
     texts: int = 0  # filled up; 0: rows see none but themselves
     each: int = 0  # rows of a text, filled up
     columns: int = 0  # places of a text that may be seen, filled up
+
+    def covers(self, other: ReadSizes) -> bool:
+        """Whether a reading of the others can be filled up to these."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return (self.texts > 0) == (other.texts > 0) and all(mine >= its for mine, its in pairs)
+
+    @property
+    def price(self) -> tuple[int, ...]:
+        """What tells which of two is cheaper to run."""
+        return self.rows, self.texts, self.each, self.columns
 
 
 class ReadTable:
@@ -129,7 +139,7 @@ class WholeReader:
         rows = sum(each.stop - each.start for each in readings)
         if rows > MOST_ROWS:
             return False
-        table = self._table(self._sizes(readings, rows), readings[0].states[0].dtype)
+        table = self._table(self.recorder.serving(self._sizes(readings, rows)), readings[0].states[0].dtype)
         pieces = [piece for each in readings for piece in each.states]
         if columns is None:
             torch.cat(pieces, out=table.inputs[:rows])

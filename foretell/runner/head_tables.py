@@ -9,9 +9,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-COLUMNS = (256, 512, 1024, 2048, 4096)  # places of text that sizes are made for; behind, powers of two
+COLUMNS = (512, 1024, 2048, 4096)  # places of text that sizes are made for; behind, powers of two
 MOST_PLACES = 1 << 17  # of all texts of a pass together; a single text that has more is not recorded
-WIDTHS = (1, 2, 5)  # branches that are followed in a level; more are filled up to as many as there may be
+FEW = 8  # texts whose levels have as many branches as there may be: that many rows cost what one costs
+WIDTHS = (1, 2, 5)  # branches that are followed in a level of more texts; more are filled up likewise
+DEEPER = 2  # times as deep as a draft has to be is what it may be filled up to: each level is a step of the head
 
 TOKEN, PLACE, BEFORE, WIDE, HEAT, FIELDS = range(6)
 Whole = npt.NDArray[np.int64]
@@ -45,13 +47,25 @@ class HeadSizes:
         """Whether what it works with may be held on to."""
         return self.texts * self.columns <= MOST_PLACES
 
+    def covers(self, other: HeadSizes) -> bool:
+        """Whether a draft of the others can be filled up to these: of a deeper one the beginning is the same."""
+        alike = (self.wide > 0, self.drawn) == (other.wide > 0, other.drawn)
+        room = self.texts >= other.texts and self.columns >= other.columns and self.wide >= other.wide
+        return alike and room and other.depth <= self.depth <= DEEPER * other.depth
+
+    @property
+    def price(self) -> tuple[int, ...]:
+        """What tells which of two is cheaper to run."""
+        return self.depth, self.texts, self.columns, self.wide
+
 
 def sizes_of(texts: list[HeadText], depth: int, most_wide: int = 0) -> HeadSizes:
     """What these texts are filled up to; `most_wide`: for trees, the most branches that can be followed."""
     drawn = any(text.heat > 0 for text in texts)
     wide = min(most_wide, max(text.wide for text in texts))
     if wide:
-        wide = min(most_wide, next((width for width in WIDTHS if wide <= width), most_wide))
+        widths = WIDTHS if len(texts) > FEW else ()
+        wide = min(most_wide, next((width for width in widths if wide <= width), most_wide))
     return HeadSizes(power(len(texts)), columns_for(max(text.place for text in texts)), depth, wide, drawn)
 
 
@@ -99,7 +113,7 @@ class HeadTable:
         numbers[len(texts) :, :FIELDS] = 0
         for row, text in enumerate(texts):
             if len(text.keys):
-                numbers[row, FIELDS:behind] = text.keys
+                numbers[row, FIELDS : FIELDS + len(text.keys)] = text.keys  # deeper than it guesses any will do
             pages = text.pages[: self.shown]
             if pages != self._known[row]:
                 numbers[row, behind : behind + len(pages)] = pages

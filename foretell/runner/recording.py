@@ -1,23 +1,25 @@
-"""Work of fixed sizes on a CUDA device: plain at first, recorded when it comes again, and replayed from then on."""
+"""Work of fixed sizes on a CUDA device: run plainly, recorded when that is worth it, and replayed from then on."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from time import perf_counter
 from typing import Generic, TypeVar
 
 import torch
 
 from foretell.kv.shortage import lacks_memory
 
+from .stock import Sizes, Stock, note_odd
+
 LOG = logging.getLogger("foretell")
 REST = 64  # recordings that are not tried after one for which memory did not suffice
 
 PLAINLY = ContextVar("PLAINLY", default=False)  # of a thread
 
-Sizes = TypeVar("Sizes", bound=Hashable)
 Result = TypeVar("Result")
 
 
@@ -88,23 +90,37 @@ class Recorder(Generic[Sizes, Result]):
     What it returns is good until the next call: all graphs share their memory.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, capture: Capture | None = None, shares: bool = True) -> None:
+        """`capture`: one that others have, too. `shares`: whether a recording may serve for smaller sizes."""
         self.device = device
-        self.recordings: dict[Sizes, tuple[torch.cuda.CUDAGraph, Result] | None] = {}  # None: it ran once
-        self._capture = Capture(device) if device.type == "cuda" else None
+        self.stock: Stock[Sizes, tuple[torch.cuda.CUDAGraph, Result]] = Stock(shares)
+        self._own = Capture(device) if capture is None and device.type == "cuda" else None
+        self._capture = capture or self._own
+
+    @property
+    def recordings(self) -> dict[Sizes, tuple[torch.cuda.CUDAGraph, Result] | None]:
+        """None: it ran once."""
+        return self.stock.kept
+
+    def serving(self, wanted: Sizes) -> Sizes:
+        """The sizes that work of these is to be filled up to."""
+        return self.stock.serving(wanted)
 
     def __call__(self, sizes: Sizes, run: Callable[[], Result], keep: bool = True) -> Result:
         """What `run` gives, which hangs on `sizes` and on what lies in memory, and on nothing else.
 
         `keep`: whether it may be recorded; a graph holds on to the memory it works with.
         """
-        known = self.recordings.get(sizes)
+        known = self.stock.kept.get(sizes)
         if known is not None:
             known[0].replay()
             return known[1]
+        began = perf_counter()
         found = run()
-        again = sizes in self.recordings
-        if self._capture is not None and not any(self.recordings.values()):
-            self._capture.renew()
-        self.recordings[sizes] = self._capture(run) if again and keep and self._capture is not None else None
+        if self._capture is None or not keep:
+            return found
+        note_odd()
+        if self._own is not None and not any(self.recordings.values()):
+            self._own.renew()
+        self.stock.keep(sizes, self._capture(run) if self.stock.is_due(sizes) else None, began)
         return found

@@ -245,6 +245,26 @@ def test_many_texts_at_once_are_priced_without_a_single_one_before() -> None:
     assert clock.controller.costs.known
 
 
+def test_a_step_in_which_something_was_recorded_teaches_no_price() -> None:
+    controller = AdaptiveController({"paid": ArmTraits(reads=True)}, clock=ticking())
+    seq = Clock({"paid": ArmTraits()}).sequence()
+
+    def ran(times: StepTimes, nodes: int = 0) -> None:
+        budget = Budget(nodes, "paid") if nodes else Budget()
+        controller.observe([Outcome(Share.of(seq, 1, budget), Draft.chain([5] * nodes, "paid"))], times)
+
+    ran(StepTimes(0.0, 9.0, 0.0, odd=True))
+    assert not controller.costs.known
+    for _ in range(4):
+        ran(StepTimes(0.0, 0.01, 0.0))
+    before = (controller.costs.dump(), controller.costs.steps, controller.draft_costs["paid"].dump())
+    ran(StepTimes(9.0, 9.0, 9.0, odd=True), nodes=3)
+    assert (controller.costs.dump(), controller.costs.steps, controller.draft_costs["paid"].dump()) == before
+    assert controller.drafting.behind(seq, "paid") == 0, "the drafter has read the text all the same"
+    ran(StepTimes(0.002, 0.01, 0.002), nodes=3)
+    assert controller.draft_costs["paid"].dump() and controller.costs.steps == before[1] + 1
+
+
 def test_a_long_text_is_not_read_on_a_mere_hope() -> None:
     clock = Clock({"paid": ArmTraits(reads=True)})
     short, long = clock.sequence(500), clock.sequence(500)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import islice
+from random import Random
 
 import pytest
 
@@ -16,19 +16,20 @@ from foretell.draft.base import Drafter
 from foretell.draft.heads import HeadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.recycle import RecycleDrafter
-from foretell.draft.rehearsal import CHAINS
+from foretell.draft.rehearsal import chains
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.rehearsal import TIMES, Rehearsal, all_pieces
+from foretell.engine.rehearsal import Rehearsal, all_pieces
 from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.models.heads import HeadConfig
 from foretell.params import SamplingParams
 from foretell.runner.cuda_warm import chain, long_tree, tree
-from foretell.runner.executor import Executor, StepOutput
+from foretell.runner.executor import StepOutput
 from foretell.runner.pack import Packed
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Draft, Sequence
+from tests.recordings import Filled, MadeUpSteps, make_up, play
 from tests.tiny import CONFIG, HEADS, PROMPTS, VOCAB, OwnHead, World, add, generate, run, tiny_decoder
 
 CONTEXT, NODES = 2048, 16
@@ -50,7 +51,9 @@ def test_no_text_can_tell_that_it_was(config: HeadConfig) -> None:
     world = World(pages=128)
     truth = generate(OwnHead(config, whole=True), world)
     engine = world.engine(drafter := OwnHead(config, whole=True))
-    rehearsal = Rehearsal(engine, partial(pieces, names=(drafter.name,)))
+    drafter.grows = True
+    some = partial(pieces, names=(drafter.name,))
+    rehearsal = Rehearsal(engine, lambda rehearsal: islice(some(rehearsal), 0, None, 9))  # of each kind one
     while rehearsal.piece():
         pass
     head = drafter.inner
@@ -62,26 +65,21 @@ def test_no_text_can_tell_that_it_was(config: HeadConfig) -> None:
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
-def test_a_head_has_made_each_chain_and_each_reading_as_often_as_it_takes(config: HeadConfig) -> None:
+def test_a_head_has_recorded_drafts_of_all_depths_and_all_readings(config: HeadConfig) -> None:
     engine = World(pages=128).engine(drafter := OwnHead(config, whole=True))
-    head, made, read = drafter.inner, Counter[int](), Counter[int]()
+    head = drafter.inner
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None
-    guess, reads = head.guess, head._whole_reader.recorder
-
-    def counted(seqs: list[Sequence], budgets: list[Budget]) -> object:
-        made[budgets[0].depth] += 1
-        return guess(seqs, budgets)
-
-    def noted(sizes: object, work: Callable[[], None], keep: bool = True) -> None:
-        read[sizes.rows] += 1  # type: ignore[attr-defined]
-        work()
-
-    head.guess = counted  # type: ignore[method-assign, assignment]
-    head._whole_reader.recorder = noted  # type: ignore[assignment]
+    drafter.grows = True
+    engine.runner.executor = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
+    play(engine, head)
+    drafts, readings = (recorder.recordings for recorder in make_up(head, VOCAB))
     Rehearsal(engine, partial(pieces, names=(drafter.name,))).run(60)
-    head._whole_reader.recorder = reads
-    assert all(made[each.budget.depth] >= TIMES for each in CHAINS)
-    assert all(read[rows] >= TIMES for rows in (1, 2, 4, 8, 128))  # texts of this context have no more places
+    assert None not in [*drafts.values(), *readings.values()]
+    depths = {min(each.budget.depth, head.deepest) for each in chains(NODES)}
+    for drawn in (False, True):
+        assert {each.depth for each in drafts if each.drawn == drawn and not each.wide} >= depths
+        assert any(each.wide for each in drafts if each.drawn == drawn)
+    assert {each.rows for each in readings} >= {1, 2, 4, 8, 16, 128}
 
 
 def of_all_sizes(seq: Sequence, budget: Budget) -> Draft:
@@ -99,29 +97,16 @@ def write(engine: Engine, prompt: int) -> None:
     run(engine)
 
 
-class Noted:
-    """An executor that counts the sizes steps are filled up to."""
-
-    def __init__(self, inner: Executor, share: int) -> None:
-        self.inner, self.share, self.seen = inner, share, Counter[Any]()
-
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
-        from foretell.runner.cuda import fit
-
-        self.seen[fit(packed, self.share)[0]] += 1
-        return self.inner(packed, taps)
-
-
 @pytest.mark.parametrize("prompt", [256, 200, 40, 20])
-def test_a_first_request_brings_no_step_of_a_new_size(prompt: int) -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
+def test_a_first_request_records_nothing(prompt: int) -> None:
     engine = long_engine(ScriptedDrafter(of_all_sizes))
-    engine.runner.executor = noted = Noted(engine.runner.executor, engine.runner.layout.share)
+    tape = play(engine)
     Rehearsal(engine, pieces).run(60)
-    known = {sizes for sizes, times in noted.seen.items() if times >= TIMES}
-    noted.seen.clear()
+    executor, recorded = engine.runner.executor, tape.count
+    assert isinstance(executor, Filled) and recorded
+    executor.asked.clear()
     write(engine, prompt)
-    assert len(noted.seen) > 8 and known.issuperset(noted.seen)
+    assert len(executor.asked) > 8 and tape.count == recorded
 
 
 def test_who_learns_hears_nothing_of_it_and_a_stranger_is_not_asked() -> None:

@@ -86,7 +86,7 @@ def test_sums_are_in_the_graphs(ranks: Split) -> None:
     add(engine, "0", [1, 2, 3])
     while engine.busy:
         engine.step()
-    recordings: dict[Any, Any] = engine.runner.executor.own._recordings  # type: ignore[attr-defined]
+    recordings: dict[Any, Any] = engine.runner.executor.own.recorder().recordings  # type: ignore[attr-defined]
     assert any(recording is not None for recording in recordings.values())
 
 

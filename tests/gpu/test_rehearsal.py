@@ -9,13 +9,18 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from foretell.control.controller import FixedController
 from foretell.draft.heads import HeadDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.rehearsal import Rehearsal
 from foretell.models.heads import HeadConfig
 from foretell.runner.cuda import CudaExecutor
+from foretell.runner.cuda_warm import tree
+from foretell.runner.stock import freely
+from foretell.types import Draft
 from tests.engine.test_rehearsal import long_engine, of_all_sizes, pieces, write
-from tests.tiny import HEADS, OwnHead, World
+from tests.kernels_triton.test_forward import BASE, TREE, step, world
+from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -25,17 +30,46 @@ def test_a_first_request_is_recorded_already() -> None:
     executor = engine.runner.executor
     assert isinstance(executor, CudaExecutor)
     Rehearsal(engine, pieces).run(120)
-    recorded = dict(executor._recordings)
+    recorded = dict(executor.recorder().recordings)
     assert recorded and None not in recorded.values() and engine.runner.pool.held == 0
     write(engine, 256)
-    assert executor._recordings == recorded
+    assert executor.recorder().recordings == recorded
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_a_head_has_recorded_its_drafts_and_its_readings(config: HeadConfig) -> None:
-    engine = World(pages=128, device="cuda").engine(drafter := OwnHead(config))
+    engine = World(pages=512, device="cuda").engine(drafter := OwnHead(config))
+    drafter.grows = True
     Rehearsal(engine, partial(pieces, names=(drafter.name,))).run(120)
     head = drafter.inner
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None
     readings, drafts = head._whole_reader.recorder.recordings, head._whole.recorder.recordings  # type: ignore[attr-defined]
     assert readings and drafts and None not in [*readings.values(), *drafts.values()]
+    assert any(sizes.wide for sizes in drafts) and any(sizes.drawn for sizes in drafts)
+    recorded = len(readings), len(drafts)
+    for temperature in (0.0, 1.0):
+        for engine.controller in (FixedController(7), FixedController(24, 5), FixedController(3)):
+            for number, prompt in enumerate(PROMPTS):
+                add(engine, str(number), prompt, temperature=temperature)
+                run(engine)
+    assert (len(readings), len(drafts)) == recorded, "nothing came for the first time, and what is there served"
+
+
+@torch.inference_mode()
+def test_what_serves_for_a_step_has_its_bits() -> None:
+    """A tree behind a long text, recorded, for plain steps, chains and smaller trees."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for shape in ((30, 1, Draft()), (500, 1, Draft.chain([3, 4, 5])), (130, 1, TREE)):
+            packed, found = step([shape], 8), []
+            for serves in (False, True):
+                model, cache, layout = world(BASE, 8, dtype)
+                executor = CudaExecutor(model, cache, layout)
+                if serves:
+                    with freely():
+                        executor(step([(900, 1, tree(63))], 8), ())
+                    model, fresh, _ = world(BASE, 8, dtype)  # what that step wrote is not there any more
+                    for mine, old in zip((*cache.keys, *cache.values), (*fresh.keys, *fresh.values), strict=True):
+                        mine.copy_(old)
+                found += [executor(packed, ()).logits.clone() for _ in range(3)]
+                assert len(executor.recorder().recordings) == 1
+            assert all(torch.equal(each, found[0]) for each in found), f"{dtype}, {shape[0]} cached"

@@ -20,11 +20,14 @@ from foretell.models.heads import HeadConfig
 from foretell.runner import head_tables
 from foretell.runner.head_choice import Grown, TreeChoice
 from foretell.runner.head_tables import HeadSizes, HeadTable, HeadText
+from foretell.runner.native_reading import Reading
 from foretell.runner.recording import Recorder
+from foretell.runner.stock import freely
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import Compared
 from tests.laws.test_same_text import SAMPLING, preempt_youngest, truth_for
 from tests.laws.test_same_text import WORLDS as LAWS
+from tests.recordings import Tape
 from tests.tiny import CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
 
 LONG = [*PROMPTS, [1 + i % 30 for i in range(45)]]
@@ -255,7 +258,7 @@ def test_what_lies_in_the_tables_from_before_does_not_matter(config: HeadConfig)
 
 @pytest.mark.parametrize("places", [[5] * 9, [3, 2000, 7, 60, 60, 5], [300, 5, 5, 5, 5, 5, 5, 5], [5000], [1]])
 def test_texts_are_cut_into_passes_of_bounded_work(places: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_tables, "MOST_PLACES", 1024)
+    monkeypatch.setattr(head_tables, "MOST_PLACES", 2048)
     texts = [HeadText(1, place, place - 1, []) for place in places]
     cut = head_tables.passes(texts)
     assert [text for some in cut for text in texts[some]] == texts
@@ -268,9 +271,54 @@ def test_texts_are_cut_into_passes_of_bounded_work(places: list[int], monkeypatc
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_several_passes_guess_what_the_definition_does(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     drafters, texts = waiting(config, heats=(0.0, 1.0))
-    monkeypatch.setattr(head_tables, "MOST_PLACES", 512)  # two texts at once
+    monkeypatch.setattr(head_tables, "MOST_PLACES", 1024)  # two texts at once
     whole: Any = drafters[1]
     whole._whole.tables.clear()
     for budgets in ([Budget(4)] * len(LONG), [Budget(14, levels=3)] * len(LONG)):
         both(drafters, texts, budgets, slice(0, None))
-    assert {sizes.texts for sizes in whole._whole.tables} <= {1, 2}
+    assert max(sizes.texts for sizes in whole._whole.tables) == 2
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+def test_what_serves_for_a_draft_guesses_the_same(config: HeadConfig, heat: float) -> None:
+    """Deeper, wider, for more texts and longer ones."""
+    drafters, texts = waiting(config, heats=(heat,))
+    whole: Any = drafters[1]
+    deepest = min(6, whole.deepest)
+    whole._whole.recorder = (tape := Tape()).recorder()
+    with freely():
+        for budget in (Budget(deepest), Budget(40, levels=deepest)):
+            whole.propose(texts[1], [budget] * len(texts[1]))
+    recorded = tape.count
+    for some in SOME:
+        both(drafters, texts, [Budget(max(1, deepest - 2))] * len(LONG), some)
+        both(drafters, texts, [Budget(8 + i, levels=max(2, deepest - 2), floor=0.001 * i) for i in range(6)], some)
+    assert tape.count == recorded and sum(whole._whole.recorder.stock.wishes.values()) >= 2
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@torch.inference_mode()
+def test_what_serves_for_a_reading_keeps_the_same(config: HeadConfig) -> None:
+    """The same places are read by themselves, and in rows and columns for more."""
+    drafters, texts = waiting(config)
+    head, seq = drafters[1], texts[1][-1]
+    reader, pages = head._whole_reader, head.pages
+    assert reader is not None
+    keys, values, features = pages.kept
+    kept = [*keys, *values, *([] if features is None else [features])]
+    states = torch.randn(30, len(config.taps) * config.target_width, generator=torch.Generator().manual_seed(0))
+    found: list[list[torch.Tensor]] = []
+    for serves in (False, True):
+        reader.recorder = (tape := Tape()).recorder()
+        if serves:
+            with freely():
+                reader.read([Reading(seq, 1, 31, [states])], None)
+        for each in kept:
+            each.zero_()
+        assert reader.read([Reading(seq, 5, 8, [states[:3]])], None)
+        assert tape.count == serves
+        found.append([each.clone() for each in kept])
+    for alone, filled in zip(*found, strict=True):
+        torch.testing.assert_close(filled, alone, rtol=1e-4, atol=1e-4)
+        assert alone.any()

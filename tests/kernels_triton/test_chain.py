@@ -14,12 +14,13 @@ import torch
 from foretell.kernels.triton.tables import parts
 from foretell.kv.cache import KVCache
 from foretell.params import SamplingParams
-from foretell.runner.cuda import fit
-from foretell.runner.cuda_chain import ChainSizes, CudaChain
+from foretell.runner.cuda_chain import CudaChain
 from foretell.runner.cuda_forward import CudaForward
+from foretell.runner.cuda_sizes import ChainSizes, fit
 from foretell.runner.cuda_tables import PageTable
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.pack import pack
+from foretell.runner.recording import Recorder
 from foretell.types import Draft, Request, Sequence, Share
 from tests.kernels_triton.test_forward import BASE, DEVICE, world
 
@@ -62,7 +63,7 @@ def chain_of(
     spans = [replace(span, pages=tuple(seq.pages)) for span, seq in zip(packed.spans, seqs, strict=True)]
     packed = replace(packed, spans=spans)
     sizes, tiles = fit(packed, layout.share)
-    chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE, lambda run: None)
+    chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE, Recorder(torch.device("cpu")))
     return chain(packed, tiles, ChainSizes(sizes, 16, parts(64), 4, STEPS, vocab), ends), cache
 
 

@@ -17,6 +17,7 @@ from foretell.runner.cuda_warm import GUESSED, PLAIN, Nothing, rehearse, tree
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.recording import Capture
 from foretell.runner.runner import ModelRunner
+from foretell.runner.stock import freely
 from foretell.types import Draft
 from tests.kernels_triton.test_forward import BASE, DEVICE, TREE, step, world
 from tests.tiny import World, add, generate, run, tiny_decoder
@@ -64,10 +65,32 @@ def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monk
     runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
     steps = [Nothing(cached=3), Nothing(cached=3, draft=tree(2))]
     Rehearsal(engine, lambda rehearsal: (partial(rehearsal.step, step) for step in steps)).run(600)
-    assert len(executor._recordings) == len(steps) and None not in executor._recordings.values()
+    recordings = executor.recorder().recordings
+    assert len(recordings) == len(steps) and None not in recordings.values()
     (track,) = add(engine, "0", [4], max_tokens=2)
     run(engine)
     assert track.seq.tokens[1:] == generate(prompts=[[4]], world=World(config=BASE), max_tokens=2)[0]
+
+
+@torch.inference_mode()
+def test_what_serves_for_a_step_gives_what_the_definition_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree behind a longer text serves for a plain step, a chain, a smaller tree, and two texts."""
+    stand_still(monkeypatch)
+    monkeypatch.setattr("foretell.runner.cuda_sizes.KEYS", (64, 128))
+    model, cache, layout = world(BASE, 4, torch.float32)
+    executor, definition = CudaExecutor(model, cache, layout), EagerExecutor(model, cache, layout)
+    with freely():
+        executor(step([(100, 1, tree(7))], 4), (1,))
+    recorded = dict(executor.recorder((1,)).recordings)
+    chain = Draft.chain([3, 4])
+    for shapes in ([(30, 1, Draft())], [(20, 1, chain)], [(70, 1, TREE)], [(9, 1, chain), (30, 1, Draft())]):
+        mine = executor(packed := step(shapes, 4), (1,))
+        defined = definition(packed, (1,))
+        assert mine.features is not None and defined.features is not None and mine.likeliest is not None
+        torch.testing.assert_close(mine.logits, defined.logits, rtol=2e-4, atol=2e-4)
+        torch.testing.assert_close(mine.features, defined.features, rtol=2e-4, atol=2e-4)
+        assert mine.likeliest() == defined.logits.argmax(-1).tolist()
+    assert executor.recorder((1,)).recordings == recorded and len(recorded) == 1
 
 
 @pytest.mark.parametrize("read", [[(0, 12, Draft())], [(0, 12, Draft()), (4, 18, Draft())]], ids=["few", "many"])
@@ -76,7 +99,8 @@ def test_a_step_of_several_passes_equals_its_definition(
     read: list[tuple[int, int, Draft]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_still(monkeypatch)
-    monkeypatch.setattr("foretell.runner.cuda.ROWS", (1, 2, 4, 8, 16))
+    for module in ("cuda", "cuda_sizes"):
+        monkeypatch.setattr(f"foretell.runner.{module}.ROWS", (1, 2, 4, 8, 16))
     packed = step([(20, 1, TREE), (9, 1, Draft.chain([3, 4])), *read], 4)
     model, cache, layout = world(BASE, 4, torch.float32)
     mine = CudaExecutor(model, cache, layout)(packed, (1, 2))

@@ -19,8 +19,8 @@ from foretell.kv.cache import KVCache
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.params import SamplingParams
-from foretell.runner.cuda import fit
 from foretell.runner.cuda_forward import CudaForward
+from foretell.runner.cuda_sizes import fit
 from foretell.runner.cuda_tables import PageTable, fill, make_tiles
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.pack import Packed, pack

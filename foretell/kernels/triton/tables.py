@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -13,6 +13,7 @@ TILE_FIELDS = 6  # first row, rows, sequence, keys, first part of the keys, plac
 # Short parts where there are few keys, so that one text keeps the device busy, and the nodes of a tree have few that
 # they cannot share; long ones where there are many.
 SHORT, MIDDLE = 1024, 4096  # up to here parts of 64 keys, up to here of 256, behind of 512
+CHEAP_ROWS = 96  # rows that take little longer than one
 NO_PARTS = 0  # `Sizes.splits` of a step whose programs read all keys
 
 
@@ -56,6 +57,18 @@ class Sizes:
     def numbers(self) -> int:
         """How many whole numbers the tables hold."""
         return self.rows * (ROW_FIELDS + self.deep) + (self.tiles + self.nodes) * TILE_FIELDS
+
+    def covers(self, other: Sizes) -> bool:
+        """Whether a step of the others can be filled up to these and takes about as long; what is read and what is
+        written are apart."""
+        if (self.splits == NO_PARTS) != (other.splits == NO_PARTS) or self.rows > max(CHEAP_ROWS, 2 * other.rows):
+            return False
+        return all(mine >= its for mine, its in zip(astuple(self), astuple(other), strict=True))
+
+    @property
+    def price(self) -> tuple[int, ...]:
+        """What tells which of two is cheaper to run."""
+        return self.rows, self.nodes, self.splits, self.tiles, self.height, self.deep
 
 
 class Places(Protocol):

@@ -1,0 +1,146 @@
+"""After a rehearsal no text waits for a recording, whatever a controller lets be guessed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from foretell.control.acceptance import WIDTHS
+from foretell.control.adaptive import AdaptiveController
+from foretell.control.controller import Controller, Offers
+from foretell.control.costs import CostPrior, StepCosts
+from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
+from foretell.engine.engine import Engine
+from foretell.engine.rehearsal import Rehearsal, all_pieces
+from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.scheduler import Scheduler
+from foretell.models.heads import Lender
+from foretell.params import SamplingParams
+from foretell.runner.runner import ModelRunner
+from foretell.types import Budget, Outcome, Sequence, StepTimes
+from tests.recordings import MadeUpSteps, Tape, make_up, play
+from tests.tiny import CONFIG, HEADS, VOCAB, OwnHead, run, tiny_decoder
+
+CONTEXT, LONGEST, NODES = 2048, 16, 64
+
+
+class Anything(Controller):
+    """Asks for all that an adaptive one may ask for, in no order."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+        self.asked: set[tuple[int, int]] = set()
+
+    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+        return [self._budget(seq, min(NODES, TREE_ROWS // len(seqs))) for seq in seqs]
+
+    def _budget(self, seq: Sequence, most: int) -> Budget:
+        longest = min(LONGEST, seq.room - 1)
+        if not seq.writing or longest < 1:
+            return Budget()
+        wide, farther = self.rng.choice((1, *WIDTHS)), self.rng.randrange(2)
+        depth = self.rng.randint(1, max(1, min(longest - farther, most // wide)))
+        levels = min(longest, depth + farther)
+        budget = Budget(
+            wide * depth + farther, "eagle", self.rng.choice((0.0, 0.01, 0.1)), levels=levels if wide > 1 else 0
+        )
+        budget = budget if wide > 1 else replace(budget, nodes=levels)
+        self.asked.add((budget.nodes, budget.levels))
+        return budget
+
+
+class Priced(AdaptiveController):
+    """One to which steps and drafts cost what they cost on a large model's GPU."""
+
+    asked: set[tuple[int, int]]
+
+    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+        assert not times.odd
+        rows = sum(outcome.share.take + len(outcome.draft) for outcome in outcomes)
+        budgets = [outcome.share.budget for outcome in outcomes]
+        self.asked |= {(budget.nodes, budget.levels) for budget in budgets}
+        proposing = 4e-4 + 2e-4 * max(budget.depth for budget in budgets)
+        super().observe(outcomes, StepTimes(proposing, 3.5e-3 * (1 + 0.004 * rows), proposing))
+
+
+def adaptive() -> Priced:
+    arms = {"eagle": ArmTraits(share=0.1, prior=0.9, grows=True)}
+    found = Priced(arms, Settings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002)))
+    found.asked = set()
+    return found
+
+
+@pytest.fixture(scope="module")
+def rehearsed() -> tuple[Engine, Tape]:
+    model = tiny_decoder(config=replace(CONFIG, context=CONTEXT))
+    drafter, lender = OwnHead(HEADS["eagle"], whole=True), Lender.of(model)
+    runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.taps, drafter.beside)
+    drafter.bind(runner, lender, CONFIG.layers)
+    head: Any = drafter.inner
+    head.head.prepare(CONTEXT)
+    engine = Engine(runner, head, Anything(), Scheduler(runner, None, 8, 512))
+    runner.executor = MadeUpSteps(VOCAB, CONFIG.width, random.Random(0))
+    tape = play(engine, head)
+    make_up(head, VOCAB)
+    rehearsal = Rehearsal(engine, partial(all_pieces, named=("eagle",), nodes=LONGEST, most=NODES))
+    while rehearsal.piece():
+        pass
+    assert rehearsal.done and engine.runner.pool.held == 0
+    return engine, tape
+
+
+def write(engine: Engine, prompts: list[int], temperature: float, tokens: int = 40) -> None:
+    """Texts behind prompts of so many tokens, all at once."""
+    maker = RequestMaker(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
+    params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=0, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        (request,) = maker.make(str(number), [1 + (i * i + number) % 30 for i in range(prompt)], params)
+        engine.add(request)
+    run(engine)
+
+
+BATCHES = {
+    "one text": [[256], [30], [490], [1000], [1900]],
+    "several": [[100, 300], [20, 100, 700, 90, 600], [64] * 8],
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("batches", BATCHES.values(), ids=BATCHES)
+def test_whatever_is_guessed(batches: list[list[int]], temperature: float, rehearsed: tuple[Engine, Tape]) -> None:
+    engine, tape = rehearsed
+    engine.controller, before = (controller := Anything()), tape.count
+    for prompts in batches:
+        write(engine, prompts, temperature)
+    assert tape.count == before and len(controller.asked) > 40
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_with_a_controller_that_learns(temperature: float, rehearsed: tuple[Engine, Tape]) -> None:
+    engine, tape = rehearsed
+    engine.controller, before = (controller := adaptive()), tape.count
+    for prompt in (256, 40, 700):
+        write(engine, [prompt], temperature)
+    assert tape.count == before and any(levels for _, levels in controller.asked), "it asked for trees"
+
+
+def test_a_step_in_which_something_was_recorded_is_told(rehearsed: tuple[Engine, Tape]) -> None:
+    class Listening(Anything):
+        odd: list[bool]
+
+        def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+            self.odd.append(times.odd)
+
+    engine, tape = rehearsed
+    executor: Any = engine.runner.executor
+    engine.controller, before = (controller := Listening()), executor.recorder
+    controller.odd, executor.recorder = [], tape.recorder()
+    try:
+        write(engine, [200], 0.0)
+    finally:
+        executor.recorder = before
+    assert controller.odd[:2] == [True, True] and not controller.odd[-1]

@@ -1,0 +1,131 @@
+"""A device that records, played on a CPU: what is recorded is counted, and run again where it would be replayed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from foretell.draft.heads import HeadDrafter
+from foretell.engine.engine import Engine
+from foretell.kernels.triton.tables import Sizes
+from foretell.runner.cuda_passes import passes
+from foretell.runner.cuda_reading import ReadSizes
+from foretell.runner.cuda_sizes import ROWS, fit
+from foretell.runner.cuda_tables import TOKENS, fill
+from foretell.runner.executor import Executor, StepOutput
+from foretell.runner.head_choice import Found
+from foretell.runner.head_tables import HeadSizes
+from foretell.runner.pack import Packed
+from foretell.runner.recording import Recorder
+
+CPU = torch.device("cpu")
+RIGHT = 0.7  # how often a guess stands where nothing is run
+
+
+class Again:
+    """Stands for a graph: it leaves its results where they were when it was recorded."""
+
+    def __init__(self, run: Callable[[], Any], found: Any) -> None:
+        self.run, self.found = run, found
+
+    def replay(self) -> None:
+        new = self.run()
+        if isinstance(self.found, Found):
+            self.found.told.copy_(new.told)
+
+
+class Tape:
+    """Makes such graphs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, run: Callable[[], Any]) -> Any:
+        self.count += 1
+        found = run()
+        return Again(run, found), found
+
+    def recorder(self) -> Recorder[Any, Any]:
+        return Recorder(CPU, self)  # type: ignore[arg-type]
+
+
+class Filled:
+    """An executor whose steps are laid out in the sizes of a CUDA device, and run by another."""
+
+    def __init__(self, inner: Executor, share: int, tape: Tape) -> None:
+        self.inner, self.share, self.recorder = inner, share, tape.recorder()
+        self.asked = Counter[Sizes]()
+
+    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        for some in passes(packed, ROWS[-1]):
+            wanted, tiles = fit(some, self.share)
+            if wanted.rows <= ROWS[-1]:
+                self.asked[wanted] += 1
+                sizes = self.recorder.serving(wanted)
+                fill(np.zeros(sizes.numbers, np.int32), some, tiles, sizes)
+                self.recorder(sizes, lambda: None)
+        return self.inner(packed, taps)
+
+
+def play(engine: Engine, *heads: HeadDrafter) -> Tape:
+    """Let an engine and its heads record from now on."""
+    tape = Tape()
+    engine.runner.executor = Filled(engine.runner.executor, engine.runner.layout.share, tape)
+    for head in heads:
+        assert head._whole_reader is not None, "it guesses in one piece"
+        head._whole.recorder = tape.recorder()  # type: ignore[attr-defined]
+        head._whole_reader.recorder = tape.recorder()
+    return tape
+
+
+@dataclass
+class MadeUpSteps:
+    """An executor without a model: mostly the next row's token is the likeliest, so that guesses stand."""
+
+    vocab: int
+    width: int
+    rng: random.Random
+
+    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        tokens = [*packed.table[TOKENS].tolist(), 0]
+        chosen = [
+            tokens[row + 1] if self.rng.random() < RIGHT else self.rng.randrange(self.vocab) for row in packed.wanted
+        ]
+        logits = torch.zeros(len(chosen), self.vocab).scatter_(1, torch.tensor(chosen)[:, None], 50.0)
+        return StepOutput(logits, torch.zeros(packed.rows, len(taps) * self.width) if taps else None)
+
+
+class MadeUpDrafts:
+    """What a head recorded without a head: its guesses are made up, in the shapes that its own would have."""
+
+    def __init__(self, recorder: Recorder[Any, Any], vocab: int) -> None:
+        self.recorder, self.vocab, self.serving = recorder, vocab, recorder.serving
+
+    def __call__(self, sizes: HeadSizes | ReadSizes, run: Callable[[], Any], keep: bool = True) -> Any:
+        self.recorder(sizes, lambda: None, keep)
+        if isinstance(sizes, ReadSizes):
+            return None
+        if not sizes.wide:
+            told = torch.randint(self.vocab, (2, sizes.depth, sizes.texts)).float()
+            told[1] = 0.8
+            return Found(told)
+        told = torch.zeros(sizes.depth, 3, sizes.texts, sizes.wide, min(10, self.vocab))
+        told[:, 0] = torch.arange(told.shape[-1])
+        told[:, 1] = 0.6 ** (1 + torch.arange(told.shape[-1]))
+        told[:, 2, :, :, 0] = torch.arange(sizes.wide)
+        return Found(told)
+
+
+def make_up(head: HeadDrafter, vocab: int) -> tuple[Recorder[Any, Any], Recorder[Any, Any]]:
+    """Let a head that records run nothing; what it has recorded of drafts, and of readings."""
+    whole: Any = head._whole  # type: ignore[attr-defined]
+    reader: Any = head._whole_reader
+    found = whole.recorder, reader.recorder
+    whole.recorder, reader.recorder = (MadeUpDrafts(each, vocab) for each in found)
+    return found
