@@ -38,6 +38,8 @@ class Again:
         new = self.run()
         if isinstance(self.found, Found):
             self.found.told.copy_(new.told)
+        elif isinstance(self.found, torch.Tensor):
+            self.found.copy_(new)
 
 
 class Tape:

@@ -47,7 +47,8 @@ class CudaExecutor:
         self._idle = True  # whether the host has seen the end of the last step
         self._capture = Capture(layout.device)
         self._recorders: dict[tuple[int, ...], Recorder[Sizes, Left]] = {}
-        # Ranks run one step each in the same sizes, and no two of them have the same clock.
+        # Ranks run one step each in the same sizes, and all of them record it or none, for NCCL asks for that: what
+        # decides must be known to all, and no two of them have the same clock.
         self._shares = model.ranks is None
         chains: Recorder[ChainSizes, Tensor] = Recorder(layout.device, self._capture, self._shares)
         self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size, chains)

@@ -37,12 +37,14 @@ class CudaChain:
     def __call__(
         self, packed: Packed, tiles: Tiles | None, wanted: ChainSizes, ends: list[int]
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """For each sequence its tokens, at least as many as are wanted, and how sure the model is of each. `ends`:
-        places where its pages end."""
+        """For each sequence its tokens, and how sure the model is of each. `ends`: places where its pages end."""
         sizes = self.recorder.serving(wanted)
-        self._send(packed, tiles, sizes, ends)
+        # In steps beyond those that are wanted nothing is run: there might be more keys than parts for them.
+        stops = [span.stop + wanted.steps - 1 for span in packed.spans]
+        self._send(packed, tiles, sizes, [min(both) for both in zip(ends, stops, strict=True)])
         found = self.recorder(sizes, lambda: self._run(sizes))
-        tokens, sure = found[:, :, : len(packed.spans)].tolist()  # waits, so the tables may be written again
+        # To ask waits, so the tables may be written again.
+        tokens, sure = found[:, : wanted.steps, : len(packed.spans)].tolist()
         chains = [[int(token) for token in chain] for chain in zip(*tokens, strict=True)]
         return chains, [list(chain) for chain in zip(*sure, strict=True)]
 

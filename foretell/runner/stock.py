@@ -70,7 +70,8 @@ class Stock(Generic[Sizes, Kept]):
     guessed or drawn, and changes nothing but the time it takes."""
 
     def __init__(self, shares: bool = True, clock: Callable[[], float] = perf_counter) -> None:
-        """`shares`: whether one may serve for another."""
+        """`shares`: whether one may serve for another. Where not, several processes record the same work at the same
+        time, and whether anybody waits is known to one of them alone."""
         self.kept: dict[Sizes, Kept | None] = {}  # None: it ran once
         self.wishes: Counter[Sizes] = Counter()
         self._shares, self._clock = shares, clock
@@ -93,7 +94,7 @@ class Stock(Generic[Sizes, Kept]):
 
     def is_due(self, sizes: Sizes) -> bool:
         """Whether what is run plainly now is to be recorded: nobody waits, it comes again, or it was wished for."""
-        return FREELY.get() or sizes in self.kept or self.wishes[sizes] >= OFTEN
+        return (self._shares and FREELY.get()) or sizes in self.kept or self.wishes[sizes] >= OFTEN
 
     def keep(self, sizes: Sizes, kept: Kept | None, began: float) -> None:
         """What came of a plain run, and of a recording if it was due."""

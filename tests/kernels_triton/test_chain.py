@@ -21,8 +21,10 @@ from foretell.runner.cuda_tables import PageTable
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.pack import pack
 from foretell.runner.recording import Recorder
+from foretell.runner.stock import freely
 from foretell.types import Draft, Request, Sequence, Share
 from tests.kernels_triton.test_forward import BASE, DEVICE, world
+from tests.recordings import Tape
 
 PAGE, STEPS = 4, 4
 
@@ -55,16 +57,23 @@ def one_by_one(vocab: int) -> tuple[list[list[int]], list[list[float]]]:
 
 
 def chain_of(
-    seqs: list[Sequence], ends: list[int], vocab: int
+    seqs: list[Sequence], ends: list[int], vocab: int, steps: int = STEPS, recorded: int = 0
 ) -> tuple[tuple[list[list[int]], list[list[float]]], KVCache]:
-    """The chains, and the cache they were written to."""
+    """The chains, and the cache they were written to. `recorded`: tokens of a chain that serves for them."""
     model, cache, layout = world(BASE, PAGE, torch.float32)
     packed = pack([Share.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE)
     spans = [replace(span, pages=tuple(seq.pages)) for span, seq in zip(packed.spans, seqs, strict=True)]
     packed = replace(packed, spans=spans)
     sizes, tiles = fit(packed, layout.share)
-    chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE, Recorder(torch.device("cpu")))
-    return chain(packed, tiles, ChainSizes(sizes, 16, parts(64), 4, STEPS, vocab), ends), cache
+    recorder: Recorder[ChainSizes, torch.Tensor] = (tape := Tape()).recorder()
+    chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE, recorder)
+    wanted = ChainSizes(sizes, 16, parts(64), 4, steps, vocab)
+    if recorded:
+        with freely():
+            chain(packed, tiles, replace(wanted, steps=recorded), [0] * len(seqs))  # at their ends, nothing is run
+    found = chain(packed, tiles, wanted, ends)
+    assert tape.count == bool(recorded)
+    return found, cache
 
 
 @pytest.mark.parametrize("vocab", [32, 9])
@@ -89,3 +98,14 @@ def test_a_sequence_without_pages_stops_and_harms_nobody() -> None:
     written = {seq.id: range(seq.cached, len(seq.tokens) + STEPS - 1) for seq in seqs} | {0: range(9, 10)}
     own = {(seq.pages[place // PAGE], place % PAGE) for seq in seqs for place in written[seq.id]}
     assert {tuple(place) for place in changed} == own
+
+
+@torch.inference_mode()
+def test_a_longer_one_that_serves_runs_no_more_than_is_wanted() -> None:
+    seqs = sequences(STEPS)
+    ends = [len(seq.pages) * PAGE for seq in seqs]
+    (alone, sure), cache = chain_of(seqs, ends, 32, 1)
+    (served, as_sure), other = chain_of(seqs, ends, 32, 1, recorded=2)
+    assert served == alone and as_sure == sure
+    for mine, its in zip((*other.keys, *other.values), (*cache.keys, *cache.values), strict=True):
+        assert torch.equal(mine, its)

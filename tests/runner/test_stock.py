@@ -128,10 +128,13 @@ def test_what_could_not_be_recorded_is_served(world: World) -> None:
     assert [world(2) for _ in range(OFTEN + 1)] == [9] * (OFTEN - 1) + [2, 9]
 
 
-def test_recordings_that_do_not_share_serve_nobody_else(world: World) -> None:
+def test_recordings_that_do_not_share_serve_nobody_else_and_come_when_all_know(world: World) -> None:
     world.recorder.stock = Stock(shares=False)
     with freely():
         world(9)
+        assert world.tape.count == 0, "other ranks do not know that nobody waits"
+        world(9)
+    assert world.tape.count == 1, "but that it comes again"
     assert [world(2) for _ in range(2)] == [2, 2]
 
 
