@@ -133,7 +133,7 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
         yield from guesses(serving, cached=LONG, temperature=heat)
     if (several := min(MANY, rehearsal.engine.scheduler.max_num_seqs)) > 1:
         yield from steps(Nothing(texts, TEXT) for texts in FEW_TEXTS if texts <= several)
-        guessed = (chain(3), tree(7), tree(11), tree(31)) if nodes else ()
+        guessed = (chain(3), tree(7), tree(11), tree(31)) if nodes else ()  # of eight texts 32, 64, 96 and 256 rows
         yield from steps(Nothing(several, LONG, draft=each) for each in (chain(0), *guessed))
         yield from steps((Nothing(several, cached=0, take=PROMPT // several),))
         for heat in (0.0, 1.0):

@@ -71,6 +71,7 @@ class Capture:
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """Leave a recording that failed: else all that comes would be taken for a part of it."""
+        note_odd()
         self.failures += 1
         self._rest = REST
         LOG.warning("a step could not be recorded, and goes on without; %d times so far", self.failures)
@@ -119,8 +120,11 @@ class Recorder(Generic[Sizes, Result]):
         found = run()
         if self._capture is None or not keep:
             return found
-        note_odd()
         if self._own is not None and not any(self.recordings.values()):
             self._own.renew()
-        self.stock.keep(sizes, self._capture(run) if self.stock.is_due(sizes) else None, began)
+        is_due = self.stock.is_due(sizes)
+        recorded = self._capture(run) if is_due else None
+        if recorded is not None or not is_due:  # where memory is short, it takes as long again
+            note_odd()
+        self.stock.keep(sizes, recorded, began)
         return found

@@ -148,6 +148,16 @@ def test_who_watches_hears_of_all_that_will_not_take_as_long_again(world: World)
     assert heard == [True, True, False, False], "run plainly, recorded, replayed, and served by another"
 
 
+def test_what_goes_on_without_a_recording_is_odd_once(world: World) -> None:
+    world.recorder._capture = lambda run: None  # type: ignore[assignment]
+    heard = []
+    for _ in range(4):
+        with watching() as watch:
+            world(3)
+        heard.append(watch.odd)
+    assert heard == [True, False, False, False], "else nobody would learn what steps take where memory is short"
+
+
 def test_what_is_never_recorded_is_not_odd(world: World) -> None:
     with watching() as watch:
         world.recorder(Length(4), lambda: None, keep=False)
