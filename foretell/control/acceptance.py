@@ -16,7 +16,7 @@ ALIKE = (
     0.2  # and how far others' confidence tells of one that has not guessed yet: what is easy for them is easy for it
 )
 # Where tokens are drawn, what is likeliest is not always taken: a chance of p is believed to be p to this power.
-HEATS = {"greedy": 1.0, "cool": 1.5, "warm": 2.0}
+HEATS = {"greedy": 1.0, "cool": 1.5, "warm": 3.0}
 DEPTHS = 3  # the first guess, the second, and those behind
 UNSEEN = len(LEVELS)  # the row for guesses whose confidence is not known yet
 WIDTHS = (2, 4, 8, 16)  # nodes a level of a tree, about
@@ -24,6 +24,7 @@ RESCUES = (0.2, 0.3, 0.4, 0.45)  # where a first choice falls, how often another
 CELLS = (len(LEVELS) + 1 + len(WIDTHS)) * DEPTHS
 PRIOR = 0.5  # of a drafter nobody has seen
 DOUBTS = 16.0  # trees come in many sizes: to hope much of each would be to try them all
+FAMILIAR = 64.0  # guesses after which what a drafter has done is what it will do
 HONEST, STEADY = 20.0, 0.995  # guesses it takes to doubt the rates, and how fast those are forgotten
 
 # (how fast old counts fade, how many counts of its own it takes to outweigh what is above)
@@ -88,9 +89,15 @@ class Rates:
 
     def hope(self, at: int, doubts: float = 1.0) -> float:
         """The rate it may well have, for all that was tried: little of it at first, or bad luck would be believed. The
-        more `doubts`, the less of it is hoped for."""
-        rate, tried = self.rate(at), self.tried[at] if self.above is None else max(self.tried[at], self.above.tried[at])
-        return min(1.0, rate + math.sqrt(rate * (1 - rate) / (doubts + tried)))
+        more `doubts`, the less of it is hoped for, and of chains of a drafter that was tried for long nothing."""
+        row, depth = divmod(at, DEPTHS)
+        # How sure others are makes cells that are seldom met: a drafter that was often tried is no stranger in them.
+        # Trees are: each width is a shape of its own.
+        seen = at if row > UNSEEN else UNSEEN * DEPTHS + depth
+        rate = self.rate(at)
+        tried = self.tried[seen] if self.above is None else max(self.tried[seen], self.above.tried[seen])
+        left = 1.0 if row > UNSEEN else max(0.0, 1 - tried / FAMILIAR)
+        return min(1.0, rate + left * math.sqrt(rate * (1 - rate) / (doubts + tried)))
 
     def _alike(self, at: int) -> float:
         """What a cell is believed to be before it was tried: as one guess earlier; mostly as sure as its drafter is."""

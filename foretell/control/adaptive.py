@@ -27,13 +27,14 @@ from .decisions import (
     in_words,
 )
 from .drafting import Drafting
+from .foresight import Foresight
 from .hurry import Hurry
 from .lessons import Lessons, kind_of
 from .patience import Patience
 from .probes import Probes
 from .prospects import UNTRIED, Prospects
 from .settings import TREE_ROWS, AllHere, ArmTraits, Presence, Settings
-from .spending import Candidate, Market, Plan, best_plan, break_even, given, let_pass, share_out
+from .spending import PLAIN, Market, Plan, best_plan, break_even, given, let_pass, share_out
 from .yardstick import Yardstick
 
 SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
@@ -63,6 +64,7 @@ class AdaptiveController(Controller):
         self.lessons = Lessons(self.acceptance, self.drafting.is_paid, self.probes.succeeded)
         self.yardstick = Yardstick()
         self.prospects = Prospects(self.arms, settings, self.lessons, self.drafting)
+        self.foresight = Foresight(self.prospects)
         self._free = self.drafting.free
         self._all_free = self._free.issuperset(arms)
         self._trees = any(traits.grows and not traits.free for traits in arms.values())
@@ -158,8 +160,7 @@ class AdaptiveController(Controller):
             alone = replace(market, writers=1)
             markets = [alone if first else market for first in hurried]
         pairs = zip(markets, due, strict=True)
-        candidates = [self.prospects.of(each, seq, offers.get(seq.id, {})) for each, seq in pairs]
-        plans = [self._plan(each, seen) for each, seen in zip(markets, candidates, strict=True)]
+        plans = [self._plan(each, seq, offers.get(seq.id, {})) for each, seq in pairs]
         found = self._found(market, due, plans, self._shared(market, plans, hurried))
         self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.depth + 1 for budget in found.values()))
         gain = max(plan.gain for plan in plans)
@@ -168,10 +169,11 @@ class AdaptiveController(Controller):
             compared = set(found)
             found.clear()
         trials = set() if compared else self._probe(market, due, found)
-        for seq, each in zip(due, candidates, strict=True):
+        for seq in due:
             why = TRIAL if seq.id in trials else HURRY if seq.id in self._hurried else PAYS
             why = COMPARED if seq.id in compared else why
-            taken, guessed = found.get(seq.id, NOTHING).drafter, [candidate.arm for candidate in each]
+            taken, offered = found.get(seq.id, NOTHING).drafter, offers.get(seq.id, {})
+            guessed = [arm for arm in seq.request.drafters if arm in offered or arm not in self._free]
             self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, taken, why)
         self.yardstick.note(bool(found))
         self.decisions.step(bool(found or compared), lambda: self._reason(market, due))
@@ -204,13 +206,17 @@ class AdaptiveController(Controller):
         floor = self.drafting.floor(market, plan.arm, is_tree)
         return Budget(nodes, plan.arm, floor, levels=plan.depth + farther if is_tree else 0)
 
-    def _plan(self, market: Market, candidates: list[Candidate]) -> Plan:
+    def _plan(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> Plan:
         """The best there is; a better drafter that is away is called."""
-        found = best_plan(market, candidates, self.settings.margin)
-        if found.arm in self._free or not found.arm or found.arm not in (away := self.presence.away):
+        margin, shown = self.settings.margin, self.prospects.shown(seq, offered)
+        found = best_plan(market, shown, margin) if shown else PLAIN
+        if self._all_free:
             return found
-        self._call(found.arm)
-        return best_plan(market, [each for each in candidates if each.arm not in away], self.settings.margin)
+        asked = self.foresight.plan(market, seq)
+        if asked.gain > found.gain and asked.arm in (away := self.presence.away):
+            self._call(asked.arm)
+            asked = best_plan(market, self.prospects.foretold(market, seq, away), margin)
+        return asked if asked.gain > found.gain else found
 
     def _call(self, arm: str) -> None:
         self.drafting.lose(arm)
@@ -273,13 +279,15 @@ class AdaptiveController(Controller):
         tried: set[int] = set()
         if len(self._free) == len(self.arms):
             return tried
-        used = {budget.drafter for budget in found.values()}
+        used, step = {budget.drafter for budget in found.values()}, self.patience.step
         for arm in sorted({arm for seq in due for arm in seq.request.drafters if arm not in self._free}):
+            if not self.probes.is_rested(arm, arm in used, step):
+                continue
             able = [seq for seq in due if arm in seq.request.drafters]
             seq = min(able, key=lambda each: self.drafting.behind(each, arm))
             nodes = min(max(Probes.NODES, self.settings.shortest), self.settings.cap(seq))
             seconds = self.drafting.for_trial(market, seq, arm, nodes)
-            if self.probes.is_due(arm, arm in used, self.patience.step, seconds + market.extra(nodes), market.plain):
+            if self.probes.is_due(arm, step, seconds + market.extra(nodes), market.plain):
                 if arm in self.presence.away:
                     self._call(arm)
                     continue
@@ -326,6 +334,7 @@ class AdaptiveController(Controller):
     def forget(self, seq: Sequence) -> None:
         self.lessons.forget(seq)
         self.patience.forget(seq.id)
+        self.foresight.forget(seq.id)
         self.drafting.forget(seq.id)
         self.hurry.forget(seq.id)
         self._why.pop(seq.id, None)

@@ -144,8 +144,7 @@ class StepCosts:
         about = rows.bit_length()
         if self.steps >= KNOWN_WELL:
             known = self._asked - self._taught.get(about, -THINNED) < THINNED
-            rested = (self._asked - self._last) * LESSON_SHARE * self.seconds(rows) >= LESSON
-            if known and not (guessed and rested):
+            if known and not (guessed and (self._asked - self._last) * LESSON_SHARE * self.single >= LESSON):
                 return False
         self._taught[about] = self._last = self._asked
         return True

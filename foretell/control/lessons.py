@@ -28,6 +28,10 @@ class Lessons:
         """Free drafters have shown what they would guess: so likely is the best of them to stand, 0 where none is."""
         self._beside[seq.id] = likeliest
 
+    def beside(self, seq: Sequence) -> float | None:
+        """What `look` was told in this step; None where a text has no free drafters."""
+        return self._beside.get(seq.id)
+
     def foretold(self, seq: Sequence, arm: str, depth: int, hopeful: bool = True) -> list[float]:
         """How likely the nodes of a chain are to stand that a drafter has not made yet."""
         return self.acceptance.unseen(self.ledger(seq), arm, depth, hopeful, self._beside.get(seq.id))

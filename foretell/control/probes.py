@@ -14,10 +14,14 @@ class Probes:
         self._last: dict[str, int] = {}  # the step in which a drafter was last used
         self._wait: dict[str, int] = {}
 
-    def is_due(self, arm: str, used: bool, step: int, seconds: float, plain: float) -> bool:
-        """Whether to try it in this step, which takes `plain` without it; a trial costs `seconds`."""
+    def is_rested(self, arm: str, used: bool, step: int) -> bool:
+        """Whether it was not used for long enough to be tried in this step, if it costs little."""
         if used or arm not in self._last:
             self._last[arm] = step
+        return step - self._last[arm] >= max(self.EVERY, self._wait.get(arm, 0))
+
+    def is_due(self, arm: str, step: int, seconds: float, plain: float) -> bool:
+        """Whether to try a rested one in this step, which takes `plain` without it; a trial costs `seconds`."""
         wait = max(self.EVERY, int(seconds / (self.SHARE * plain)), self._wait.get(arm, 0))
         if step - self._last[arm] < wait:
             return False

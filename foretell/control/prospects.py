@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from foretell.types import Draft, Sequence
 
@@ -22,17 +22,26 @@ class Prospects:
         self.arms, self.settings, self.lessons, self.drafting = arms, settings, lessons, drafting
         self.acceptance = lessons.acceptance
 
-    def of(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> list[Candidate]:
+    def shown(self, seq: Sequence, offered: Mapping[str, Draft]) -> list[Candidate]:
+        """What free drafters have for a text; others hear how sure they are."""
         cap, ledger, free = self.settings.cap(seq), self.lessons.ledger(seq), self.drafting.free
-        shown = {
-            arm: Candidate(arm, self.acceptance.survival(ledger, arm, offered[arm].cut(cap)))
+        found = [
+            Candidate(arm, self.acceptance.survival(ledger, arm, offered[arm].cut(cap)))
             for arm in seq.request.drafters
             if arm in free and arm in offered
-        }
+        ]
         if not free.isdisjoint(seq.request.drafters):
-            self.lessons.look(seq, max((each.survival[0] for each in shown.values() if each.survival), default=0.0))
-        paid = {arm: self._unseen(market, seq, arm, cap) for arm in seq.request.drafters if arm not in free}
-        return [*shown.values(), *paid.values()]
+            self.lessons.look(seq, max((each.survival[0] for each in found if each.survival), default=0.0))
+        return found
+
+    def asked(self, seq: Sequence) -> list[str]:
+        """Drafters of a text that take time."""
+        return [arm for arm in seq.request.drafters if arm not in self.drafting.free]
+
+    def foretold(self, market: Market, seq: Sequence, away: Container[str] = ()) -> list[Candidate]:
+        """What those should have, but for who is away."""
+        cap = self.settings.cap(seq)
+        return [self._unseen(market, seq, arm, cap) for arm in self.asked(seq) if arm not in away]
 
     def _unseen(self, market: Market, seq: Sequence, arm: str, cap: int) -> Candidate:
         ledger = self.lessons.ledger(seq)

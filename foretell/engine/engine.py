@@ -16,7 +16,7 @@ from foretell.kv.shortage import lacks_memory
 from foretell.runner.executor import StepOutput
 from foretell.runner.pack import logit_rows
 from foretell.runner.runner import ModelRunner
-from foretell.runner.stock import Watch, watching
+from foretell.runner.stock import Watch
 from foretell.sampling.grammar import Grammar
 from foretell.sampling.grammar_matcher import GrammarError, Matcher
 from foretell.tokenizer import Tokenizer
@@ -127,7 +127,7 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Run every planned sequence once; each that reached its end grows by at least one token."""
-        with watching() as watch:
+        with Watch() as watch:
             return self._step(watch)
 
     def _step(self, watch: Watch) -> list[Delta]:

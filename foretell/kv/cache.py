@@ -92,5 +92,6 @@ def slots_of(pages: list[int] | tuple[int, ...], page_size: int, start: int, sto
     slots: list[int] = []
     for page in pages[start // page_size : -(-stop // page_size)]:
         slots += range(page * page_size, (page + 1) * page_size)
-    skipped = start % page_size
-    return slots[skipped : skipped + stop - start]
+    found = slots[start % page_size :][: stop - start]
+    assert len(found) == stop - start, "pages were reserved for them"
+    return found

@@ -41,22 +41,20 @@ def freely() -> Iterator[None]:
 
 
 class Watch:
-    """Whether something took longer than it will take again: it was recorded, or ran plainly and will be."""
+    """Hears of what happens in it: whether something took longer than it will take again, as it was recorded, or ran
+    plainly and will be."""
 
     odd = False
 
+    def __enter__(self) -> Watch:
+        self._before = WATCH.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        WATCH.reset(self._before)
+
 
 WATCH: ContextVar[Watch | None] = ContextVar("WATCH", default=None)
-
-
-@contextmanager
-def watching() -> Iterator[Watch]:
-    """Hear of what happens in here."""
-    before = WATCH.set(found := Watch())
-    try:
-        yield found
-    finally:
-        WATCH.reset(before)
 
 
 def note_odd() -> None:

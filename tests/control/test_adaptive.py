@@ -61,6 +61,7 @@ def test_nothing_is_kept_of_who_has_left() -> None:
     assert not controller.lessons._expected
     assert not len(controller.hurry)
     assert not controller.acceptance._ledgers
+    assert not len(controller.foresight)
 
 
 @pytest.mark.parametrize("adapts", [False, True])

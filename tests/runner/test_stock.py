@@ -13,7 +13,7 @@ from foretell.runner.cuda_reading import ReadSizes
 from foretell.runner.cuda_sizes import ChainSizes
 from foretell.runner.head_tables import HeadSizes
 from foretell.runner.recording import plainly
-from foretell.runner.stock import OFTEN, SHARE, Fillable, Stock, freely, watching
+from foretell.runner.stock import OFTEN, SHARE, Fillable, Stock, Watch, freely
 from tests.recordings import Tape
 
 STEPS = [
@@ -141,7 +141,7 @@ def test_recordings_that_do_not_share_serve_nobody_else_and_come_when_all_know(w
 def test_who_watches_hears_of_all_that_will_not_take_as_long_again(world: World) -> None:
     heard = []
     for number in (3, 3, 3, 2):
-        with watching() as outer, watching() as watch:
+        with Watch() as outer, Watch() as watch:
             world(number)
         heard.append(watch.odd)
         assert not outer.odd, "the nearest alone"
@@ -152,17 +152,17 @@ def test_what_goes_on_without_a_recording_is_odd_once(world: World) -> None:
     world.recorder._capture = lambda run: None  # type: ignore[assignment]
     heard = []
     for _ in range(4):
-        with watching() as watch:
+        with Watch() as watch:
             world(3)
         heard.append(watch.odd)
     assert heard == [True, False, False, False], "else nobody would learn what steps take where memory is short"
 
 
 def test_what_is_never_recorded_is_not_odd(world: World) -> None:
-    with watching() as watch:
+    with Watch() as watch:
         world.recorder(Length(4), lambda: None, keep=False)
     assert not watch.odd
     world.recorder._capture = None
-    with watching() as watch, plainly():
+    with Watch() as watch, plainly():
         world(4)
     assert not watch.odd
