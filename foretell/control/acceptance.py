@@ -89,15 +89,15 @@ class Rates:
 
     def hope(self, at: int, doubts: float = 1.0) -> float:
         """The rate it may well have, for all that was tried: little of it at first, or bad luck would be believed. The
-        more `doubts`, the less of it is hoped for, and of chains of a drafter that was tried for long nothing."""
+        more `doubts`, the less of it is hoped for, and nothing of what was tried for long."""
         row, depth = divmod(at, DEPTHS)
         # How sure others are makes cells that are seldom met: a drafter that was often tried is no stranger in them.
-        # Trees are: each width is a shape of its own.
-        seen = at if row > UNSEEN else UNSEEN * DEPTHS + depth
+        # Of trees each width is a shape of its own, which takes longer to know.
+        seen, familiar = (at, 2 * FAMILIAR) if row > UNSEEN else (UNSEEN * DEPTHS + depth, FAMILIAR)
         rate = self.rate(at)
         tried = self.tried[seen] if self.above is None else max(self.tried[seen], self.above.tried[seen])
-        left = 1.0 if row > UNSEEN else max(0.0, 1 - tried / FAMILIAR)
-        return min(1.0, rate + left * math.sqrt(rate * (1 - rate) / (doubts + tried)))
+        hoped = max(0.0, 1 - tried / familiar) * math.sqrt(rate * (1 - rate) / (doubts + tried))
+        return min(1.0, rate + hoped)
 
     def _alike(self, at: int) -> float:
         """What a cell is believed to be before it was tried: as one guess earlier; mostly as sure as its drafter is."""
