@@ -1,18 +1,21 @@
 """How close the controller comes to the best fixed length in hindsight: python bench/controller.py
 
 Runs it in a world of numbers and prints its share of the best fixed drafter and length, and of plain decoding, as
-Markdown. `--plots FOLDER` draws the same, and the lengths it chose while things changed.
+Markdown. `--plots FOLDER` draws the same, and the lengths it chose while things changed. With `--cells FILE` it draws
+instead what `foretell bench never-slower --out FILE` measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -139,11 +142,41 @@ TRACES = [
 ]
 
 
+def cells_plot(cells: list[dict[str, Any]]) -> str:
+    """For each cell its ratio to plain with its interval, on a scale of doublings, and its bar."""
+    each, bottom = 16, 50 + 16 * len(cells)
+
+    def x(ratio: float) -> float:
+        return LEFT + 90 + 180 * math.log2(max(ratio, 0.75))
+
+    parts = [text(10, 20, "speed over plain decoding's with its 95% interval; the thin mark is the bar it must reach")]
+    for ratio in (1.0, 1.5, 2.0, 3.0, 4.0):
+        parts.append(f'<line x1="{x(ratio):.1f}" y1="38" x2="{x(ratio):.1f}" y2="{bottom}" stroke="#ddd"/>')
+        parts.append(text(x(ratio), 36, f"{ratio:g}", "middle"))
+    for i, cell in enumerate(cells):
+        y, (low, high) = 52 + each * i, cell["speedup_interval"]
+        colour = BAD if cell["verdict"] == "slower" else GOOD
+        named = f"{cell['task']}, T={cell['temperature']:g}, batch {cell['batch']}, {cell['drafter']}"
+        parts.append(text(LEFT - 10, y + 4, named, "end"))
+        parts.append(
+            f'<line x1="{x(low):.1f}" y1="{y}" x2="{x(high):.1f}" y2="{y}" stroke="{colour}" stroke-width="3"/>'
+        )
+        parts.append(f'<circle cx="{x(cell["speedup"]):.1f}" cy="{y}" r="4" fill="{colour}"/>')
+        bar = x(cell["bar"])
+        parts.append(f'<line x1="{bar:.1f}" y1="{y - 6}" x2="{bar:.1f}" y2="{y + 6}" stroke="{INK}"/>')
+    return svg(bottom + 10, parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cells", type=Path, help="what never-slower has written; controller-cells.svg is drawn of it")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--plots", type=Path, help="a folder for controller-regret.svg and controller-trace.svg")
     args = parser.parse_args()
+    if args.cells is not None:
+        drawn = cells_plot(json.loads(args.cells.read_text())["cells"])
+        ((args.plots or Path()) / "controller-cells.svg").write_text(drawn)
+        return
     found = {}
     print("| scenario | of the best fixed | of plain |\n|---|---:|---:|")
     for name, scenario in {**STATIONARY, **DRIFTING}.items():
