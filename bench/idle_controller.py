@@ -45,6 +45,7 @@ class Chance(ModelRunner):
     def __init__(self, rows: int, seed: int) -> None:
         self.pool, self.context, self.taps = PagePool(1 << 16, PAGE), CONTEXT, ()
         self.model: Any = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB))
+        self.followers = None
         self.rng, self.logits, self.set = random.Random(seed), torch.zeros(rows, VOCAB), (torch.tensor([0]),) * 2
 
     def forward(self, shares: list[Share], drafts: list[Draft]) -> StepOutput:
