@@ -1,7 +1,8 @@
 """The heads that are shipped for smollm2-135m, on one GPU: answers first, then one head after another over them.
 
     python recipes/permissive_prompts.py DATA prompts.jsonl.xz
-    python recipes/train_heads.py prompts.jsonl.xz heads [--budget 900] [--stop-after 540]
+    python recipes/own_questions.py DATA own.jsonl.xz
+    python recipes/train_heads.py heads prompts.jsonl.xz own.jsonl.xz [--budget 900] [--stop-after 540]
 
 One after another: beside another process on the same GPU a run gets far less than half of the tokens through.
 A run that was stopped goes on when it is started again. `--back FOLDER` gets what is worth keeping in few small
@@ -22,37 +23,36 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from foretell.models.heads.packed import pack_state
-from foretell.train.documents import load_documents, save_documents
+from foretell.train.documents import FILE as ANSWERS
+from foretell.train.documents import Document, load_documents, save_documents
 
 COMMON = ["--held-out", "256", "--no-measure", "--save-every", "60s", "--check-every", "60s"]
 HEADS: dict[str, list[str]] = {
-    "eagle": ["--draft-tokens", "6", "--draft-vocab", "12288"],
-    "block": ["--draft-tokens", "7", "--draft-vocab", "12288", "--layers", "2", "--markov-rank", "16"],
-    "distill": ["--layers", "4", "--draft-vocab", "12288"],
+    "eagle": ["--draft-tokens", "6", "--draft-vocab", "12288", "--layers", "2"],
+    "block": ["--draft-tokens", "7", "--draft-vocab", "12288", "--layers", "3", "--markov-rank", "16"],
+    "distill": ["--layers", "2", "--draft-vocab", "12288"],
     "medusa": ["--draft-tokens", "3", "--draft-vocab", "12288"],
 }
-SHARES = {"eagle": 0.4, "block": 0.28, "distill": 0.24, "medusa": 0.08}  # of the whole time
+SHARES = {"eagle": 0.5, "block": 0.28, "distill": 0.16, "medusa": 0.06}  # of the whole time
 STARTING = 15  # seconds a run takes before its first step and after its last
 WEIGHTS = "model.safetensors"
 
 
 def write_answers(args: argparse.Namespace, more: list[str]) -> None:
-    """By a run that does nothing else."""
-    asked = ["--prompts", str(args.prompts_at_most)] if args.prompts_at_most else []
-    line = [
-        *(sys.executable, "-m", "foretell", "train", "medusa", "--target", args.target, "--data", str(args.prompts)),
-        *(
-            "--out",
-            str(args.out),
-            "--max-tokens",
-            str(args.max_tokens),
-            "--context",
-            str(args.context),
-            "--answers-only",
-        ),
-        *("--greedy", str(args.greedy), *asked, *more),
-    ]
-    subprocess.run(line, check=True)
+    """To each file of prompts by a run that does nothing else, then all in one."""
+    documents: list[Document] = []
+    for number, prompts in enumerate(args.prompts):
+        folder, longest = args.out / f"answers{number}", args.max_tokens[min(number, len(args.max_tokens) - 1)]
+        asked = ["--prompts", str(args.prompts_at_most)] if args.prompts_at_most else []
+        line = [
+            *(sys.executable, "-m", "foretell", "train", "medusa", "--target", args.target, "--data", str(prompts)),
+            *("--out", str(folder), "--max-tokens", str(longest), "--context", str(args.context)),
+            *("--greedy", str(args.greedy), "--answers-only", *asked, *more),
+        ]
+        if not (folder / ANSWERS).is_file():
+            subprocess.run(line, check=True)
+        documents += load_documents(folder / ANSWERS)
+    save_documents(documents, args.out / ANSWERS)
 
 
 def train(kind: str, args: argparse.Namespace, seconds: float | None, more: list[str]) -> None:
@@ -62,7 +62,7 @@ def train(kind: str, args: argparse.Namespace, seconds: float | None, more: list
     piece = [] if seconds is None else ["--piece", f"{seconds:.0f}s"]
     line = [
         *(sys.executable, "-m", "foretell", "train", kind, "--target", args.target),
-        *("--answers", str(args.out / "answers.npz"), "--out", str(folder)),
+        *("--answers", str(args.out / ANSWERS), "--out", str(folder)),
         *("--budget", f"{args.budget * SHARES[kind]:.0f}s", *COMMON, *HEADS[kind], *piece, *resume, *more),
     ]
     subprocess.run(line, check=True)
@@ -91,28 +91,30 @@ def bring_back(args: argparse.Namespace, kind: str) -> None:
 def bring_answers_back(args: argparse.Namespace) -> None:
     if args.back is not None:
         args.back.mkdir(parents=True, exist_ok=True)
-        documents = load_documents(args.out / "answers.npz")
+        documents = load_documents(args.out / ANSWERS)
         for half in (0, 1):
             save_documents(documents[half::2], args.back / f"answers{half}.npz")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("prompts", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("prompts", type=Path, nargs="+")
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--kinds", nargs="+", default=list(HEADS), choices=list(HEADS))
     parser.add_argument("--budget", type=float, default=900.0, help="seconds of training, of all kinds together")
     parser.add_argument("--stop-after", type=float, help="seconds after which to stop, to be gone on with")
     parser.add_argument("--back", type=Path)
     parser.add_argument("--prompts-at-most", type=int)
-    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument(
+        "--max-tokens", type=int, nargs="+", default=[256, 384], help="of an answer, by file of prompts"
+    )
     parser.add_argument("--context", type=int, default=1280)
     parser.add_argument("--greedy", type=float, default=0.6)
     args, more = parser.parse_known_args()
     began = time.time()
     args.out.mkdir(parents=True, exist_ok=True)
-    if not (args.out / "answers.npz").is_file():
+    if not (args.out / ANSWERS).is_file():
         write_answers(args, more)
         bring_answers_back(args)
         print(f"answers took {time.time() - began:.0f} s", flush=True)
