@@ -15,6 +15,7 @@ from .draft.base import Drafter
 from .engine.requests import AUTO
 from .models.quantize import native_for
 from .opened import Opened
+from .runner.cuda_sizes import ROWS
 from .system import home, processor
 from .types import SpeculationChoice
 from .verify.threshold import ThresholdSettings
@@ -40,7 +41,8 @@ def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened
     )
     arms = drafter.arms.items()
     traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior, arm.grows) for name, arm in arms}
-    return AdaptiveController(traits, settings, StepCosts(_cost_prior(target)), presence=drafter)
+    costs = StepCosts(_cost_prior(target), ROWS if target.device.type == "cuda" else ())
+    return AdaptiveController(traits, settings, costs, presence=drafter)
 
 
 def _cost_prior(target: Opened) -> CostPrior:

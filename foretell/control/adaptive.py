@@ -197,14 +197,20 @@ class AdaptiveController(Controller):
             if count and count >= self.settings.shortest:
                 self._worth[seq.id] = (given(market, plan, count) - 1) * market.plain / market.writers
                 farther = self._stretch(seq, plan, min(count, plan.depth))
-                found[seq.id] = self._budget(market, plan, count + farther, farther)
+                found[seq.id] = self._budget(market, seq, plan, count, farther)
                 self.lessons.expect(seq, plan.survival)
         return found
 
-    def _budget(self, market: Market, plan: Plan, nodes: int, farther: int) -> Budget:
-        is_tree = nodes - farther > plan.depth
-        floor = self.drafting.floor(market, plan.arm, is_tree)
-        return Budget(nodes, plan.arm, floor, levels=plan.depth + farther if is_tree else 0)
+    def _budget(self, market: Market, seq: Sequence, plan: Plan, nodes: int, farther: int) -> Budget:
+        """`farther`: levels to be tried behind those planned."""
+        if nodes <= plan.depth:
+            return Budget(nodes + farther, plan.arm, self.drafting.floor(market, plan.arm))
+        levels = plan.depth + farther
+        if market.writers == 1 and self.costs.sizes:  # what fills the step up costs no row
+            room = self.costs.filled(market.rows + nodes) - market.rows
+            full = max(nodes, min(room, self.settings.tree_cap(seq, 1)))
+            return Budget(full, plan.arm, levels=levels, planned=nodes)
+        return Budget(nodes, plan.arm, self.drafting.floor(market, plan.arm, tree=True), levels=levels)
 
     def _plan(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> Plan:
         """The best there is; a better drafter that is away is called."""

@@ -94,8 +94,9 @@ class StepCosts:
     """Seconds of a step of the target by the rows it runs, the tokens cached for its texts, and the pairs of a further
     row and a cached token it looks at: in long texts it is those that make a draft dear."""
 
-    def __init__(self, prior: CostPrior = CostPrior()) -> None:
-        self.prior = prior
+    def __init__(self, prior: CostPrior = CostPrior(), sizes: tuple[int, ...] = ()) -> None:
+        """`sizes`: rows that steps are filled up to, where they are; one in between costs what the next one does."""
+        self.prior, self.sizes = prior, sizes
         self.steps = 0
         self.single = 0.0  # seconds of a step of one row; 0 before the first step ran
         self._fit: Fit | None = None
@@ -114,7 +115,8 @@ class StepCosts:
         means = self._means  # another thread may learn meanwhile
         if not means:
             return 0.0
-        return sum(means[knot] * share for knot, share in _knots(rows)) + means[-2] * context + means[-1] * pairs
+        knots = _knots(self.filled(rows))
+        return sum(means[knot] * share for knot, share in knots) + means[-2] * context + means[-1] * pairs
 
     @property
     def pair(self) -> float:
@@ -135,8 +137,13 @@ class StepCosts:
             return [0.0] * (rows + 1)
         if len(self._prices) <= rows:
             spreads = self._fit.spread.diagonal()[: len(KNOTS)].tolist()
-            self._prices = between_knots(never_falling(self._means[: len(KNOTS)], spreads), max(rows, 64))
+            smooth = never_falling(self._means[: len(KNOTS)], spreads)
+            self._prices = in_steps(between_knots(smooth, self.filled(max(rows, 64))), self.sizes)
         return self._prices[: rows + 1]
+
+    def filled(self, rows: int) -> int:
+        """Rows that are run where so many are wanted."""
+        return next((size for size in self.sizes if rows <= size), rows) if rows else 0
 
     def wants(self, rows: int, guessed: bool = False) -> bool:
         """Whether a step of so many rows is worth learning from; to be asked once a step."""
@@ -153,7 +160,7 @@ class StepCosts:
         """A step of the target ran."""
         if seconds <= 0:
             return
-        features = _features(rows, context, pairs)
+        features = _features(self.filled(rows), context, pairs)
         if len(self._first) < FIRST and self.steps == len(self._first):
             self._first.append((features, seconds))
             self._fit = self._start()
@@ -220,6 +227,15 @@ def between_knots(values: list[float], rows: int) -> list[float]:
         slope = (values[-1] - values[-2]) / (KNOTS[-1] - KNOTS[-2])
         found += [values[-1] + slope * more for more in range(rows + 1 - KNOTS[-1])]
     return found
+
+
+def in_steps(prices: list[float], sizes: tuple[int, ...]) -> list[float]:
+    """The same where any number of rows costs what the next of these sizes does."""
+    found = prices[:1]
+    for size in sizes:
+        if size < len(prices):
+            found += [prices[size]] * (size + 1 - len(found))
+    return found + prices[len(found) :]
 
 
 def _knots(rows: int) -> tuple[tuple[int, float], ...]:

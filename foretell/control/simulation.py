@@ -42,9 +42,15 @@ class Machine:
     token: float = 1e-6
     noise: float = 0.05
     hiccup: float = 0.01  # how often a step takes several times as long
+    sizes: tuple[int, ...] = ()  # rows that a step is filled up to
+
+    def usual(self, rows: int, context: int) -> float:
+        """Seconds of a step without noise."""
+        run = next((size for size in self.sizes if rows <= size), rows)
+        return self.base + self.row * (run - 1) + self.token * context
 
     def seconds(self, rows: int, context: int, rng: random.Random) -> float:
-        usual = self.base + self.row * (rows - 1) + self.token * context
+        usual = self.usual(rows, context)
         return usual * rng.lognormvariate(0.0, self.noise) * (rng.uniform(2, 8) if rng.random() < self.hiccup else 1.0)
 
 
@@ -126,9 +132,9 @@ class World:
         drafts = [self._drafted(share) for share in shares]
         rows, context = len(shares) + sum(map(len, drafts)), sum(len(seq.tokens) for seq in self.running)
         drafting = self._drafting(budgets)
-        running = self.scenario.machine.seconds(rows, context, self.noise)
-        still = self.scenario.machine
-        self.result.seconds += drafting + still.base + still.row * (rows - 1) + still.token * context
+        machine = self.scenario.machine
+        running = machine.seconds(rows, context, self.noise)
+        self.result.seconds += drafting + machine.usual(rows, context)
         self.result.steps += 1
         self.result.drafted += rows - len(shares)
         self.result.lengths.append((rows - len(shares)) / len(shares))

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import count
 
 from foretell.control.adaptive import AdaptiveController
+from foretell.control.costs import StepCosts
 from foretell.control.settings import ArmTraits, Settings
 from foretell.control.simulation import Arm, Chance, Machine, Result, Scenario, World
 
@@ -99,13 +100,15 @@ DRIFTING = {
 }
 
 
-def adaptive(scenario: Scenario, settings: Settings = Settings()) -> AdaptiveController:
-    """One whose looks take a tenth of a millisecond each, whatever this machine does."""
+def adaptive(scenario: Scenario, settings: Settings = Settings(), knowing: bool = True) -> AdaptiveController:
+    """One whose looks take a tenth of a millisecond each, whatever this machine does; it knows what steps are filled up
+    to."""
     traits = {
         arm.name: ArmTraits(arm.free, not arm.free and not arm.others, grows=bool(arm.others)) for arm in scenario.arms
     }
-    return AdaptiveController(traits, settings, clock=partial(next, count(0.0, 1e-4)))
+    costs = StepCosts(sizes=scenario.machine.sizes if knowing else ())
+    return AdaptiveController(traits, settings, costs, clock=partial(next, count(0.0, 1e-4)))
 
 
-def adapted(scenario: Scenario, settings: Settings = Settings()) -> Result:
-    return World(scenario, adaptive(scenario, settings)).run()
+def adapted(scenario: Scenario, settings: Settings = Settings(), knowing: bool = True) -> Result:
+    return World(scenario, adaptive(scenario, settings, knowing)).run()

@@ -11,6 +11,7 @@ import pytest
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, Offers
+from foretell.control.costs import StepCosts
 from foretell.control.settings import ArmTraits, Settings
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
@@ -85,8 +86,10 @@ def test_no_draft_delays_a_first_token(adapts: bool) -> None:
 class Clock:
     """Steps of set prices, to see what is decided at them."""
 
-    def __init__(self, arms: dict[str, ArmTraits], settings: Settings = Settings()) -> None:
-        self.controller = AdaptiveController(arms, settings, clock=ticking())
+    def __init__(
+        self, arms: dict[str, ArmTraits], settings: Settings = Settings(), costs: StepCosts | None = None
+    ) -> None:
+        self.controller = AdaptiveController(arms, settings, costs, clock=ticking())
         self.ids = 0
 
     def sequence(self, room: int = 100, **choice: object) -> Sequence:

@@ -18,6 +18,7 @@ from foretell.control.costs import (
     DraftCosts,
     StepCosts,
     between_knots,
+    in_steps,
     never_falling,
 )
 
@@ -174,3 +175,16 @@ def test_rows_that_look_at_long_texts_are_found_dearer() -> None:
         costs.observe(rows, context, seconds * rng.lognormvariate(0, 0.05), pairs)
     assert costs.pair == pytest.approx(4e-7, rel=0.25)
     assert costs.seconds(9, 3000, 8 * 3000) > costs.seconds(9, 3000) + 0.006
+
+
+def test_between_the_sizes_of_steps_a_row_costs_nothing() -> None:
+    costs = StepCosts(sizes=(1, 8, 64))
+    for rows in (1, 8, 64) * 60:
+        costs.observe(rows, 0, 0.01 * {1: 1.0, 8: 1.1, 64: 1.6}[rows])
+    for rows in (5, 40) * 30:
+        costs.observe(rows, 0, 0.01 * {5: 1.1, 40: 1.6}[rows])
+    prices = costs.prices(70)
+    assert prices[2:8] == [prices[8]] * 6 and prices[9:64] == [prices[64]] * 55
+    assert prices[8] == pytest.approx(0.011, rel=0.02) and prices[64] == pytest.approx(0.016, rel=0.02)
+    assert costs.seconds(5) == pytest.approx(prices[8]) and prices[70] > prices[64]
+    assert in_steps([1.0, 2.0, 3.0], ()) == [1.0, 2.0, 3.0]

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from foretell.control.acceptance import WIDTHS, Acceptance, Guess, cell, tree_cell, width_of
+from foretell.control.costs import StepCosts
 from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
-from foretell.control.simulation import Always, Scenario, World, best_fixed, best_tree
-from foretell.control.spending import Bushes, Candidate, Market, best_plan, share_out
+from foretell.control.simulation import Always, Machine, Scenario, World, best_fixed, best_tree
+from foretell.control.spending import Bushes, Candidate, Market, Plan, best_plan, share_out
+from foretell.runner.cuda_sizes import ROWS
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes, Verdict
 from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adapted, adaptive, head, steady
 from tests.control.test_adaptive import Clock
@@ -112,6 +114,33 @@ def test_where_a_narrow_tree_is_hopeless_no_wider_one_is_looked_at() -> None:
     head = Candidate("head", [0.6, 0.36], by_depth, Bushes((2, 4, 8), levels, by_depth))
     assert not best_plan(market(row=0.5), [head], 0.01).levels and asked == [2]
     assert best_plan(market(), [head], 0.01).levels and asked == [2, 2, 4, 8]
+
+
+@pytest.mark.parametrize("rate", [0.4, 0.6, 0.75])
+def test_where_steps_are_filled_up_trees_fill_them(rate: float) -> None:
+    """As on a GPU, which runs 16 rows where 13 are wanted: three more nodes cost nothing."""
+    filled = Machine(base=0.0039, row=0.00002, token=1e-8, sizes=ROWS)
+    scenario = replace(head(steady(rate), 0.0003, filled), requests=24)
+    found = adapted(scenario, WITH_TREES)
+    late = [nodes for nodes in found.lengths[len(found.lengths) // 2 :] if nodes > 8]
+    assert late and sum(nodes + 1 in ROWS for nodes in late) >= 0.95 * len(late)
+    assert found.seconds < 0.99 * adapted(scenario, WITH_TREES, knowing=False).seconds
+    chain, _ = best_fixed(scenario, (0, 1, 2, 4, 8))
+    assert chain / found.seconds >= 1.05
+
+
+def test_what_fills_a_step_up_is_no_width_of_its_own() -> None:
+    planned, filled = Budget(20, "head", levels=5), Budget(31, "head", levels=5, planned=20)
+    assert width_of(filled) == width_of(planned) != width_of(Budget(31, "head", levels=5))
+
+
+def test_requests_limit_what_fills_a_step_up() -> None:
+    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=64), StepCosts(sizes=ROWS))
+    controller, plan = clock.controller, Plan("head", 20, 2.0, (0.5,) * 20, 5)
+    free, few = clock.sequence(), clock.sequence(max_draft=24)
+    assert controller._budget(market(), free, plan, 20, 0) == Budget(31, "head", levels=5, planned=20)
+    assert controller._budget(market(), few, plan, 20, 1) == Budget(24, "head", levels=6, planned=20)
+    assert controller._budget(market(4), free, plan, 20, 0).nodes == 20, "others may want the rows"
 
 
 def test_of_trees_for_several_the_best_nodes_are_bought() -> None:
