@@ -30,8 +30,11 @@ from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FixedController
 from foretell.control.costs import CostPrior, StepCosts
 from foretell.control.settings import ArmTraits, Settings
+from foretell.draft.base import Drafter
 from foretell.draft.heads import HeadDrafter
 from foretell.draft.heads_kinds import head_drafter
+from foretell.draft.mix import MixDrafter
+from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.profile import Profiler
 from foretell.engine.rehearsal import Rehearsal, all_pieces
@@ -45,6 +48,7 @@ from foretell.models.load import load_model
 from foretell.models.variants import quantize_weights, round_weights
 from foretell.opened import read_tokenizer
 from foretell.params import SamplingParams
+from foretell.runner.cuda_sizes import ROWS
 from foretell.runner.head_pages import beside
 from foretell.runner.runner import ModelRunner
 from foretell.runner.stock import freely
@@ -91,7 +95,9 @@ class Bench:
         runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.taps, beside(head.config))
         pack_head(head, runner.model)
         whole = False if args.by_steps else None  # None: as it is served
-        self.drafter: HeadDrafter = head_drafter(runner, head, model.config.layers, kind, whole=whole)
+        self.head: HeadDrafter = head_drafter(runner, head, model.config.layers, kind, whole=whole)
+        # The head comes first: what is fixed is the first one's.
+        self.drafter: Drafter = MixDrafter([self.head, SuffixDrafter()]) if args.suffix else self.head
         self.engine = Engine(runner, self.drafter, FixedController(0), Scheduler(runner, None, 1, 512))
         self.maker = RequestMaker(Limits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter)
         self.texts, self.args, self.clock = chosen(args, self.tokenizer), args, DeviceClock(runner)
@@ -101,7 +107,8 @@ class Bench:
         """One text, and its tokens."""
         self.engine.controller = self.controller(setting, way)
         params = SamplingParams(temperature=setting.temperature, max_tokens=tokens, seed=0, ignore_eos=True)
-        request = self.maker.make("0", text.prompt, params, SpeculationChoice(rule=setting.rule))[0]
+        # Each way is a tenant by itself: what another has written must not be copied.
+        request = self.maker.make("0", text.prompt, params, SpeculationChoice(rule=setting.rule), f"{setting}{way}")[0]
         track = self.engine.add(request)
         return write(self.engine, self.clock, track), tuple(track.seq.tokens)
 
@@ -112,7 +119,8 @@ class Bench:
         if setting not in self.controllers:
             arms = self.drafter.arms.items()
             traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior, arm.grows) for name, arm in arms}
-            costs = StepCosts(CostPrior(row=0.002 if self.args.device == "cuda" else 0.03))
+            on_gpu = self.args.device == "cuda"
+            costs = StepCosts(CostPrior(row=0.002 if on_gpu else 0.03), ROWS if on_gpu else ())
             found = AdaptiveController(traits, Settings(tree=way.nodes), costs, presence=self.drafter)
             Profiler(self.engine, found).run()
             self.controllers[setting] = found
@@ -215,11 +223,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--inflate", type=int, nargs="?", default=0, const=7, help="copies of every unit")
     parser.add_argument("--quantization", default="none", choices=("none", "int8", "fp8"), help="a CPU has int8 alone")
-    parser.add_argument("--nodes", type=int, nargs="*", default=[8, 16, 32, 64, 128])
+    parser.add_argument("--nodes", type=int, nargs="*", default=[7, 15, 31, 63, 127])
     parser.add_argument("--depths", type=int, nargs="+", default=[3, 5, 7], help="each with each of --nodes")
     parser.add_argument("--shapes", nargs="*", default=[], help="further trees, as NODES:LEVELS")
     parser.add_argument("--chains", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8])
     parser.add_argument("--controller", action="store_true", help="also as the controller likes")
+    parser.add_argument("--suffix", action="store_true", help="the controller may also copy from the text itself")
     parser.add_argument("--by-steps", action="store_true", help="drafts step by step, as they are defined")
     parser.add_argument("--workload", default="own")
     parser.add_argument("--data", type=Path, help="where the workload lies, if it does not come with the package")
@@ -240,7 +249,7 @@ def main() -> None:
     if not args.masks_only:
         run(bench, report, args, began)
         report.show()
-        report.more["ranks"] = bench.drafter.ranks.rates[:3]
+        report.more["ranks"] = bench.head.ranks.rates[:3]
     show_masks(bench, report, args.at)
 
 
