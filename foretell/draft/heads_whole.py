@@ -44,7 +44,7 @@ def whole_reader(head: Head[Any], pages: HeadPages) -> WholeReader:
         from foretell.runner.cuda_fused import is_fused
         from foretell.runner.cuda_fused_reading import FusedReader
 
-        if is_fused(head, pages.keys, features) and len(pages.keys) == 1:
+        if is_fused(head, pages.keys, features):
             return FusedReader(head, pages.keys, pages.values, features, pages.page_size)
     return WholeReader(head, pages.keys, pages.values, features, pages.page_size)
 

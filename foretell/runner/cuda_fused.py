@@ -152,14 +152,11 @@ class FusedLayers:
             if layer.attention_norm is not None:
                 residual, x = add_norm(residual, change, layer.attention_norm.weight, self.eps)
             seen = self._attend(layer.attention, x, index, sight)
-            ffn = layer.ffn
-            residual, x = add_norm(residual, seen, layer.ffn_norm.weight, self.eps, rounding=rounding_of(ffn.gate_up))
-            mixed = gate(self._product(ffn.gate_up, x), ffn.gelu, rounding_of(ffn.down))
-            change = self._change(ffn.down, mixed)
+            residual, change = feed(self.products, layer, residual, seen)
         assert head.norm is not None, "asked before"
         states, normed = add_norm(residual, change, head.norm.weight, self.eps)
         assert isinstance(normed, Tensor), "no rounding was asked for"
-        return Stepped(self._product(head.output, normed), normed if self.config.norm_output else states)
+        return Stepped(product(self.products, head.output, normed), normed if self.config.norm_output else states)
 
     def _read(self, tokens: Tensor, feature: Feature) -> tuple[Tensor, Tensor]:
         head = self.head
@@ -171,24 +168,34 @@ class FusedLayers:
 
     def _attend(self, attention: HeadAttention, x: Rows, index: int, sight: Sight) -> Change:
         text, own, config = self.text[index], self.own[index], attention.config
-        if attention.qkv is not None:
-            qkv = self._product(attention.qkv, x)
-        else:
-            qkv = torch.cat([self._product(attention.q, x), self._product(attention.kv, x)], -1)
-        norms, level = head_norms(attention), self.levels[sight.depth]
-        q = turn_and_store(qkv, self.head.table, level, own.keys, own.values, norms)
-        return self._change(attention.out, glance(q, text, own, sight, config.scale, config.window))
-
-    def _product(self, layer: Linear, x: Rows) -> Tensor:
-        return product(self.products, layer, x)
-
-    def _change(self, layer: Linear, x: Rows) -> Change:
-        return self.products.in_parts(layer, x, reads=not isinstance(layer, RoundedLinear))
+        qkv, level = asked(self.products, attention, x), self.levels[sight.depth]
+        q = turn_and_store(qkv, self.head.table, level, own.keys, own.values, head_norms(attention))
+        return in_parts(self.products, attention.out, glance(q, text, own, sight, config.scale, config.window))
 
 
 def product(products: Products, layer: Linear, x: Rows) -> Tensor:
     """By the library, but in 8 bits: guesses may hang on how many rows stand beside them."""
     return products(layer, x, reads=not isinstance(layer, RoundedLinear))
+
+
+def in_parts(products: Products, layer: Linear, x: Rows) -> Change:
+    """A product whose parts are left to whoever adds it."""
+    return products.in_parts(layer, x, reads=not isinstance(layer, RoundedLinear))
+
+
+def asked(products: Products, attention: HeadAttention, x: Rows) -> Tensor:
+    """Queries, keys and values, side by side."""
+    if attention.qkv is not None:
+        return product(products, attention.qkv, x)
+    return torch.cat([product(products, attention.q, x), product(products, attention.kv, x)], -1)
+
+
+def feed(products: Products, layer: HeadLayer, residual: Tensor, seen: Change) -> tuple[Tensor, Change]:
+    """What a layer makes of what it has seen: that added, and what is still to be."""
+    ffn = layer.ffn
+    residual, x = add_norm(residual, seen, layer.ffn_norm.weight, layer.eps, rounding=rounding_of(ffn.gate_up))
+    mixed = gate(product(products, ffn.gate_up, x), ffn.gelu, rounding_of(ffn.down))
+    return residual, in_parts(products, ffn.down, mixed)
 
 
 def head_norms(attention: HeadAttention) -> HeadNorms | None:

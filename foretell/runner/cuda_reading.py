@@ -183,10 +183,8 @@ class WholeReader:
             # The first place of a text has no feature before it; it gets one of no meaning, and is never seen.
             before = self.features.view(-1, self.features.shape[-1]).index_select(0, table.field(BEFORE))
         pair = (table.field(TOKEN), before, head.turn(table.field(PLACE)))
-        if table.sizes.texts:
-            head.step(*pair, ReadPass(self, table))
-        else:
-            self._keep(0, slots, *head.remember(*pair))
+        attend = ReadPass(self, table) if table.sizes.texts else None  # none where there is one layer
+        self._keep(-1, slots, *head.remember(*pair, attend))
 
     def _keep(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         store(keys, self.keys[layer], slots)

@@ -96,10 +96,8 @@ class SteppingWork(HeadWork):
         tokens, own = self.numbers(job.tokens), self.slots(spans)
         features = self.features(self.slots(spans, back=1))
         turn = self.head.turn(self.numbers([place for _, start, stop in spans for place in range(start, stop)]))
-        if len(self.pages.keys) == 1:
-            self.pages.put(0, own, *self.head.remember(tokens, features, turn))
-        else:
-            self.head.step(tokens, features, turn, Pass(self.pages, self.head.config.layer, spans, own))
+        attend = Pass(self.pages, self.head.config.layer, spans, own)
+        self.pages.put(-1, own, *self.head.remember(tokens, features, turn, attend))
 
     def _step(self, job: StepRows) -> Tensor:
         before = self.numbers(job.before)

@@ -70,7 +70,7 @@ class ChainRun {
                                 branch == nullptr ? 0 : places[i] + 1 - c.branch});
         }
         layers.read(tokens.data(), c.features, read);
-        layers.run(seen, places.data(), slots.data(), read);
+        layers.run(seen, places.data(), slots.data(), read, h.layer_count);
         seen.clear();
         layers.finish(count);
         layers.linear(*h.output, layers.t.normed.data(), count, c.logits);
@@ -131,7 +131,7 @@ class BlockRun {
 
     int64_t whole() {
         fill();
-        layers.run(seen, places.data(), slots.data(), a.texts * b.rows);
+        layers.run(seen, places.data(), slots.data(), a.texts * b.rows, h.layer_count);
         layers.finish(a.texts * b.rows);
         std::memcpy(a.states, layers.t.normed.data(), a.texts * b.rows * h.width * sizeof(float));
         const int64_t first = b.from_anchor ? 0 : 1;

@@ -92,17 +92,20 @@ class Layers {
         if (h.embed_norm != nullptr) k.norm(out, h.embed_norm, h.eps, h.width, out);
     }
 
-    void run(const std::vector<Seen>& seen, const int64_t* places, const int64_t* slots, int64_t rows) {
-        for (int64_t i = 0; i < h.layer_count; ++i) {
+    // What attention of a layer reads.
+    const float* reads(int64_t index, int64_t rows) {
+        if (index == 0 && h.side_by_side) return t.joined.data();
+        const float* const weight = h.layers[index].attention_norm;
+        if (weight == nullptr) return t.states.data();
+        norm(weight, rows);
+        return t.normed.data();
+    }
+
+    // The first `count` layers.
+    void run(const std::vector<Seen>& seen, const int64_t* places, const int64_t* slots, int64_t rows, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
             const Layer& layer = h.layers[i];
-            const float* x = t.states.data();
-            if (i == 0 && h.side_by_side) {
-                x = t.joined.data();
-            } else if (layer.attention_norm != nullptr) {
-                norm(layer.attention_norm, rows);
-                x = t.normed.data();
-            }
-            linear(*layer.qkv, x, rows, t.qkv.data());
+            linear(*layer.qkv, reads(i, rows), rows, t.qkv.data());
             by_rows(team, rows, (h.heads + 2 * h.kv_heads) * h.head_dim,
                     [&](int64_t row) { turn(layer, places[row], slots[row], row); });
             attend(layer, seen);

@@ -61,14 +61,9 @@ class ReadRun {
     void read_pairs() {
         if (!layers.reads_tokens()) find_before();
         layers.read(a.tokens, t.before.data(), a.pairs);
-        if (h.layer_count > 1) return run_pairs();
-        const float* const norm = h.layers[0].attention_norm;
-        if (!h.side_by_side && norm != nullptr)
-            for (int64_t i = 0; i < a.pairs; ++i)
-                k.norm(&layers.t.states[i * h.width], norm, h.eps, h.width, &layers.t.normed[i * h.width]);
-        const std::vector<float>& x =
-            h.side_by_side ? layers.t.joined : norm != nullptr ? layers.t.normed : layers.t.states;
-        keep(0, x.data(), a.own, a.at, a.pairs);
+        const int64_t last = h.layer_count - 1;
+        if (last > 0) run_pairs(last);
+        keep(last, layers.reads(last, a.pairs), a.own, a.at, a.pairs);
     }
 
     void find_before() {
@@ -77,11 +72,12 @@ class ReadRun {
             std::memcpy(&t.before[i * h.width], r.features + a.before[i] * h.width, h.width * sizeof(float));
     }
 
-    // Of several layers the later ones read what the earlier ones say: all that comes before is looked at.
-    void run_pairs() {
+    // Of several layers the later ones read what the earlier ones say: all that comes before is looked at. What the
+    // last one says of known tokens nobody asks.
+    void run_pairs(int64_t count) {
         std::vector<Seen> seen;
         layers.see(a, 0, seen);
-        layers.run(seen, a.at, a.own, a.pairs);
+        layers.run(seen, a.at, a.own, a.pairs, count);
     }
 
     // Keys and values of a layer's input, into their slots.

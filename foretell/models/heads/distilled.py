@@ -10,7 +10,7 @@ from ..layers import Norm
 from ..shard import Shard
 from .base import Head
 from .config import DistilledConfig
-from .layer import Attend, HeadLayer, Turn
+from .layer import Attend, HeadLayer, KeysValues, Turn, remember_last
 
 
 class DistilledHead(Head[DistilledConfig]):
@@ -32,11 +32,9 @@ class DistilledHead(Head[DistilledConfig]):
             x = layer(x, turn, attend)
         return x
 
-    def remember(self, tokens: Tensor, feature: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first layer, all there is to keep of known tokens where it is the only one."""
-        layer = self.layers[0]
-        assert isinstance(layer, HeadLayer), "a head is made of layers"
-        return layer.remember(self.embedded(tokens), turn)
+    def remember(self, tokens: Tensor, feature: Tensor, turn: Turn, attend: Attend | None = None) -> KeysValues:
+        """Keys and values of the last layer. Those before it, where there are any, keep theirs through `attend`."""
+        return remember_last(self.layers, self.embedded(tokens), turn, attend)
 
     def carry(self, states: Tensor) -> Tensor:
         """The next step looks at its token alone."""

@@ -11,7 +11,7 @@ from ..layers import Linear, Norm
 from ..shard import Shard
 from .base import Head
 from .config import EagleConfig
-from .layer import Attend, HeadLayer, Turn
+from .layer import Attend, HeadLayer, KeysValues, Turn, remember_last
 
 
 class EagleHead(Head[EagleConfig]):
@@ -55,11 +55,10 @@ class EagleHead(Head[EagleConfig]):
             residual = None
         return x
 
-    def remember(self, tokens: Tensor, feature: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first layer, all there is to keep of known tokens where it is the only one."""
-        layer = self.layers[0]
-        assert isinstance(layer, HeadLayer), "a head is made of layers"
-        return layer.remember(self._read(tokens, feature)[0], turn)
+    def remember(self, tokens: Tensor, feature: Tensor, turn: Turn, attend: Attend | None = None) -> KeysValues:
+        """Keys and values of the last layer. Those before it, where there are any, keep theirs through `attend`."""
+        x, residual = self._read(tokens, feature)
+        return remember_last(self.layers, x, turn, attend, residual)
 
     def carry(self, states: Tensor) -> Tensor:
         """What the next step takes for the feature of this place."""

@@ -16,6 +16,7 @@ from ..shard import Ranks
 from .config import LayerConfig
 
 Turn = tuple[Tensor, Tensor]  # cosines and sines of the rows' positions, [..., 1, head_dim]
+KeysValues = tuple[Tensor, Tensor]  # [..., kv_heads, dim] each
 
 
 class Attend(Protocol):
@@ -60,11 +61,11 @@ class HeadAttention(nn.Module):
         mixed: Tensor = self.out(seen.flatten(-2))
         return mixed
 
-    def remember(self, x: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+    def remember(self, x: Tensor, turn: Turn) -> KeysValues:
         """Keys and values of rows, [..., kv_heads, dim] each."""
         return self._turned(self._heads(self.kv(x)), turn)
 
-    def _turned(self, kv: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+    def _turned(self, kv: Tensor, turn: Turn) -> KeysValues:
         k, v = kv.chunk(2, -2)
         if self.k_norm is not None:
             k = rms_norm(k, self.k_norm.weight, self.config.norm_eps)
@@ -113,9 +114,20 @@ class HeadLayer(nn.Module):
         """What attention gets to see of its input."""
         return x if self.attention_norm is None else rms_norm(x, self.attention_norm.weight, self.eps)
 
-    def remember(self, x: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+    def remember(self, x: Tensor, turn: Turn) -> KeysValues:
         """The keys and values `forward` would keep."""
         return self.attention.remember(self.reads(x), turn)
+
+
+def remember_last(
+    layers: nn.ModuleList, x: Tensor, turn: Turn, attend: Attend | None, residual: Tensor | None = None
+) -> KeysValues:
+    """The keys and values of the last layer, behind which nothing of known tokens is of use; all others run."""
+    *others, last = layers
+    for layer in others:
+        x, residual = layer(x, turn, attend, residual), None
+    assert isinstance(last, HeadLayer), "a head is made of layers"
+    return last.remember(x, turn)
 
 
 def initialise(
