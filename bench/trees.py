@@ -97,7 +97,8 @@ class Bench:
         whole = False if args.by_steps else None  # None: as it is served
         self.head: HeadDrafter = head_drafter(runner, head, model.config.layers, kind, whole=whole)
         # The head comes first: what is fixed is the first one's.
-        self.drafter: Drafter = MixDrafter([self.head, SuffixDrafter()]) if args.suffix else self.head
+        # It copies from the text itself: what was written in another way, or to warm up, must not be copied.
+        self.drafter: Drafter = MixDrafter([self.head, SuffixDrafter(tenants=0)]) if args.suffix else self.head
         self.engine = Engine(runner, self.drafter, FixedController(0), Scheduler(runner, None, 1, 512))
         self.maker = RequestMaker(Limits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter)
         self.texts, self.args, self.clock = chosen(args, self.tokenizer), args, DeviceClock(runner)
@@ -107,8 +108,7 @@ class Bench:
         """One text, and its tokens."""
         self.engine.controller = self.controller(setting, way)
         params = SamplingParams(temperature=setting.temperature, max_tokens=tokens, seed=0, ignore_eos=True)
-        # Each way is a tenant by itself: what another has written must not be copied.
-        request = self.maker.make("0", text.prompt, params, SpeculationChoice(rule=setting.rule), f"{setting}{way}")[0]
+        request = self.maker.make("0", text.prompt, params, SpeculationChoice(rule=setting.rule))[0]
         track = self.engine.add(request)
         return write(self.engine, self.clock, track), tuple(track.seq.tokens)
 

@@ -13,7 +13,7 @@ from .options import nearest, option, strict
 
 MOST_THREADS = 1024
 DEFAULT_DRAFT, MOST_DRAFTED = 16, 64
-DEFAULT_TREE, MOST_NODES = 64, 255  # with the last token the most rows that a device records
+DEFAULT_TREE, MOST_NODES = 63, 255  # with the last token the most rows that a device records
 SHORTEST_MATCH, LONGEST_MATCH, LONGEST_RUN = 2, 4, 64
 QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
 

@@ -87,7 +87,17 @@ def measured(data: Path) -> set[tuple[str, ...]]:
     names = ("spec_bench/question.jsonl", "gsm8k/test.jsonl")
     paths = [data / name for name in names]
     paths += [path for name in ("mt_bench", "humaneval") for path in sorted((data / name).glob("*.json*"))]
-    return {run for path in paths for row in read(path) for run in windows(json.dumps(row, ensure_ascii=False))}
+    texts = (text for path in paths for row in read(path) for text in strings(row))
+    return {run for text in texts for run in windows(text)}
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All there are in what JSON gave."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from strings(each)
 
 
 def main() -> None:

@@ -49,8 +49,7 @@ def write_answers(args: argparse.Namespace, more: list[str]) -> None:
             *("--out", str(folder), "--max-tokens", str(longest), "--context", str(args.context)),
             *("--greedy", str(args.greedy), "--answers-only", *asked, *more),
         ]
-        if not (folder / ANSWERS).is_file():
-            subprocess.run(line, check=True)
+        subprocess.run(line, check=True)  # what it has written before it was stopped it does not write again
         documents += load_documents(folder / ANSWERS)
     save_documents(documents, args.out / ANSWERS)
 

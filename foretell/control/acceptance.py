@@ -46,7 +46,7 @@ def tree_cell(width: int, depth: int) -> int:
 def width_of(budget: Budget) -> int | None:
     """Which of the WIDTHS a budget's trees were planned with; None where it is for a chain."""
     nodes = budget.planned or budget.nodes
-    return bisect_right(WIDTHS, 1.4 * nodes / budget.depth) - 1 if budget.branches else None
+    return max(0, bisect_right(WIDTHS, 1.4 * nodes / budget.depth) - 1) if budget.branches else None
 
 
 @dataclass(frozen=True)

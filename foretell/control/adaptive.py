@@ -205,12 +205,14 @@ class AdaptiveController(Controller):
         """`farther`: levels to be tried behind those planned."""
         if nodes <= plan.depth:
             return Budget(nodes + farther, plan.arm, self.drafting.floor(market, plan.arm))
-        levels = plan.depth + farther
-        if market.writers == 1 and self.costs.sizes:  # what fills the step up costs no row
-            room = self.costs.filled(market.rows + nodes) - market.rows
-            full = max(nodes, min(room, self.settings.tree_cap(seq, 1)))
-            return Budget(full, plan.arm, levels=levels, planned=nodes)
-        return Budget(nodes, plan.arm, self.drafting.floor(market, plan.arm, tree=True), levels=levels)
+        levels, filling = plan.depth + farther, market.rows == 1 and bool(self.costs.sizes)
+        most = self.settings.tree_cap(seq, market.writers)
+        # What fills the step of a text alone up costs no row.
+        wanted = self.costs.filled(1 + nodes) - 1 if filling else nodes + farther
+        floor = self.drafting.floor(market, plan.arm, tree=True, filling=filling)
+        return Budget(
+            max(nodes, min(wanted, most)), plan.arm, floor, levels=levels, planned=nodes * levels // plan.depth
+        )
 
     def _plan(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> Plan:
         """The best there is; a better drafter that is away is called."""

@@ -68,14 +68,15 @@ class Drafting:
             return 0.0
         return self.costs[arm].seconds(1, market.writers, 0, market.plain) / market.writers
 
-    def floor(self, market: Market, arm: str, tree: bool = False) -> float:
+    def floor(self, market: Market, arm: str, tree: bool = False, filling: bool = False) -> float:
         """How likely a branch must be for one more node to pay; a drafter that doubts its own guess stops there.
 
-        A node of a tree pays for its row and its place in a level; that there is a level others have paid for.
+        A node of a tree pays for its row and its place in a level; that there is a level others have paid for. One that
+        only fills a step up pays for what its row looks at.
         """
         if arm in self.free:
             return 0.0
-        row = market.extra(market.writers) / market.writers
+        row = market.further if filling else market.extra(market.writers) / market.writers
         prices = self.of(arm, tree).prices(market.plain)
         own = prices.node if tree else prices.node + prices.level / market.writers
         return min(0.9, 0.7 * (own + row) * market.writers / market.plain)

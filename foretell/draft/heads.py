@@ -73,8 +73,8 @@ class HeadDrafter(Drafter):
         self._whole_reader = whole_reader(head, pages) if self.whole else None
         self._trails: dict[int, Trail] = {}
         self.chooser, self.ranks = Chooser(head.draft_ids, draft_temperature), RankRates(head.config.accuracy)
-        if head.config.accuracy:
-            self.prior = head.config.accuracy[0]  # as it was seen when it was made
+        # As good as it was seen to be when it was made; one that was bad then may be better at what is asked here.
+        self.prior = max(0.1, head.config.accuracy[0]) if head.config.accuracy else type(self).prior
 
     def take(self, head: Head[Any]) -> None:
         """Guess with another head of the same shape from now on: all that was readied for the old one is made anew."""

@@ -109,7 +109,7 @@ def _draft_model(parts: Parts, name: str) -> Drafter:
 def _distilled(parts: Parts, folder: str) -> Drafter:
     name = named("distilled", folder)
     drafter = _head("distilled")(parts, folder) if name in parts.heads else _model_drafter(parts, name, name)
-    drafter.cost_share, drafter.prior = 0.25, 0.6
+    drafter.cost_share = 0.25
     return drafter
 
 

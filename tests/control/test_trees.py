@@ -138,9 +138,22 @@ def test_requests_limit_what_fills_a_step_up() -> None:
     clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=64), StepCosts(sizes=ROWS))
     controller, plan = clock.controller, Plan("head", 20, 2.0, (0.5,) * 20, 5)
     free, few = clock.sequence(), clock.sequence(max_draft=24)
-    assert controller._budget(market(), free, plan, 20, 0) == Budget(31, "head", levels=5, planned=20)
-    assert controller._budget(market(), few, plan, 20, 1) == Budget(24, "head", levels=6, planned=20)
-    assert controller._budget(market(4), free, plan, 20, 0).nodes == 20, "others may want the rows"
+    found = [controller._budget(market(), *each) for each in ((free, plan, 20, 0), (few, plan, 20, 1))]
+    assert [(each.nodes, each.levels, each.planned) for each in found] == [(31, 5, 20), (24, 6, 24)]
+    for crowd in (market(4), replace(market(), rows=33)):
+        assert controller._budget(crowd, free, plan, 20, 0).nodes == 20, "others, or a prompt, want the rows"
+    long = replace(market(), further=0.002)
+    assert controller._budget(long, free, plan, 20, 0).floor > controller._budget(market(), free, plan, 20, 0).floor
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (4, 2), (8, 2), (16, 4)])
+@pytest.mark.parametrize("sizes", [(), ROWS])
+def test_a_tree_that_is_tried_deeper_is_as_wide_as_it_was(shape: tuple[int, int], sizes: tuple[int, ...]) -> None:
+    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=63), StepCosts(sizes=sizes))
+    plan = Plan("head", shape[0], 2.0, (0.5,) * shape[0], shape[1])
+    found = [clock.controller._budget(market(), clock.sequence(), plan, shape[0], farther) for farther in (0, 1)]
+    assert found[1].levels == shape[1] + 1 and found[1].branches
+    assert width_of(found[0]) == width_of(found[1]) == WIDTHS.index(shape[0] // shape[1])
 
 
 def test_of_trees_for_several_the_best_nodes_are_bought() -> None:
