@@ -13,7 +13,16 @@ from foretell.config import SpeculationConfig
 from foretell.draft import arms, heads_wanted, models_wanted
 from foretell.errors import ForetellError, ModelError, RequestError
 from foretell.hub import open_checkpoint
-from foretell.models.heads import BlockConfig, EagleConfig, HeadConfig, Lender, MedusaConfig, make_head, write_head
+from foretell.models.heads import (
+    BlockConfig,
+    DistilledConfig,
+    EagleConfig,
+    HeadConfig,
+    Lender,
+    MedusaConfig,
+    make_head,
+    write_head,
+)
 from foretell.models.heads import open as opening
 from foretell.models.heads.layer import initialise
 from foretell.models.load import load_model
@@ -64,6 +73,22 @@ def test_a_head_in_a_folder_serves(kind: str, heads: Path, tiny_folder: Path, pl
     assert tokens(llm) == plain
     assert llm.engine.stats.speculation.by_drafter.keys() == {f"{kind}:{heads / kind}"}
     assert llm.engine.drafter.arms[f"{kind}:{heads / kind}"].memory > 0
+
+
+@pytest.mark.parametrize(("accuracy", "believed"), [((), None), ((0.7, 0.5), 0.7), ((0.0,), 0.1)])
+@pytest.mark.parametrize("kind", ["eagle", "distilled"])
+def test_a_head_is_believed_as_good_as_it_was(
+    kind: str, accuracy: tuple[float, ...], believed: float | None, tmp_path: Path, tiny_folder: Path
+) -> None:
+    vocab = read_config(open_checkpoint(tiny_folder)).vocab
+    config: HeadConfig = DistilledConfig(LAYER, vocab, 32, (0,), layers=1, accuracy=accuracy)
+    if kind == "eagle":
+        config = EagleConfig(LAYER, vocab, 32, (0, 1, 2), fc_norm=True, accuracy=accuracy)
+    head = make_head(config)
+    initialise(head, torch.Generator().manual_seed(0))
+    write_head(head, tmp_path)
+    arm = LLM(tiny_folder, drafter=f"{kind}:{tmp_path}", quiet=True).engine.drafter.arms[f"{kind}:{tmp_path}"]
+    assert arm.prior == believed if believed is not None else arm.prior > 0.5
 
 
 def test_several_heads_and_others_serve_together(heads: Path, tiny_folder: Path, plain: list[list[int]]) -> None:
