@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -16,7 +15,6 @@ from .draft.base import Drafter
 from .engine.requests import AUTO
 from .models.quantize import native_for
 from .opened import Opened
-from .runner.cuda_sizes import ROWS
 from .system import home, processor
 from .types import SpeculationChoice
 from .verify.threshold import ThresholdSettings
@@ -24,17 +22,12 @@ from .verify.threshold import ThresholdSettings
 COSTS = 2  # what was learnt of others, or of other heads under the same names, is not gone on with
 
 
-def sizes_of(target: Opened) -> tuple[int, ...]:
-    """The rows that its steps are filled up to; none where they run as they are."""
-    return ROWS if target.device.type == "cuda" and find_spec("triton") is not None else ()
-
-
 def costs_file(model: str, target: Opened) -> Path:
     """Where what steps cost is kept: for this model on this device with so many threads."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
     kernels = (target.bits or target.rounding, native_for(target.device) is not None)
     parts: tuple[object, ...] = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
-    parts += (() if target.shard is None else (target.shard,), sizes_of(target), COSTS)
+    parts += (() if target.shard is None else (target.shard,), target.sizes, COSTS)
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 
 
@@ -49,7 +42,7 @@ def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened
     )
     arms = drafter.arms.items()
     traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior, arm.grows) for name, arm in arms}
-    costs = StepCosts(_cost_prior(target), sizes_of(target))
+    costs = StepCosts(_cost_prior(target), target.sizes)
     return AdaptiveController(traits, settings, costs, presence=drafter)
 
 

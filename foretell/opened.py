@@ -26,6 +26,7 @@ from .models.read_config import read_config
 from .models.shard import Shard
 from .models.variants import prepared_bytes, quantize_weights, quantized_bytes, round_weights
 from .parallel import Part, Team
+from .runner.cuda_sizes import ROWS
 from .runner.cuda_warm import EVEN, Guessers, Warming, few_layers
 from .runner.memory import recorded_bytes, step_bytes
 from .runner.runner import ModelRunner
@@ -75,6 +76,11 @@ class Opened:
         """Bytes of cache one token takes."""
         layer = LayerShape(self.local.kv_heads, self.config.head_dim)
         return self.config.layers * layer.bytes_per_token(self.dtype)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The rows that its steps are filled up to; none where they run as they are."""
+        return ROWS if self.device.type == "cuda" and find_spec("triton") is not None else ()
 
     def step_bytes(self, tokens: int, context: int) -> int:
         """What its steps work with on a GPU, recorded ones and others."""
