@@ -96,8 +96,8 @@ class Bench:
         pack_head(head, runner.model)
         whole = False if args.by_steps else None  # None: as it is served
         self.head: HeadDrafter = head_drafter(runner, head, model.config.layers, kind, whole=whole)
-        # The head comes first: what is fixed is the first one's.
-        # It copies from the text itself: what was written in another way, or to warm up, must not be copied.
+        # The head comes first: fixed lengths are the first one's. `suffix` keeps no finished text: what was written in
+        # another way, or to warm up, must not be copied.
         self.drafter: Drafter = MixDrafter([self.head, SuffixDrafter(tenants=0)]) if args.suffix else self.head
         self.engine = Engine(runner, self.drafter, FixedController(0), Scheduler(runner, None, 1, 512))
         self.maker = RequestMaker(Limits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter)

@@ -32,6 +32,8 @@ SHORTEST = 8  # characters of a question
 def opening(tokenizer: Tokenizer) -> list[int]:
     """A chat up to where the user's first words stand."""
     chat, mark = tokenizer.encode_chat([{"role": "user", "content": MARK}]), tokenizer.encode(MARK)[-1]
+    if mark not in chat:
+        raise SystemExit("this model's chat template does not show where the user speaks; give prompts of your own")
     return chat[: chat.index(mark)]
 
 
@@ -58,6 +60,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.count < 1:
+        parser.error(f"--count must be 1 or more, not {args.count}")
     began, forbidden = time.time(), measured(args.data)
     opened = open_model(args.target, EngineConfig(model=args.target, device=args.device, quantization="none"), print)
     found = drawn(opened, args)

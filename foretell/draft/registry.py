@@ -108,7 +108,11 @@ def _draft_model(parts: Parts, name: str) -> Drafter:
 
 def _distilled(parts: Parts, folder: str) -> Drafter:
     name = named("distilled", folder)
-    drafter = _head("distilled")(parts, folder) if name in parts.heads else _model_drafter(parts, name, name)
+    if name in parts.heads:
+        drafter = _head("distilled")(parts, folder)
+    else:
+        drafter = _model_drafter(parts, name, name)
+        drafter.prior = 0.6
     drafter.cost_share = 0.25
     return drafter
 
