@@ -40,8 +40,9 @@ def accepted(name: str, items: list[Item], args: argparse.Namespace) -> dict[str
     """By task, of a drafter with its guesses a step, as eagle@5."""
     drafter, _, guesses = name.rpartition("@")
     llm = LLM(
-        args.model, drafter=drafter, num_speculative_tokens=int(guesses), rule=args.rule, prefix_cache=False, quiet=True
-    )
+        args.model, drafter=drafter, num_speculative_tokens=int(guesses), rule=args.rule, prefix_cache=False,
+        device=args.device, max_num_seqs=args.at_once, quiet=True,
+    )  # fmt: skip
     chats = [[{"role": "user", "content": item.text}] if item.text else list(item.messages) for item in items]
     if args.context:
         chats = [said_before(items, i, args.context, llm.tokenizer) + chat for i, chat in enumerate(chats)]
@@ -63,6 +64,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rule", default="match")
+    parser.add_argument("--device", default="auto", help="cpu or cuda")
+    parser.add_argument("--at-once", type=int, default=64, help="texts that are written at once")
     parser.add_argument("--context", type=int, default=0, help="tokens before each question")
     args = parser.parse_args()
     if wrong := [name for name in args.drafters if not name.rpartition("@")[2].isdigit() or "@" not in name]:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Rounding = Literal["int8", "fp8"]
 TYPES: dict[Rounding, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 LARGEST: dict[Rounding, float] = {"int8": 127.0, "fp8": 448.0}
+LIBRARY_ROWS = 17  # the least the library multiplies
 LEAST_PEAK = 1e-30  # a row no larger than this is taken for zeros
 
 
@@ -54,8 +56,9 @@ def rounded_sums(x: Rounded, weights: Rounded) -> Tensor:
     """[rows, in] times [out, in] before any scale, [rows, out]: int32, and float32 for floats."""
     if x.rounding == "fp8":
         return x.values.float() @ weights.values.float().T
-    if x.values.is_cuda and len(x) > 16 and not (x.values.shape[1] % 16 or len(weights) % 16):
-        return torch._int_mm(x.values, weights.values.T)
+    if x.values.is_cuda and not (x.values.shape[1] % 16 or len(weights) % 16):
+        lacking = max(0, LIBRARY_ROWS - len(x))
+        return torch._int_mm(F.pad(x.values, (0, 0, 0, lacking)), weights.values.T)[: len(x)]
     return (x.values.double() @ weights.values.double().T).to(torch.int32)  # exact: far below 2 ** 53
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from foretell.kernels.rounded import Rounding
 from foretell.kernels.triton.branch import Branches, Noise, best_children, descend
 from foretell.kernels.triton.gate import gate
 from foretell.kernels.triton.glance import Cells, Sight, glance
@@ -31,7 +32,7 @@ def is_fused(head: Head[Any], keys: list[Tensor], features: Tensor | None) -> Ty
     if features is None:
         return False
     kinds = {head.like.dtype, features.dtype, *(each.dtype for each in keys)}
-    return isinstance(head, EagleHead) and head.config.generation == 3 and len(kinds) == 1
+    return isinstance(head, EagleHead) and head.is_fusible and len(kinds) == 1
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,8 @@ class FusedLayers:
         for index, layer in enumerate(head.layers):
             assert isinstance(layer, HeadLayer), "a head is made of layers"
             if layer.attention_norm is not None:
-                residual, x = add_norm(residual, change, layer.attention_norm.weight, self.eps)
+                rounding = rounding_asked(layer.attention)
+                residual, x = add_norm(residual, change, layer.attention_norm.weight, self.eps, rounding=rounding)
             seen = self._attend(layer.attention, x, index, sight)
             residual, change = feed(self.products, layer, residual, seen)
         assert head.norm is not None, "asked before"
@@ -188,6 +190,11 @@ def asked(products: Products, attention: HeadAttention, x: Rows) -> Tensor:
     if attention.qkv is not None:
         return product(products, attention.qkv, x)
     return torch.cat([product(products, attention.q, x), product(products, attention.kv, x)], -1)
+
+
+def rounding_asked(attention: HeadAttention) -> Rounding | None:
+    """In what `asked` wants its rows."""
+    return None if attention.qkv is None else rounding_of(attention.qkv)
 
 
 def feed(products: Products, layer: HeadLayer, residual: Tensor, seen: Change) -> tuple[Tensor, Change]:

@@ -16,8 +16,8 @@ from foretell.models.heads import EagleHead
 from foretell.models.heads.layer import HeadLayer
 from foretell.models.layers import Norm
 
-from .cuda_fused import Level, asked, feed, head_norms, in_parts, product
-from .cuda_products import Products, Rows
+from .cuda_fused import Level, asked, feed, head_norms, in_parts, product, rounding_asked
+from .cuda_products import Products, Rows, rounding_of
 from .cuda_reading import BEFORE, HOME, PLACE, SLOT, TOKEN, ReadTable, WholeReader
 
 
@@ -79,9 +79,11 @@ class FusedReader(WholeReader):
         for index, layer in enumerate(layers):
             assert isinstance(layer, HeadLayer), "a head is made of layers"
             if layer.attention_norm is not None:
-                residual, x = add_norm(residual, change, layer.attention_norm.weight, eps)
+                rounding = rounding_asked(layer.attention)
+                residual, x = add_norm(residual, change, layer.attention_norm.weight, eps, rounding=rounding)
             residual, change = feed(self.products, layer, residual, self._attend(layer, x, index, look))
-        return add_norm(residual, change, last.attention_norm.weight, eps)[1]
+        rounding = rounding_of(last.attention.kv)
+        return add_norm(residual, change, last.attention_norm.weight, eps, rounding=rounding)[1]
 
     def _attend(self, layer: HeadLayer, x: Rows, index: int, look: Look) -> Change:
         attention, text = layer.attention, Cells(self.keys[index], self.values[index])

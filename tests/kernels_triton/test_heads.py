@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -19,9 +20,9 @@ from foretell.kernels.triton.branch import Noise, best_children, descend
 from foretell.kernels.triton.glance import Cells, Sight, glance
 from foretell.kernels.triton.guess import Draw, guess
 from foretell.kernels.triton.pairs import Side, read_pairs
-from foretell.models.heads import HeadConfig
-from foretell.models.layers import Linear
-from foretell.models.quantize import round_linear
+from foretell.models.heads import EagleHead, Head, HeadConfig
+from foretell.models.heads.open import pack_head
+from foretell.models.quantize import RoundedLinear, round_linear
 from foretell.runner.cuda_fused import FusedSteps, is_fused
 from foretell.runner.head_choice import Found, ProbsRoom, Race, TreeChoice, likeliest, pick
 from foretell.runner.head_memory import attend
@@ -29,7 +30,7 @@ from foretell.runner.head_tables import WIDE, HeadSizes, HeadTable, HeadText
 from foretell.types import Budget
 from tests.heads.test_whole import LONG, both, waiting
 from tests.kernels_triton.test_forward import DEVICE
-from tests.tiny import HEADS, LAYER
+from tests.tiny import HEADS, LAYER, tiny_decoder
 
 FUSED = {name: HEADS[name] for name in ("eagle of two layers", "eagle with a window")}
 
@@ -227,14 +228,20 @@ def test_other_heads_are_not_served() -> None:
         assert not is_fused(drafter.head, drafter.pages.keys, drafter.pages.kept_features)
 
 
+def in_8_bits(monkeypatch: pytest.MonkeyPatch, *heads: Head[Any]) -> None:
+    """As they are packed for a GPU, with all that is multiplied by rows."""
+    monkeypatch.setattr(
+        "foretell.models.heads.open._way_to_pack", lambda *_: functools.partial(round_linear, rounding="int8")
+    )
+    for head in heads:
+        pack_head(head, tiny_decoder())
+        assert isinstance(head, EagleHead) and isinstance(head.fc, RoundedLinear)
+
+
 @interpreted
-def test_a_head_in_8_bits_is_served_too() -> None:
+def test_a_head_in_8_bits_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None:
     drafters, texts = waiting(HEADS["eagle of two layers"])
-    for drafter in drafters:
-        for layer in drafter.head.layers:
-            for module in (layer.ffn, layer.attention):
-                for name, child in list(module.named_children()):
-                    if isinstance(child, Linear) and name in ("out", "gate_up", "down"):
-                        setattr(module, name, round_linear(child, "int8"))
+    in_8_bits(monkeypatch, *(drafter.head for drafter in drafters))
     fused(drafters[1])
     both(drafters, texts, [Budget(2)] * len(LONG), slice(1, 2))
+    both(drafters, texts, [Budget(5 + 2 * i, levels=3) for i in range(len(LONG))], slice(1, 3))

@@ -25,7 +25,7 @@ from foretell.runner.cuda_reading import WholeReader
 from foretell.runner.native_reading import Reading
 from foretell.types import Request, Sequence
 from tests.kernels_triton.test_forward import DEVICE
-from tests.kernels_triton.test_heads import random
+from tests.kernels_triton.test_heads import in_8_bits, random
 from tests.tiny import HEADS, LAYER, VOCAB, random_head, tiny_decoder
 
 PAGE, PAGES = 4, 20
@@ -118,6 +118,18 @@ def test_what_is_kept_is_what_the_definition_keeps(config: HeadConfig, dtype: to
                 assert each.reader.read([places_of(*one, each) for one in several], None)
         for mine, truth in zip(fused.kept, plain.kept, strict=True):
             torch.testing.assert_close(mine, truth, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("name", ["all norms", "two layers"])
+def test_what_is_kept_in_8_bits_is_what_the_definition_keeps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a step of the grid of each row that is rounded on its way."""
+    readers = [Reader(READ[name], kind, torch.float32) for kind in (FusedReader, WholeReader)]
+    in_8_bits(monkeypatch, *(each.head for each in readers))
+    for each in readers:
+        with torch.inference_mode():
+            assert each.reader.read([places_of(0, 0, 3, [4, 9], each), places_of(2, 3, 9, [11, 0, 13], each)], None)
+    for mine, truth in zip(*(each.kept for each in readers), strict=True):
+        torch.testing.assert_close(mine, truth, rtol=2e-2, atol=2e-2)
 
 
 def test_rows_that_fill_up_leave_no_trace() -> None:

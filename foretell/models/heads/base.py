@@ -14,6 +14,7 @@ from foretell.kernels.norm import rms_norm
 
 from ..decoder import Decoder
 from ..layers import Linear
+from ..quantize import RoundedLinear
 from ..rope import rope_table
 from ..shard import Ranks, Shard
 from .config import HeadConfig, LayerConfig
@@ -111,6 +112,11 @@ class Head(nn.Module, Generic[Settings]):
         return features[..., here.start : here.stop]
 
     @property
+    def is_fusible(self) -> bool:
+        """Whether a GPU's fused kernels know how it guesses."""
+        return False
+
+    @property
     def lacks(self) -> tuple[str, ...]:
         """Parameters that are borrowed, which no file of a head's own has."""
         return () if self.config.own_output else ("output.weight",)
@@ -144,6 +150,7 @@ class Head(nn.Module, Generic[Settings]):
         """What its weights take, without what is borrowed."""
         linears = [module for name, module in self.named_modules() if isinstance(module, Linear) and name != "output"]
         packed = sum(module.native.bytes for module in linears if module.native is not None)
+        packed += sum(module.rounded.nbytes for module in linears if isinstance(module, RoundedLinear))
         return packed + sum(tensor.nbytes for tensor in self.own_state().values())
 
     def own_state(self) -> dict[str, Tensor]:

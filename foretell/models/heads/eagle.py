@@ -30,6 +30,10 @@ class EagleHead(Head[EagleConfig]):
         self.layers = nn.ModuleList([first, *(HeadLayer(self.local, i) for i in range(1, config.layers))])
         self.norm = Norm(width) if third else None
 
+    @property
+    def is_fusible(self) -> bool:
+        return self.config.generation == 3 and self.shard is None
+
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features [..., taps * target width] as what a step starts from, [..., width]."""
         return self.whole(self.kept(features))
