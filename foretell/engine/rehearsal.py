@@ -35,6 +35,7 @@ IN_CHAINS = (1, 3, 4, 7, 9, 15, 16)  # guesses whose steps are recorded; others 
 IN_TREES = (3, 7, 10, 15, 16, 30, 32, 63)  # nodes likewise
 MANY = 8  # texts; what is recorded for them serves for fewer
 FEW_TEXTS = (2, 4, MANY)
+MOST_FAILURES = 3  # of a rehearsal that goes on
 
 
 class Rehearsal:
@@ -47,7 +48,7 @@ class Rehearsal:
     def __init__(self, engine: Engine, pieces: Callable[[Rehearsal], Iterable[Callable[[], None]]]) -> None:
         """`pieces`: what is to be done, such as `all_pieces`."""
         self.engine, self.made_up = engine, MadeUp(engine.runner)
-        self.done = 0  # pieces
+        self.done = self.failures = 0  # pieces
         self._left: Iterator[Callable[[], None]] = iter(pieces(self))
 
     def run(self, seconds: float = SECONDS) -> None:
@@ -65,11 +66,19 @@ class Rehearsal:
             with freely():
                 do()
         except Exception:  # what nobody asked for must not keep an engine from its work
-            LOG.exception("not all could be rehearsed; the first requests wait for what is left")
-            self._left = iter(())
-            return False
+            return self._failed()
         self.done += 1
         return True
+
+    def _failed(self) -> bool:
+        """Whether to go on: one size may fail where others do not, but not one after the other."""
+        self.failures += 1
+        if self.failures < MOST_FAILURES:
+            LOG.exception("a size could not be rehearsed; the first requests wait for it")
+            return True
+        LOG.exception("not all could be rehearsed; the first requests wait for what is left")
+        self._left = iter(())
+        return False
 
     def step(self, step: Nothing) -> None:
         """A step of the target, and what its logits are asked for."""

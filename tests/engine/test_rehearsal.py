@@ -19,7 +19,7 @@ from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.rehearsal import chains
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.rehearsal import Rehearsal, all_pieces
+from foretell.engine.rehearsal import MOST_FAILURES, Rehearsal, all_pieces
 from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.models.heads import HeadConfig
@@ -136,10 +136,12 @@ def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) ->
         raise RuntimeError("planted")
 
     done: list[int] = []
-    rehearsal = Rehearsal(long_engine(RecycleDrafter()), lambda _: [fails, partial(done.append, 1)])
+    pieces = [fails, partial(done.append, 1), *[fails] * (MOST_FAILURES - 1), partial(done.append, 2)]
+    rehearsal = Rehearsal(long_engine(RecycleDrafter()), lambda _: pieces)
     with caplog.at_level(logging.ERROR):
         rehearsal.run(60)
-    assert not rehearsal.piece() and not done and not rehearsal.done and "the first requests wait" in caplog.text
+    assert done == [1] and rehearsal.done == 1 and not rehearsal.piece()
+    assert caplog.text.count("the first requests wait") == MOST_FAILURES
 
 
 def test_pages_come_back_from_a_step_that_fails() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from foretell.kernels import rounded as definition
 from foretell.kernels.rounded import Rounding
-from foretell.kernels.triton import rounded
+from foretell.kernels.triton import room, rounded
 from foretell.models.decoder import Decoder
 from foretell.models.variants import round_weights
 from foretell.runner.executor import EagerExecutor
@@ -80,3 +80,26 @@ def in_8_bits(model: Decoder, rounding: Rounding) -> Decoder:
     fresh = round_weights(tiny_decoder(config=model.config).to(DEVICE, model.dtype), rounding)
     fresh.prepare(model.config.context)
     return fresh
+
+
+def test_no_more_is_on_its_way_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU has it: 227 KiB on one, 99 on another, and nothing that a product could do without."""
+    here = torch.device("cpu")
+    assert room.stages_that_fit(4, 81920, here) == 4
+    for bytes_there, stages in ((232448, 2), (101376, 1), (60000, 1), (10**6, 4)):
+        monkeypatch.setattr(room, "shared_bytes", lambda _, found=bytes_there: found)
+        assert room.stages_that_fit(4, 81920, here) == stages
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="a device's memory is what bounds these")
+@pytest.mark.parametrize("rows", [3, 17, 256])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4032, 12096), (6720, 8064), (12288, 4032)])
+def test_large_products_have_room(outputs: int, inputs: int, rows: int) -> None:
+    """Those of a large target's head, for as many rows as are read at once; the library's among them."""
+    torch.manual_seed(0)
+    x, weights = (definition.round_rows(torch.randn(n, inputs, device=DEVICE), "int8") for n in (rows, outputs))
+    truth = (x.values.double() @ weights.values.double().T).to(torch.int32)
+    assert torch.equal(rounded.sums(x, weights).sum(0), truth)
+    assert torch.equal(definition.rounded_sums(x, weights), truth)
+    product = rounded.product(x, weights, None, torch.float32)
+    torch.testing.assert_close(product, truth.float() * x.scales[:, None] * weights.scales)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .room import stages_that_fit
+
 MOST_ROWS = 256
 FEW_ROWS = 64
 LIBRARY_ROWS = 32  # from more on the library's product is as fast or faster
@@ -92,11 +94,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, parts: bool = False) 
     """
     rows, inputs = x.shape
     outputs = len(weight)
-    plan = Plan.of(outputs, inputs, rows, parts)
+    plan, wide = Plan.of(outputs, inputs, rows, parts), max(16, triton.next_power_of_2(rows))
+    stages = stages_that_fit(plan.stages, (plan.outputs + wide) * plan.inputs * x.element_size(), x.device)
     out = torch.empty(plan.parts, rows, outputs, dtype=x.dtype if plan.parts == 1 else torch.float32, device=x.device)
     _linear[(triton.cdiv(outputs, plan.outputs), plan.parts)](
         x, weight, weight if bias is None else bias, out, rows, inputs, outputs,
-        ROWS=max(16, triton.next_power_of_2(rows)), OUT=plan.outputs, IN=plan.inputs, PARTS=plan.parts, UNIT=UNIT,
-        BIAS=bias is not None, num_warps=plan.warps, num_stages=plan.stages,
+        ROWS=wide, OUT=plan.outputs, IN=plan.inputs, PARTS=plan.parts, UNIT=UNIT,
+        BIAS=bias is not None, num_warps=plan.warps, num_stages=stages,
     )  # fmt: skip
     return out if parts else out[0]

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from foretell.kernels.rounded import LARGEST, TYPES, Rounded, Rounding
 
+from .room import stages_that_fit
+
 MOST_ROWS = 256
 BUSY = 192  # programs that keep an H200's memory busy where the inputs can be cut
 ONE_WAVE = 132  # multiprocessors
@@ -159,11 +161,11 @@ def scaled(totals: Tensor, x: Rounded, weights: Rounded, bias: Tensor | None, dt
 
 def _multiply(x: Rounded, weights: Rounded, bias: Tensor | None, out: Tensor, plan: Plan, scale: bool) -> None:
     rows, inputs = x.values.shape
-    outputs = len(weights)
+    outputs, wide = len(weights), max(16, triton.next_power_of_2(rows))
+    stages = stages_that_fit(plan.stages, (plan.outputs + wide) * plan.inputs, x.values.device)
     _product[(triton.cdiv(outputs, plan.outputs), plan.parts)](
         x.values, x.scales, weights.values, weights.scales, weights.scales if bias is None else bias, out,
         rows, inputs, outputs,
-        ROWS=max(16, triton.next_power_of_2(rows)), OUT=plan.outputs, IN=plan.inputs, PARTS=plan.parts, UNIT=UNIT,
-        BIAS=bias is not None, SCALED=scale, KIND=KINDS[x.rounding],
-        num_warps=plan.warps, num_stages=plan.stages,
+        ROWS=wide, OUT=plan.outputs, IN=plan.inputs, PARTS=plan.parts, UNIT=UNIT,
+        BIAS=bias is not None, SCALED=scale, KIND=KINDS[x.rounding], num_warps=plan.warps, num_stages=stages,
     )  # fmt: skip
