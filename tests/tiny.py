@@ -171,6 +171,10 @@ HEADS: dict[str, HeadConfig] = {
     "eagle with a window": EagleConfig(replace(LAYER, window=5), VOCAB, 32, (2,), norm_before_fc=True),
     "mtp": MtpConfig(LAYER, VOCAB, 32, (2,), target_norm=True),
     "block": BlockConfig(LAYER, VOCAB, 32, (1, 2), draft_vocab=24, layers=2, block=4, markov_rank=4, confidence=True),
+    "block that looks back": BlockConfig(
+        LAYER, VOCAB, 32, (0, 2), layers=2, block=4, markov_rank=4, confidence=True, fc_norm=True, look_back=4,
+        anchored=True,
+    ),
     "causal block": BlockConfig(
         replace(LAYER, qk_norm=True, window=6), VOCAB, 32, (2,), block=5, sample_from_anchor=False, mask_token=3,
         causal_in_block=True,

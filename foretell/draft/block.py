@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from foretell.models.heads import BlockHead
@@ -40,13 +42,30 @@ class BlockDrafter(HeadDrafter):
             self.read_natively(self._native, runner.taps)
         self._whole = WholeBlock(head, pages.keys, pages.values, MOST_WIDE) if self.whole else None
 
+    def _read(self, readings: list[Reading]) -> None:
+        if self.head.config.look_back and not self.is_split:
+            readings = [self._completed(each) for each in readings]
+        super()._read(readings)
+
+    def _completed(self, reading: Reading) -> Reading:
+        """With what is known beside the target's states."""
+        tokens = torch.tensor(self._tokens_back(reading), device=self.device)
+        return replace(reading, states=[self.head.complete(torch.cat(reading.states), tokens)])
+
+    def _tokens_back(self, reading: Reading) -> list[list[int]]:
+        """Of each place its token and those before it; -1 is none."""
+        tokens, count = reading.seq.tokens, self.head.config.look_back
+        places = range(reading.start, reading.stop)
+        return [[tokens[place - back] if place >= back else -1 for back in range(count)] for place in places]
+
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
         if isinstance(self.work, BlockWork):  # it is whole
             places = [place for each in readings for place in range(each.start, each.stop)]
             self.work.remember(slots, places, self.head.fuse(states))
         else:
             self.work.keep(slots, states)
-            self.work.run(self.to_read(readings, None))
+            tokens = [token for each in readings for some in self._tokens_back(each) for token in some]
+            self.work.run(replace(self.to_read(readings, None), tokens=tokens))
 
     def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
         chains = self.chains(budgets)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.models.heads import Head
+from foretell.models.heads import Head, HeadConfig
 from foretell.runner.head_jobs import ReadPlaces, flat
 from foretell.runner.head_pages import HeadPages
 from foretell.runner.head_work import head_work
@@ -68,7 +68,7 @@ class HeadDrafter(Drafter):
         self.is_split = head.shard is not None
         self.whole = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
         self.work = runner.led(head_work(head, pages)) if self.is_split else head_work(head, pages)
-        self._columns = _columns(runner.taps, self.taps, head.config.target_width, runner.device)
+        self._columns = _columns(runner.taps, head.config, runner.device)
         self._reader: NativeReader | None = None  # where the native library can read for it
         self._whole_reader = whole_reader(head, pages) if self.whole else None
         self._trails: dict[int, Trail] = {}
@@ -212,8 +212,7 @@ class HeadDrafter(Drafter):
 
     def read_natively(self, native: NativeHead, tapped: tuple[int, ...]) -> None:
         """Let the library that guesses read, too; the target taps these layers."""
-        width = self.head.config.target_width
-        columns = [tapped.index(tap) * width for tap in self.taps]
+        columns = _parts(tapped, self.head.config)
         self._reader = NativeReader(native, self.pages.kept_features, columns)
 
     def chains(self, budgets: list[Budget]) -> list[Chain]:
@@ -288,8 +287,16 @@ def _of_the_text(outcome: Outcome, first: int, places: int) -> list[Tensor]:
     return [outcome.features[begin:end] for begin, end in (*runs, (start, stop)) if begin < end]
 
 
-def _columns(tapped: tuple[int, ...], wanted: tuple[int, ...], width: int, device: torch.device) -> Tensor | None:
-    """Where the wanted layers' states stand among all that are tapped; None: just so."""
-    if tapped == wanted:
+def _parts(tapped: tuple[int, ...], config: HeadConfig) -> list[int]:
+    """Where what a head is given of a place begins, in parts of the target's width: the layers' states that it wants
+    among all that are tapped, and behind those what else it wants to know."""
+    width, others = config.target_width, config.read_width // config.target_width - len(config.taps)
+    return [tapped.index(tap) * width for tap in config.taps] + [(len(tapped) + i) * width for i in range(others)]
+
+
+def _columns(tapped: tuple[int, ...], config: HeadConfig, device: torch.device) -> Tensor | None:
+    """All of those columns; None: just so."""
+    if tapped == config.taps:
         return None
-    return torch.tensor([tapped.index(tap) * width + i for tap in wanted for i in range(width)], device=device)
+    width = config.target_width
+    return torch.tensor([first + i for first in _parts(tapped, config) for i in range(width)], device=device)

@@ -140,6 +140,7 @@ def first_guesses(head: Head[Any], tokens: Tensor, features: Tensor) -> tuple[Te
     if isinstance(head, MedusaHead):
         logits = head.logits(head(features[:-1], 1))[:, 0]
     elif isinstance(head, BlockHead):
+        features = head.known(features, tokens)
         read = head.remember(head.fuse(features), head.turn(torch.arange(len(tokens), device=tokens.device)))
         rows = places[:, None] + torch.arange(head.config.block, device=tokens.device)
         look = Flat(Blocks(head.config, read, places), head.config.block)

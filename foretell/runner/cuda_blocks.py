@@ -108,8 +108,7 @@ class WholeBlock(WholePass[BlockHead]):
         config, head = self.head.config, self.head
         memory = HeadMemory(self.keys, self.values, config.layer, table.pages)
         anchors, block = table.field(TOKEN), config.block
-        masks = self.filler.expand(len(anchors), block - 1, -1)
-        x = torch.cat([head.embedded(anchors)[:, None], masks], 1).flatten(0, 1)
+        x = head.enter_with(anchors, self.filler).flatten(0, 1)
         rows = torch.arange(block, device=self.device)
         turn = head.turn((table.field(PLACE)[:, None] + rows).flatten())
         glance = Glance(memory, memory.bias(self._seen(memory, table, rows)), table.columns)

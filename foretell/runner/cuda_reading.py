@@ -160,7 +160,7 @@ class WholeReader:
     def _table(self, sizes: ReadSizes, dtype: torch.dtype) -> ReadTable:
         if sizes not in self.tables:
             if self._inputs is None:  # one for all sizes: they are read one after the other
-                width = len(self.head.config.taps) * self.head.config.target_width
+                width = self.head.config.read_width
                 self._inputs = torch.zeros(MOST_ROWS, width, dtype=dtype, device=self.head.draft_ids.device)
             self.tables[sizes] = ReadTable(sizes, self.page_size, self._inputs[: sizes.rows], self.leaves_out)
         return self.tables[sizes]

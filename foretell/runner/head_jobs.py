@@ -20,7 +20,7 @@ class ReadPlaces(Job):
 
     starts: Numbers
     stops: Numbers
-    tokens: Numbers  # of all these places but the first of a text; for heads that look at them
+    tokens: Numbers  # of all these places but the first of a text; or of each place those that a head looks back at
     pages: Numbers  # of all texts, one after the other
     counts: Numbers  # how many each has
 

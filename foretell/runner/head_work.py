@@ -142,7 +142,7 @@ class BlockWork(HeadWork):
         if isinstance(job, ReadPlaces):
             spans = self.spans(job, 0)
             slots = self.slots(spans)
-            fused = self.head.normed_feature(self.pages.features(slots))
+            fused = self.head.normed_feature(self._kept(slots, job.tokens))
             self.remember(slots, [place for _, start, stop in spans for place in range(start, stop)], fused)
         elif isinstance(job, PassBlocks):
             self._passed = PassedBlocks(self.head, *self._pass(job))
@@ -150,6 +150,11 @@ class BlockWork(HeadWork):
             assert isinstance(job, LevelRows) and self._passed is not None, "there is nothing else it can do"
             return self._passed.level(job)
         return NOTHING
+
+    def _kept(self, slots: Tensor, tokens: Numbers) -> Tensor:
+        """What is kept here of features, and of the tokens that stand beside them, where the head wants those."""
+        kept, back = self.pages.features(slots), self.head.config.look_back
+        return kept + self.head.hinted(self.numbers(tokens).view(-1, back)) if back else kept
 
     def remember(self, slots: Tensor, places: Numbers, fused: Tensor) -> None:
         """Keep keys and values of each layer."""

@@ -200,13 +200,13 @@ class NativeBlock(NativeHead):
         config = head.config
         self.most = (len(keys[0]) - pages) * keys[0].shape[1] // config.block  # texts at once
         self.record.join = self.record.feature_norm = None  # of features, which are no rows of a block
-        self._mask = head.filler.contiguous()
+        self._masks = head.filler.expand(config.block - 1, -1).contiguous()
         self._markov = None if head.markov_in is None else head.markov_in.data.contiguous()
         self._surety = head.surety_weights
         with_markov = config.confidence and config.confidence_with_markov
         self._block = BlockHeadRecord(
             self.record,
-            self._mask.data_ptr(),
+            self._masks.data_ptr(),
             None if self._markov is None else self._markov.data_ptr(),
             weights_address(head.markov_out),
             None if self._surety is None else self._surety[0].data_ptr(),
@@ -216,6 +216,7 @@ class NativeBlock(NativeHead):
             config.block,
             config.sample_from_anchor,
             config.causal_in_block,
+            config.anchored,
             pages * keys[0].shape[1],
         )
 

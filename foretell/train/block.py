@@ -15,7 +15,7 @@ from .losses import LK, Mix, Rows, rows_loss, surety_loss
 from .method import HeadMethod, Progress, goals_of
 
 FADE = 4.0  # places over which a guess's weight falls to a third
-SPACING = 6  # tokens of a row for each anchor
+SPACING = 3  # tokens of a row for each anchor
 
 
 class BlockMethod(HeadMethod[BlockHead]):
@@ -30,7 +30,7 @@ class BlockMethod(HeadMethod[BlockHead]):
         goals = goals_of(self.capture, states, head)
         anchors, real = draw_anchors(learnt, generator) if torch.is_grad_enabled() else every_anchor(learnt)
         everywhere = torch.arange(tokens.shape[1], device=tokens.device)
-        read = head.remember(head.fuse(states.features), head.turn(everywhere))
+        read = head.remember(head.fuse(head.known(states.features, tokens)), head.turn(everywhere))
         places = anchors[..., None] + torch.arange(head.config.block, device=tokens.device)
         attend = BlockAttend(head.config.layer.scale, head.config.causal_in_block, read, anchors)
         said = head.guessing(head(tokens.gather(1, anchors), head.turn(places), attend))

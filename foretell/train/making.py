@@ -37,6 +37,7 @@ RATES = {
     "muon": {"eagle": 1e-2, "block": 1e-2, "medusa": 1e-2, "distill": 6e-3, "streaming": 1e-3},
     "adamw": {"eagle": 1.5e-3, "block": 1.5e-3, "medusa": 2e-3, "distill": 1e-3, "streaming": 2e-4},
 }
+LOOK_BACK = 8  # tokens of a block's width: each of its places can find what once stood so far behind the anchor
 LEAN = 0.1  # of a copied layer's part that reads the embedding, which the layer it is copied from never saw
 
 
@@ -71,9 +72,10 @@ def head_config(kind: str, target: ModelConfig, config: TrainConfig, outputs: in
         return EagleConfig(**shared, taps=taps, layers=layers, fc_norm=True, norm_output=True)
     if kind == "block":
         rank = config.markov_rank
+        look_back = LOOK_BACK if target.width % LOOK_BACK == 0 else 0
         return BlockConfig(
             **shared, taps=taps, layers=layers, block=drafted, markov_rank=rank, confidence=True,
-            confidence_with_markov=rank > 0,
+            confidence_with_markov=rank > 0, fc_norm=True, look_back=look_back, anchored=True,
         )  # fmt: skip
     if kind == "distill":
         return DistilledConfig(**shared, taps=(0,), layers=layers)

@@ -51,14 +51,14 @@ struct Chain {
 // What a block head is made of beside its layers.
 struct BlockHead {
     Head head;                 // `features` it has none
-    const float* mask;         // [width]: the embedding of a place to be filled
+    const float* masks;        // [rows - 1, width]: embeddings of the places to be filled
     const float* markov_in;    // [vocab, rank]; null: none
     const Weights* markov_out;
     const float* surety;       // [width + rank or width], or null
     float surety_bias;
     int32_t surety_rank;       // how much of the Markov embedding it sees
     int64_t rank, rows;        // rows of a block
-    int32_t from_anchor, causal;
+    int32_t from_anchor, causal, anchored;  // anchored: the anchor's embedding is added to the masks
     int64_t spare;             // slots behind all pages, for a block's own keys and values: as many texts' as fit
 };
 

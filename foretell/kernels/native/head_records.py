@@ -108,7 +108,7 @@ class BlockHeadRecord(ctypes.Structure):
 
     _fields_ = (
         ("head", HeadRecord),
-        ("mask", POINTER),
+        ("masks", POINTER),
         ("markov_in", POINTER),
         ("markov_out", POINTER),
         ("surety", POINTER),
@@ -118,6 +118,7 @@ class BlockHeadRecord(ctypes.Structure):
         ("rows", NUMBER),
         ("from_anchor", FLAG),
         ("causal", FLAG),
+        ("anchored", FLAG),
         ("spare", NUMBER),
     )
 

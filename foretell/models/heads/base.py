@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from foretell.kernels.norm import rms_norm
 
 from ..decoder import Decoder
-from ..layers import Linear
+from ..layers import Linear, Norm
 from ..quantize import RoundedLinear
 from ..rope import rope_table
 from ..shard import Ranks, Shard
@@ -217,6 +217,17 @@ class Head(nn.Module, Generic[Settings]):
             return logits
         whole = logits.new_full((*logits.shape[:-1], self.config.vocab), float("-inf"))
         return whole.index_copy_(-1, self.draft_ids, logits)
+
+
+def norm_each(x: Tensor, norms: nn.ModuleList, eps: float) -> Tensor:
+    """Rows [..., parts * width], of which each part has a norm of its own."""
+    parts = zip(x.chunk(len(norms), -1), norms, strict=True)
+    return torch.cat([rms_norm(part, _weight(norm), eps) for part, norm in parts], -1)
+
+
+def _weight(norm: nn.Module) -> Tensor:
+    assert isinstance(norm, Norm), "norms are kept"
+    return norm.weight
 
 
 def part_of(layer: LayerConfig, shard: Shard | None) -> LayerConfig:

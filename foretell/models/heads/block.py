@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretell.kernels.norm import rms_norm
 
 from ..layers import Linear, Norm
 from ..shard import Shard
-from .base import Head
+from .base import Head, norm_each
 from .config import BlockConfig
 from .layer import Attend, HeadLayer, Turn
 
@@ -20,11 +21,15 @@ class BlockHead(Head[BlockConfig]):
     def __init__(self, config: BlockConfig, shard: Shard | None = None) -> None:
         super().__init__(config, shard)
         width = config.layer.width
-        self.fc = Linear(len(config.taps) * config.target_width, len(self.columns_here))
+        self.fc = Linear(config.read_width, len(self.columns_here))
+        self.hints = Linear(width, config.target_width // config.look_back) if config.look_back else None
+        given = config.read_width // config.target_width
+        self.tap_norms = nn.ModuleList(Norm(config.target_width) for _ in range(given if config.fc_norm else 0))
         self.feature_norm = Norm(width)
         self.layers = nn.ModuleList(HeadLayer(self.local, i) for i in range(config.layers))
         self.norm = Norm(width)
-        self.mask = nn.Parameter(torch.zeros(width), requires_grad=False) if config.mask_token is None else None
+        masks = torch.zeros(*([config.block - 1] if config.anchored else []), width)
+        self.mask = nn.Parameter(masks, requires_grad=False) if config.mask_token is None else None
         rank = config.markov_rank
         markov = torch.empty(len(self.tokens_here) if rank else 0, rank)
         self.markov_in = nn.Parameter(markov, requires_grad=False) if rank else None
@@ -36,12 +41,42 @@ class BlockHead(Head[BlockConfig]):
         """Make the table of turns for places up to `context`, and for those of a block behind it."""
         super().prepare(context + self.config.block)
 
+    def known(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """What this head is given of all places of texts, [..., length, read width]; tokens are [..., length]."""
+        count, length = self.config.look_back, tokens.shape[-1]
+        if not count:
+            return features
+        back = [F.pad(tokens, (by, 0), value=-1)[..., :length] for by in range(count)]
+        return self.complete(features, torch.stack(back, -1))
+
+    def complete(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """The target's features [..., taps * target width] with what is known beside them, [..., read width], at places
+        whose tokens, each place's own and those before it, are [..., look back]; -1 is none."""
+        return torch.cat([features, self._beside(tokens)], -1)
+
+    def _beside(self, tokens: Tensor) -> Tensor:
+        """A short word for each token, side by side: by them a place is found that stands so far behind a token."""
+        assert self.hints is not None, "asked of a head that looks back"
+        words: Tensor = self.hints(self.embedded(tokens.clamp_min(0)).flatten(0, -2))
+        return words.view(*tokens.shape, -1).masked_fill((tokens < 0)[..., None], 0.0).flatten(-2)
+
     def fuse(self, features: Tensor) -> Tensor:
-        """The target's features [..., taps * target width] as what layers make keys and values of, [..., width]."""
+        """What is given of places [..., read width] as what layers make keys and values of, [..., width]."""
         return self.normed_feature(self.kept(features))
 
     def kept(self, features: Tensor) -> Tensor:
-        made: Tensor = self.fc(self.tapped(features))
+        """Of features alone what stands beside them is still to come, by `hinted`."""
+        return self._projected(F.pad(self.tapped(features), (0, self.config.read_width - features.shape[-1])))
+
+    def hinted(self, tokens: Tensor) -> Tensor:
+        """What tokens [..., look back] add to what is kept here of features alone."""
+        beside = self._beside(tokens)
+        return self._projected(F.pad(beside, (self.config.read_width - beside.shape[-1], 0)))
+
+    def _projected(self, given: Tensor) -> Tensor:
+        """A sum over its parts, of which some may be zeros."""
+        parts = norm_each(given, self.tap_norms, self.config.layer.norm_eps) if self.config.fc_norm else given
+        made: Tensor = self.fc(parts)
         return made
 
     def normed_feature(self, kept: Tensor) -> Tensor:
@@ -62,7 +97,13 @@ class BlockHead(Head[BlockConfig]):
 
     def enter(self, anchors: Tensor) -> Tensor:
         """What a pass starts from, [..., block, width]."""
-        return torch.cat([self.embedded(anchors)[..., None, :], self._masks(anchors)], -2)
+        return self.enter_with(anchors, self.mask if self.mask is not None else self.filler)
+
+    def enter_with(self, anchors: Tensor, filler: Tensor) -> Tensor:
+        """The same where `filler` was asked for before."""
+        first = self.embedded(anchors)[..., None, :]
+        masks = filler.expand(*anchors.shape, self.config.block - 1, -1)
+        return torch.cat([first, masks + first if self.config.anchored else masks], -2)
 
     def run(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
         """Rows through the layers; how they are laid out is the caller's affair."""
@@ -106,15 +147,11 @@ class BlockHead(Head[BlockConfig]):
 
     @property
     def filler(self) -> Tensor:
-        """What stands in a place to be filled, [width]."""
+        """What stands in places to be filled, [width], or of each of them, [block - 1, width]."""
         if self.mask is not None:
             return self.mask.data
         assert self.config.mask_token is not None, "one of both is there"
         return self.embedded(torch.tensor(self.config.mask_token, device=self.like.device))
-
-    def _masks(self, anchors: Tensor) -> Tensor:
-        mask = self.mask if self.mask is not None else self.filler
-        return mask.expand(*anchors.shape, self.config.block - 1, -1)
 
 
 def _layer(layer: nn.Module) -> HeadLayer:

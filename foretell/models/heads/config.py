@@ -67,6 +67,11 @@ class HeadConfig:
     target: str = ""  # the name of the target it was made for
 
     @property
+    def read_width(self) -> int:
+        """Of what it is given of a place: the target's states, and what else it wants to be known with them."""
+        return len(self.taps) * self.target_width
+
+    @property
     def outputs(self) -> int:
         """Tokens it can guess."""
         return self.vocab if self.draft_vocab is None else self.draft_vocab
@@ -127,9 +132,16 @@ class BlockConfig(HeadConfig):
     sample_from_anchor: bool = True  # DSpark: each row tells the next place's token. Else rows tell their own place's
     causal_in_block: bool = False
     mask_token: int | None = None  # stands in the places to be filled; None: an embedding of its own, `mask`
+    anchored: bool = False  # whether each of those places has a mask of its own, added to the anchor's embedding
+    fc_norm: bool = False  # a norm of its own before the projection for each tap, and for what is known beside them
+    look_back: int = 0  # tokens, a place's own and those before it, that are known with its features: to copy by
     markov_rank: int = 0  # 0: no Markov head
     confidence: bool = False
     confidence_with_markov: bool = True
+
+    @property
+    def read_width(self) -> int:
+        return super().read_width + (self.target_width if self.look_back else 0)
 
     @property
     def drafts(self) -> int:

@@ -9,7 +9,7 @@ from foretell.kernels.norm import rms_norm
 
 from ..layers import Linear, Norm
 from ..shard import Shard
-from .base import Head
+from .base import Head, norm_each
 from .config import EagleConfig
 from .layer import Attend, HeadLayer, KeysValues, Turn, remember_last
 
@@ -44,8 +44,7 @@ class EagleHead(Head[EagleConfig]):
             return super().kept(x)
         eps = config.layer.norm_eps
         if config.fc_norm:
-            parts = zip(x.chunk(len(config.taps), -1), self.tap_norms, strict=True)
-            x = torch.cat([rms_norm(part, _weight(norm), eps) for part, norm in parts], -1)
+            x = norm_each(x, self.tap_norms, eps)
         if self.fc_norm is not None:
             x = rms_norm(x, self.fc_norm.weight, eps)
         fused: Tensor = self.fc(x)
@@ -83,8 +82,3 @@ class EagleHead(Head[EagleConfig]):
 
     def _normed(self, states: Tensor) -> Tensor:
         return states if self.norm is None else rms_norm(states, self.norm.weight, self.config.layer.norm_eps)
-
-
-def _weight(norm: nn.Module) -> Tensor:
-    assert isinstance(norm, Norm), "norms are kept"
-    return norm.weight
