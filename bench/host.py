@@ -172,7 +172,7 @@ def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
 
 def controller_of(drafter: Drafter, tree: int) -> AdaptiveController:
     arms = drafter.arms.items()
-    traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior, arm.grows) for name, arm in arms}
+    traits = {name: ArmTraits.of(arm) for name, arm in arms}
     return AdaptiveController(traits, Settings(tree=tree), PlayedCosts(CostPrior(row=0.002)))
 
 

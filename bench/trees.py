@@ -118,7 +118,7 @@ class Bench:
             return FixedController(way.nodes, way.levels)
         if setting not in self.controllers:
             arms = self.drafter.arms.items()
-            traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior, arm.grows) for name, arm in arms}
+            traits = {name: ArmTraits.of(arm) for name, arm in arms}
             on_gpu = self.args.device == "cuda"
             costs = StepCosts(CostPrior(row=0.002 if on_gpu else 0.03), ROWS if on_gpu else ())
             found = AdaptiveController(traits, Settings(tree=way.nodes), costs, presence=self.drafter)

@@ -41,7 +41,7 @@ def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened
         tree=config.tree,
     )
     arms = drafter.arms.items()
-    traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior, arm.grows) for name, arm in arms}
+    traits = {name: ArmTraits.of(arm) for name, arm in arms}
     costs = StepCosts(_cost_prior(target), target.sizes)
     return AdaptiveController(traits, settings, costs, presence=drafter)
 

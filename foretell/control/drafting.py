@@ -91,7 +91,10 @@ class Drafting:
             return
         ((arm, tree),) = shapes
         behind = sum(self._read_now(outcome, arm) for outcome in mine)
-        depth = max(max(outcome.draft.depths(), default=0) for outcome in mine)
+        if self.arms[arm].whole:
+            depth = max(outcome.share.budget.depth for outcome in mine)
+        else:
+            depth = max(max(outcome.draft.depths(), default=0) for outcome in mine)
         if seconds is not None:
             self.of(arm, tree).observe(depth, nodes, behind, seconds, plain)
 

@@ -11,17 +11,33 @@ from foretell.types import Sequence
 TREE_ROWS = 256  # of all texts' trees in one step: more rows than that cost what they are on any machine
 
 
+class Drafting(Protocol):
+    """A drafter, as far as the controller can tell from the outside."""
+
+    free: bool
+    reads: bool
+    cost_share: float
+    prior: float
+    grows: bool
+    whole: bool
+
+
 @dataclass(frozen=True)
 class ArmTraits:
     """What the controller knows of a drafter at first sight: whether it guesses for nothing, whether it must read the
-    text itself, what a node costs, as a share of a plain step, how often a guess should stand, and whether it can make
-    trees."""
+    text itself, what a node costs, as a share of a plain step, how often a guess should stand, whether it can make
+    trees, and whether a draft takes what all its levels take, though it be cut short in the end."""
 
     free: bool = False
     reads: bool = False
     share: float = 0.3
     prior: float = 0.5
     grows: bool = False
+    whole: bool = False
+
+    @classmethod
+    def of(cls, drafter: Drafting) -> ArmTraits:
+        return cls(drafter.free, drafter.reads, drafter.cost_share, drafter.prior, drafter.grows, drafter.whole)
 
 
 class Presence(Protocol):

@@ -115,7 +115,9 @@ class Profiler:
             seconds, nodes = perf_counter() - began, sum(map(len, drafts))
             if nodes and not piece.warms_up:
                 costs = self.controller.drafting.of(piece.arm, piece.levels > 0)
-                depth = max(max(draft.depths(), default=0) for draft in drafts)
+                depth = piece.levels or piece.rows
+                if not self.controller.arms[piece.arm].whole:
+                    depth = max(max(draft.depths(), default=0) for draft in drafts)
                 costs.observe(depth, nodes, 0, seconds, self.controller.costs.seconds(1))
             return
         drafts = [Draft.chain([0] * (piece.rows - 1), "profile")] * len(seqs)
