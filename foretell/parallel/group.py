@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 dist: Any = torch.distributed  # its classes are there, but not for type checkers
 HOST = "127.0.0.1"
+ABORTING = 10.0  # seconds at most that a process waits for that at its end
 PATIENCE = 120.0  # seconds a rank waits for another that lives but does not answer
 
 
@@ -54,9 +56,12 @@ class Group:
         return torch.cat([part[:, :width] for part, width in zip(every, widths, strict=True)], 1) if every else x
 
     def abort(self) -> None:
-        """Let nobody wait for a rank that has gone: a CUDA device would do so for ever. Aside, for it may take long."""
+        """Let nobody wait for a rank that has gone: a CUDA device would do so for ever. Aside, for it may take long;
+        but a process that ends before it is done is torn down under it, and does not end as it should."""
         if self.device.type == "cuda":
-            threading.Thread(target=self._backend.abort, name="foretell-abort", daemon=True).start()
+            aside = threading.Thread(target=self._backend.abort, name="foretell-abort", daemon=True)
+            aside.start()
+            atexit.register(aside.join, ABORTING)
 
     def _wait(self, start: Any) -> None:
         try:

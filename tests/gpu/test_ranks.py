@@ -86,8 +86,8 @@ def test_sums_are_in_the_graphs(ranks: Split) -> None:
     add(engine, "0", [1, 2, 3])
     while engine.busy:
         engine.step()
-    recordings: dict[Any, Any] = engine.runner.executor.own.recorder().recordings  # type: ignore[attr-defined]
-    assert any(recording is not None for recording in recordings.values())
+    recorder = engine.runner.executor.own.recorder(engine.runner.taps)  # type: ignore[attr-defined]
+    assert any(recording is not None for recording in recorder.recordings.values())
 
 
 def test_a_killed_rank_is_told_and_nothing_of_its_step_is_written() -> None:
