@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.sampling import noise
-from foretell.sampling.native_choice import draw_rows
+from foretell.sampling.native_choice import draw_table
 from foretell.types import Sequence
 
 from .choosing import must_draw
@@ -26,4 +26,4 @@ def draws_of(seqs: list[Sequence], depth: int) -> npt.NDArray[np.void] | None:
         return None
     by_depth = zip(*(noise_keys(seq, depth) for seq in seqs), strict=True)
     params = [seq.request.params for seq in seqs] * depth
-    return draw_rows(params, [key for keys in by_depth for key in keys]).reshape(depth, len(seqs))
+    return draw_table(params, (key for keys in by_depth for key in keys)).reshape(depth, len(seqs))

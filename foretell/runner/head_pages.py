@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -83,8 +86,15 @@ class HeadPages:
 
     def few_features(self, slots: list[int]) -> Tensor:
         """The same on a CPU, of a few places: numpy has them sooner than torch."""
+        if len(slots) == 1:
+            return torch.from_numpy(self._features[slots[0] : slots[0] + 1].copy())
+        return torch.from_numpy(self._features[slots])
+
+    @cached_property
+    def _features(self) -> npt.NDArray[np.float32]:
+        """[slots, width], seen where they lie."""
         assert self.kept_features is not None, "this head keeps features"
-        return torch.from_numpy(self.kept_features.numpy().reshape(-1, self.kept_features.shape[-1])[slots])
+        return self.kept_features.numpy().reshape(-1, self.kept_features.shape[-1])
 
     def memory(self, texts: list[list[int]], columns: int) -> Memory:
         """All places of some texts, by their pages, as columns, `columns` in all; what is written there is good for

@@ -81,12 +81,23 @@ def key(seed: int, position: int, stream: int = TOKEN_STREAM) -> int:
 
 
 def keys(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> npt.NDArray[np.int64]:
-    """What `_bits` adds the lanes to, worked out on the host for kernels that make the rest themselves. One by one, and
-    once for all nodes of a tree that are as deep: numpy takes as long to begin as a hundred of them take."""
-    firsts = {seed: _scrambled(seed + stream * _GOLDEN) for seed in set(seeds)}
-    pairs = list(zip(seeds, positions, strict=True))
-    words = {(seed, position): _scrambled(firsts[seed] + position) for seed, position in set(pairs)}
-    return np.array([words[pair] for pair in pairs], np.uint64).view(np.int64)
+    """What `_bits` adds the lanes to, worked out on the host for kernels that make the rest themselves."""
+    return np.array(words(seeds, positions, stream), np.uint64).view(np.int64)
+
+
+def words(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> list[int]:
+    """The same without signs. One by one, and once for all nodes of a tree that are as deep: numpy takes as long to
+    begin as a hundred of them take."""
+    firsts: dict[int, int] = {}
+    known: dict[tuple[int, int], int] = {}
+    for pair in zip(seeds, positions, strict=True):
+        if pair not in known:
+            seed, position = pair
+            first = firsts.get(seed)
+            if first is None:
+                first = firsts[seed] = _scrambled(seed + stream * _GOLDEN)
+            known[pair] = _scrambled(first + position)
+    return [known[pair] for pair in zip(seeds, positions, strict=True)]
 
 
 def coins(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:
