@@ -256,6 +256,9 @@ class Draft:
         return self.source if self.origins is None else self.origins[node]
 
 
+NO_DRAFT = Draft()  # an empty one is made once: it would be the dearest part of a step without guesses
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What the target made of a draft: the accepted nodes, root to leaf, and the token that follows them."""

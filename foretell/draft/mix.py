@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence
 
 from .base import Drafter, may_be_shown
 from .merging import Merged
@@ -32,6 +32,8 @@ class MixDrafter(Drafter):
         """`defaults` are the arms of a request that names none."""
         self._arms = {arm.name: arm for arm in arms}
         self._free = sorted((arm for arm in arms if arm.free), key=lambda arm: arm.stands_back)
+        self._followers = [arm.name for arm in arms if arm.taps]
+        self._learners = [arm.name for arm in arms if type(arm).observe is not Drafter.observe]
         assert len(self._arms) == len(arms), "each arm has a name of its own"
         self._shown: dict[int, tuple[int, int, Mapping[str, Draft]]] = {}  # by sequence: its length, nodes, the guesses
         self._failed: Counter[str] = Counter()
@@ -53,11 +55,13 @@ class MixDrafter(Drafter):
 
     def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
         found: list[dict[str, Draft]] = [{} for _ in seqs]
-        sure = [False] * len(seqs)
+        sure, budget = [False] * len(seqs), Budget(nodes)
         for arm in self._free:
             name, last = arm.name, arm.stands_back
             asked = [i for i, seq in enumerate(seqs) if name in seq.request.drafters and not (last and sure[i])]
-            guessed = self._guesses(name, [seqs[i] for i in asked], [Budget(nodes)] * len(asked))
+            if not asked:
+                continue
+            guessed = self._guesses(name, [seqs[i] for i in asked], [budget] * len(asked))
             for i, draft in zip(asked, guessed, strict=True):
                 if may_be_shown(draft):
                     found[i][name] = draft
@@ -68,17 +72,18 @@ class MixDrafter(Drafter):
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = [self._known(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
-        for name in dict.fromkeys(budget.drafter for budget in budgets):
-            asked = [i for i, draft in enumerate(drafts) if draft is None and budgets[i].drafter == name]
+        missing = [i for i, draft in enumerate(drafts) if draft is None]
+        for name in dict.fromkeys(budgets[i].drafter for i in missing):
+            asked = [i for i in missing if budgets[i].drafter == name]
             guessed = self._guesses(name, [seqs[i] for i in asked], [budgets[i] for i in asked])
             for i, draft in zip(asked, guessed, strict=True):
                 drafts[i] = draft
-        return [draft or Draft() for draft in drafts]
+        return [draft or NO_DRAFT for draft in drafts]
 
     def _known(self, seq: Sequence, budget: Budget) -> Draft | None:
         """What was guessed for the same text already; a draft's beginning is the guess for a smaller budget."""
         if not budget.nodes:
-            return Draft()
+            return NO_DRAFT
         length, nodes, drafts = self._shown.get(seq.id, (-1, 0, {}))
         if length != len(seq.tokens) or nodes < budget.nodes:
             return None
@@ -86,9 +91,7 @@ class MixDrafter(Drafter):
         return None if draft is None else draft.cut(budget.nodes)
 
     def _guesses(self, name: str, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        nothing, arm = [Draft()] * len(seqs), self._arms.get(name)
-        if not seqs:
-            return nothing
+        nothing, arm = [NO_DRAFT] * len(seqs), self._arms.get(name)
         if isinstance(arm, Merged):
             return self._merged(arm, seqs, budgets)
         found = self._guarded(name, lambda arm: arm.propose(seqs, budgets), nothing)
@@ -101,12 +104,11 @@ class MixDrafter(Drafter):
         return [arm.merge(*pair, drafts) for pair, drafts in zip(pairs, zip(*found, strict=True), strict=True)]
 
     def follow(self, outcomes: list[Outcome]) -> None:
-        for name, arm in self._arms.items():
-            if arm.taps:
-                self._guarded(name, lambda each: each.follow(outcomes), None)
+        for name in self._followers:
+            self._guarded(name, lambda arm: arm.follow(outcomes), None)
 
     def observe(self, outcomes: list[Outcome]) -> None:
-        for name in self._arms:
+        for name in self._learners:
             self._guarded(name, lambda arm: arm.observe(outcomes), None)
 
     def forget(self, seq: Sequence) -> None:
@@ -115,7 +117,7 @@ class MixDrafter(Drafter):
             self._guarded(name, lambda arm: arm.forget(seq), None, always=True)  # also who is left out keeps nothing
 
     def _guarded(self, name: str, do: Callable[[Drafter], Answer], otherwise: Answer, always: bool = False) -> Answer:
-        if self._failed[name] >= MOST_FAILURES and not always:
+        if self._failed.get(name, 0) >= MOST_FAILURES and not always:
             return otherwise
         try:
             return do(self._arms[name])
