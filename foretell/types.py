@@ -286,6 +286,21 @@ class Outcome:
     top: tuple[tuple[int, ...], ...] = ()
     details: tuple[TokenDetail, ...] | None = None  # of the kept tokens, where the request wants them
 
+    def with_kept(self, kept: tuple[int, ...]) -> Outcome:
+        """The same when it is known which tokens entered the text."""
+        count = len(kept)
+        return Outcome(
+            self.share,
+            self.draft,
+            self.verdict,
+            self.chosen,
+            kept,
+            self.logprobs and self.logprobs[:count],
+            self.features,
+            self.top,
+            self.details and self.details[:count],
+        )
+
     @property
     def accepted(self) -> int:
         """Guesses that entered the text."""

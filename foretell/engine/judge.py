@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -25,7 +25,7 @@ from .details import details_of
 BATCHED = {"rejection": batched.rejection, "block": batched.block}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Case:
     """One draft to be judged: its rows among a step's logits, from `first` on, and a grammar's masks."""
 
@@ -34,6 +34,12 @@ class Case:
     step: Tensor  # [rows, vocab]
     first: int
     masks: Tensor | None = None
+    history: History | None = field(init=False)  # where anything looks back
+
+    def __post_init__(self) -> None:
+        request, tokens = self.request, self.share.seq.tokens
+        back = looks_back(request, len(tokens) - len(request.prompt))
+        self.history = History(request, tokens, self.step.shape[-1], self.step.device) if back else None
 
     @cached_property
     def logits(self) -> Tensor:
@@ -43,13 +49,6 @@ class Case:
     @property
     def request(self) -> Request:
         return self.share.seq.request
-
-    @cached_property
-    def history(self) -> History | None:
-        request, tokens = self.request, self.share.seq.tokens
-        if not looks_back(request, len(tokens) - len(request.prompt)):
-            return None
-        return History(request, tokens, self.step.shape[-1], self.step.device)
 
     @property
     def error(self) -> str | None:
@@ -107,10 +106,8 @@ class Judge:
     ) -> list[Judgement]:
         """`logits` are those of a step, of which each case has its rows; `known` gives the likeliest of each."""
         verdicts: dict[int, tuple[Verdict, tuple[int, ...]]] = {}
-        by_rule: dict[str, list[int]] = {}
-        for i, case in enumerate(cases):
-            by_rule.setdefault(case.request.rule, []).append(i)
-        for rule, members in by_rule.items():
+        for rule in dict.fromkeys([case.request.rule for case in cases]):
+            members = [i for i, case in enumerate(cases) if case.request.rule == rule]
             some = [cases[i] for i in members]
             rows = gather(some, logits)
             if rule == "match":
@@ -161,7 +158,7 @@ class Judge:
 
 def gather(cases: list[Case], logits: Tensor) -> Tensor:
     """The rows of the cases, one after the other; those of a whole step lie so already."""
-    if sum(len(case.draft) + 1 for case in cases) == len(logits):
+    if sum([len(case.draft) + 1 for case in cases]) == logits.shape[0]:
         return logits
     return cases[0].logits if len(cases) == 1 else torch.cat([case.logits for case in cases])
 
