@@ -120,10 +120,7 @@ class HeadDrafter(Drafter):
         trail = self._trails.get(seq.id)
         if trail is None or trail.start == trail.stop:
             return None
-        states = [rows if (begin, end) == (0, rows.shape[0]) else rows[begin:end] for rows, begin, end in trail.states]
-        found = Reading(seq, trail.start, trail.stop, states)
-        trail.start, trail.states = trail.stop, []
-        return found
+        return trail.take(seq, whole=self.by_library)
 
     def _read(self, readings: list[Reading]) -> None:
         if not readings:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from foretell.types import Outcome
+from foretell.runner.native_reading import Reading
+from foretell.types import Outcome, Sequence
 
 Rows = tuple[Tensor, int, int]  # of a step's states, from one row to another
 
@@ -19,6 +21,28 @@ class Trail:
     states: list[Rows] = field(default_factory=list)
     stop: int = 0
     gap: bool = False  # whether places before are missing for good: a step failed
+
+    def take(self, seq: Sequence, whole: bool) -> Reading:
+        """What is still to be read of the text; it counts as read from now on. `whole`: states need not be cut out."""
+        states = [] if whole else [rows[begin:end] for rows, begin, end in self.states]
+        found = WholeReading(seq, self.start, self.stop, states, self.states)
+        self.start, self.states = self.stop, []
+        return found
+
+
+@dataclass(frozen=True)
+class WholeReading(Reading):
+    """The same, told by rows of steps: to cut those out takes torch as long as the library takes to read them."""
+
+    runs: list[Rows]
+
+    def rows(self) -> list[int]:
+        found: list[int] = []
+        for states, begin, end in self.runs:
+            assert states.dtype == torch.float32 and states.stride(1) == 1, "rows as the library reads them"
+            first, apart = states.data_ptr(), states.stride(0) * states.itemsize
+            found += range(first + begin * apart, first + end * apart, apart)
+        return found
 
 
 def of_the_text(outcome: Outcome, first: int, places: int) -> list[Rows]:

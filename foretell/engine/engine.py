@@ -203,7 +203,10 @@ class Engine:
 
     def _judge(self, plan: list[Share], drafts: list[Draft], output: StepOutput) -> tuple[list[Outcome], float]:
         """What the target makes of each draft, and the seconds in this of what only drafters want to know."""
-        pairs, cases, ends, end = list(zip(plan, drafts, strict=True)), list[Case](), list[int](), 0
+        pairs = list(zip(plan, drafts, strict=True))
+        cases: list[Case] = []
+        ends: list[int] = []
+        end = 0
         for share, draft in pairs:
             first, end = end, end + logit_rows(share, draft)
             ends.append(end)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
@@ -77,7 +79,12 @@ def _bits_of(key: Tensor, lanes: Tensor) -> Tensor:
 
 def key(seed: int, position: int, stream: int = TOKEN_STREAM) -> int:
     """One of `keys`."""
-    return _signed(_scrambled(_scrambled(seed + stream * _GOLDEN) + position))
+    return _signed(_word(seed, position, stream))
+
+
+@lru_cache(maxsize=4096)  # the same place is drawn by a draft and by the target, and again where a guess fell
+def _word(seed: int, position: int, stream: int) -> int:
+    return _scrambled(_scrambled(seed + stream * _GOLDEN) + position)
 
 
 def keys(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> npt.NDArray[np.int64]:
@@ -86,18 +93,8 @@ def keys(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> 
 
 
 def words(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> list[int]:
-    """The same without signs. One by one, and once for all nodes of a tree that are as deep: numpy takes as long to
-    begin as a hundred of them take."""
-    firsts: dict[int, int] = {}
-    known: dict[tuple[int, int], int] = {}
-    for pair in zip(seeds, positions, strict=True):
-        if pair not in known:
-            seed, position = pair
-            first = firsts.get(seed)
-            if first is None:
-                first = firsts[seed] = _scrambled(seed + stream * _GOLDEN)
-            known[pair] = _scrambled(first + position)
-    return [known[pair] for pair in zip(seeds, positions, strict=True)]
+    """The same without signs. One by one: numpy takes as long to begin as a hundred of them take."""
+    return [_word(seed, position, stream) for seed, position in zip(seeds, positions, strict=True)]
 
 
 def coins(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:
