@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Values
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 HOPELESS = 0.97  # of the best that was found: what is so much slower is not better farther on, nor wider
@@ -35,7 +34,7 @@ class Candidate:
     bushes: Bushes | None = None  # where it makes trees
 
 
-@dataclass(frozen=True)
+@dataclass
 class Market:
     """The step to be planned: `writers` sequences write, `rows` are run anyway, `curve[i]` prices a step of i rows.
 
@@ -48,21 +47,15 @@ class Market:
     curve: Values[float]
     held: float = 0.0
     further: float = 0.0
+    plain: float = field(init=False)  # seconds of the step without drafts
+    share: float = field(init=False)  # of that, what each sequence pays
+    # What a sequence pays with so many nodes, drafting aside; many are asked for again and again.
+    _taken: dict[int, float] = field(init=False, repr=False)
 
-    @cached_property
-    def plain(self) -> float:
-        """Seconds of the step without drafts."""
-        return float(self.curve[self.rows]) + self.held
-
-    @cached_property
-    def share(self) -> float:
-        """Of that, what each sequence pays."""
-        return self.plain / self.writers
-
-    @cached_property
-    def _taken(self) -> dict[int, float]:
-        """What a sequence pays with so many nodes, drafting aside; many are asked for again and again."""
-        return {}
+    def __post_init__(self) -> None:
+        self.plain = float(self.curve[self.rows]) + self.held
+        self.share = self.plain / max(1, self.writers)
+        self._taken = {}
 
     def spare(self, margin: float) -> int:
         """Further rows that cost next to nothing, by this share of the step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import TypeVar
 
 from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence
@@ -31,7 +32,8 @@ class MixDrafter(Drafter):
     def __init__(self, arms: list[Drafter], defaults: tuple[str, ...] | None = None) -> None:
         """`defaults` are the arms of a request that names none."""
         self._arms = {arm.name: arm for arm in arms}
-        self._free = sorted((arm for arm in arms if arm.free), key=lambda arm: arm.stands_back)
+        free = [(arm.name, arm.stands_back) for arm in arms if arm.free]
+        self._free = sorted(free, key=itemgetter(1))
         self._followers = [arm.name for arm in arms if arm.taps]
         self._learners = [arm.name for arm in arms if type(arm).observe is not Drafter.observe]
         assert len(self._arms) == len(arms), "each arm has a name of its own"
@@ -56,8 +58,7 @@ class MixDrafter(Drafter):
     def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
         found: list[dict[str, Draft]] = [{} for _ in seqs]
         sure, budget = [False] * len(seqs), Budget(nodes)
-        for arm in self._free:
-            name, last = arm.name, arm.stands_back
+        for name, last in self._free:
             asked = [i for i, seq in enumerate(seqs) if name in seq.request.drafters and not (last and sure[i])]
             if not asked:
                 continue

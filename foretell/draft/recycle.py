@@ -111,7 +111,9 @@ class Tables:
         return self._tables.get(tenant)
 
     def use(self, tenant: str) -> Table:
-        table = self._tables.setdefault(tenant, Table(self.runs))
+        table = self._tables.get(tenant)
+        if table is None:
+            table = self._tables[tenant] = Table(self.runs)
         self._tables.move_to_end(tenant)
         if len(self._tables) > self.tenants:
             self._tables.popitem(last=False)

@@ -115,6 +115,8 @@ class SuffixDrafter(Drafter):
 
     def _better(self, known: Occurrences, matches: list[Match], nodes: int, best: _Path, skipped: int) -> _Path:
         """The better of `best` and what follows the matches; a shorter one must promise more than a longer one."""
+        if not matches:
+            return best
         for length in sorted({match[0] for match in matches}, reverse=True)[:TRIES]:
             most = min(nodes, int(self.factor * length + self.offset))
             if most <= best.score:

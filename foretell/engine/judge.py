@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,21 +35,19 @@ class Case:
     step: Tensor  # [rows, vocab]
     first: int
     masks: Tensor | None = None
+    request: Request = field(init=False)
     history: History | None = field(init=False)  # where anything looks back
 
     def __post_init__(self) -> None:
-        request, tokens = self.request, self.share.seq.tokens
+        request, tokens = self.share.seq.request, self.share.seq.tokens
         back = looks_back(request, len(tokens) - len(request.prompt))
+        self.request = request
         self.history = History(request, tokens, self.step.shape[-1], self.step.device) if back else None
 
     @cached_property
     def logits(self) -> Tensor:
         """[1 + nodes, vocab] after the root and after each node; few are asked for, so they are cut out here."""
         return self.step[self.first : self.first + 1 + len(self.draft)]
-
-    @property
-    def request(self) -> Request:
-        return self.share.seq.request
 
     @property
     def error(self) -> str | None:
@@ -76,8 +75,7 @@ class Case:
         ]
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(NamedTuple):
     """A verdict, the target's own tokens where the rule drew them, and what the request wants to know of its tokens."""
 
     verdict: Verdict
@@ -105,7 +103,7 @@ class Judge:
         self, cases: list[Case], logits: Tensor, known: Callable[[], list[int]] | None = None
     ) -> list[Judgement]:
         """`logits` are those of a step, of which each case has its rows; `known` gives the likeliest of each."""
-        verdicts: dict[int, tuple[Verdict, tuple[int, ...]]] = {}
+        found: dict[int, Judgement] = {}
         for rule in dict.fromkeys([case.request.rule for case in cases]):
             members = [i for i, case in enumerate(cases) if case.request.rule == rule]
             some = [cases[i] for i in members]
@@ -114,11 +112,9 @@ class Judge:
                 judged = self._match(some, rows, known if rows is logits else None)
             else:
                 judged = self._by_distribution(rule, some, rows)
-            verdicts.update(zip(members, judged, strict=True))
-        return [
-            Judgement(*verdicts[i], _logprobs(case, verdicts[i][0]), details_of(case, verdicts[i][0]))
-            for i, case in enumerate(cases)
-        ]
+            for i, case, (verdict, chosen) in zip(members, some, judged, strict=True):
+                found[i] = Judgement(verdict, chosen, _logprobs(case, verdict), details_of(case, verdict))
+        return [found[i] for i in range(len(cases))]
 
     def _match(
         self, cases: list[Case], logits: Tensor, known: Callable[[], list[int]] | None
