@@ -49,8 +49,7 @@ class Market:
     further: float = 0.0
     plain: float = field(init=False)  # seconds of the step without drafts
     share: float = field(init=False)  # of that, what each sequence pays
-    # What a sequence pays with so many nodes, drafting aside; many are asked for again and again.
-    _taken: dict[int, float] = field(init=False, repr=False)
+    _taken: dict[int, float] = field(init=False, repr=False)  # by nodes
 
     def __post_init__(self) -> None:
         self.plain = float(self.curve[self.rows]) + self.held
@@ -72,12 +71,16 @@ class Market:
     def gain(self, expected: float, nodes: int, drafting: float = 0.0) -> float:
         """How much faster than plain a sequence goes that writes so many tokens a step with `nodes` nodes, which take
         `drafting` to be made, if all draft as many."""
+        return expected * self.share / (self.taken(nodes) + drafting)
+
+    def taken(self, nodes: int) -> float:
+        """What a sequence pays with so many nodes, drafting aside; many are asked for again and again."""
         taken = self._taken.get(nodes)
         if taken is None:
             at = min(self.rows + nodes * self.writers, len(self.curve) - 1)
             extra = (self.curve[at] - self.curve[self.rows]) / self.writers + nodes * self.further
             taken = self._taken[nodes] = self.share + extra
-        return expected * self.share / (taken + drafting)
+        return taken
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,12 @@ PLAIN = Plan()
 def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Plan:
     """The drafter and length that make a sequence fastest, if its neighbours do alike; plain unless it wins clearly."""
     best, length, chosen = 1 + margin, 0, None
+    share, taken = market.share, market.taken
     for candidate in candidates:
         expected, drafting = 1.0, candidate.draft_seconds
         for nodes, survival in enumerate(candidate.survival, 1):
             expected += survival
-            gain = market.gain(expected, nodes, 0.0 if drafting is None else drafting(nodes, nodes))
+            gain = expected * share / (taken(nodes) + (0.0 if drafting is None else drafting(nodes, nodes)))
             if drafting is not None and gain < HOPELESS * best:
                 break  # each node of such a chain costs as much, and stands less often
             if gain > best:
