@@ -37,11 +37,12 @@ class Case:
     masks: Tensor | None = None
     request: Request = field(init=False)
     history: History | None = field(init=False)  # where anything looks back
+    is_greedy: bool = field(init=False)  # whether its tokens are the likeliest by the model's own scores
 
     def __post_init__(self) -> None:
         request, tokens = self.share.seq.request, self.share.seq.tokens
         back = looks_back(request, len(tokens) - len(request.prompt))
-        self.request = request
+        self.request, self.is_greedy = request, not back and request.params.temperature == 0
         self.history = History(request, tokens, self.step.shape[-1], self.step.device) if back else None
 
     @cached_property
@@ -53,11 +54,6 @@ class Case:
     def error(self) -> str | None:
         """What went wrong in a function of the caller's."""
         return None if self.history is None else self.history.error
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether its tokens are the likeliest by the model's own scores."""
-        return self.request.params.temperature == 0 and self.history is None
 
     def rows(self) -> list[Row]:
         """What decides the token after the sequence's last one and after each node of its draft."""
@@ -104,9 +100,11 @@ class Judge:
     ) -> list[Judgement]:
         """`logits` are those of a step, of which each case has its rows; `known` gives the likeliest of each."""
         found: dict[int, Judgement] = {}
-        for rule in dict.fromkeys([case.request.rule for case in cases]):
-            members = [i for i, case in enumerate(cases) if case.request.rule == rule]
-            some = [cases[i] for i in members]
+        by_rule: dict[str, list[int]] = {}
+        for i, case in enumerate(cases):
+            by_rule.setdefault(case.request.rule, []).append(i)
+        for rule, members in by_rule.items():
+            some = cases if len(by_rule) == 1 else [cases[i] for i in members]
             rows = gather(some, logits)
             if rule == "match":
                 judged = self._match(some, rows, known if rows is logits else None)
@@ -119,10 +117,12 @@ class Judge:
     def _match(
         self, cases: list[Case], logits: Tensor, known: Callable[[], list[int]] | None
     ) -> list[tuple[Verdict, tuple[int, ...]]]:
-        if all(case.is_greedy for case in cases):  # most are, and what decides a row need not be looked up
-            tokens = likeliest(logits) if known is None else known()
-        else:
-            tokens = choose(logits, [row for case in cases for row in case.rows()])
+        rows: list[Row] = []
+        for case in cases:
+            if not case.is_greedy:  # most are, and what decides a row need not be looked up
+                rows = [row for each in cases for row in each.rows()]
+                break
+        tokens = choose(logits, rows) if rows else likeliest(logits) if known is None else known()
         judged, first = [], 0
         for case in cases:
             behind = first + len(case.draft) + 1
@@ -154,7 +154,10 @@ class Judge:
 
 def gather(cases: list[Case], logits: Tensor) -> Tensor:
     """The rows of the cases, one after the other; those of a whole step lie so already."""
-    if sum([len(case.draft) + 1 for case in cases]) == logits.shape[0]:
+    count = 0
+    for case in cases:
+        count += len(case.draft) + 1
+    if count == logits.shape[0]:
         return logits
     return cases[0].logits if len(cases) == 1 else torch.cat([case.logits for case in cases])
 

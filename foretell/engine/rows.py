@@ -24,15 +24,18 @@ def likeliest(
     at its place in `ends`."""
     if not count:
         return [()] * len(pairs)
-    # How many of each share's rows are looked at, the last ones.
-    mine = [1 + len(draft) if share.reaches_end and wants(share, draft) else 0 for share, draft in pairs]
-    wanted = [slice(end - rows, end) for rows, end in zip(mine, ends, strict=True) if rows]
-    if not wanted:
+    mine = [0] * len(pairs)  # how many of each share's rows are looked at, the last ones
+    for i, (share, draft) in enumerate(pairs):
+        if share.reaches_end and wants(share, draft):
+            mine[i] = 1 + len(draft)
+    total = sum(mine)
+    if not total:
         return [()] * len(pairs)
-    if sum(mine) == logits.shape[0]:
+    if total == logits.shape[0]:
         together = logits  # to cut a part out takes torch as long as to look at it
     else:
-        together = logits[wanted[0]] if len(wanted) == 1 else torch.cat([logits[rows] for rows in wanted])
+        parts = [logits[end - rows : end] for rows, end in zip(mine, ends, strict=True) if rows]
+        together = parts[0] if len(parts) == 1 else torch.cat(parts)
     found = map(tuple, top(together, count))
     return [tuple(itertools.islice(found, rows)) for rows in mine]
 

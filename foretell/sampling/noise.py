@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +95,7 @@ def keys(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> 
 
 def words(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> list[int]:
     """The same without signs. One by one: numpy takes as long to begin as a hundred of them take."""
-    return [_word(seed, position, stream) for seed, position in zip(seeds, positions, strict=True)]
+    return list(map(_word, seeds, positions, repeat(stream, len(seeds))))
 
 
 def coins(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:
