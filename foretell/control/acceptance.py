@@ -103,8 +103,9 @@ class Rates:
         seen, familiar = (at, 2 * FAMILIAR) if row > UNSEEN else (UNSEEN * DEPTHS + depth, FAMILIAR)
         rate = self.rate(at)
         tried = self.tried[seen] if self.above is None else max(self.tried[seen], self.above.tried[seen])
-        hoped = max(0.0, 1 - tried / familiar) * math.sqrt(rate * (1 - rate) / (doubts + tried))
-        return min(1.0, rate + hoped)
+        if tried >= familiar:
+            return rate if rate < 1.0 else 1.0
+        return min(1.0, rate + (1 - tried / familiar) * math.sqrt(rate * (1 - rate) / (doubts + tried)))
 
     def _alike(self, at: int) -> float:
         """What a cell is believed to be before it was tried: as one guess earlier; mostly as sure as its drafter is."""
