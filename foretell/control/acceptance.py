@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from foretell.types import Budget, Draft
@@ -304,16 +304,14 @@ class Acceptance:
             found.append(whole)
         return found
 
-    def bushy(self, ledger: Ledger, arm: str, depth: int, width: int) -> list[float]:
+    def bushy(self, ledger: Ledger, arm: str, depth: int, width: int) -> Iterator[float]:
         """For each level of a tree that is not drafted yet how likely any of its nodes is to stand, in some hope."""
         rates, whole = self.rates(ledger, arm), 1.0
-        found: list[float] = []
         for at in range(1, depth + 1):
             if at <= DEPTHS:
                 stands = rates.hope(tree_cell(width, at), DOUBTS)
             whole *= stands
-            found.append(whole)
-        return found
+            yield whole
 
     def note(self, ledger: Ledger, guess: Guess) -> None:
         """A drafter has guessed how a text goes on."""

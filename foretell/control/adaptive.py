@@ -233,7 +233,9 @@ class AdaptiveController(Controller):
         """Nodes for each; where somebody is in a hurry, drafters that take time guess for nobody else."""
         throughput, margin = self.settings.throughput, self.settings.margin
         if not any(hurried):
-            return share_out(market, plans, self.drafting.for_all(market, plans), throughput, margin)
+            alone = market.writers == len(plans) == 1  # what is best for it was weighed already
+            drafting = 0.0 if alone else self.drafting.for_all(market, plans)
+            return share_out(market, plans, drafting, throughput, margin)
         pairs = zip(plans, hurried, strict=True)
         kept = [plan if first or plan.arm in self._free else Plan() for plan, first in pairs]
         return let_pass(market, kept, hurried, throughput, margin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -20,7 +20,7 @@ class Bushes:
     where it is asked for, and what drafting costs."""
 
     widths: tuple[int, ...]
-    levels: Callable[[int], list[float]]
+    levels: Callable[[int], Iterable[float]]
     draft_seconds: Seconds | None = None
 
 

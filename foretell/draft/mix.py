@@ -37,6 +37,7 @@ class MixDrafter(Drafter):
         self._followers = [arm.name for arm in arms if arm.taps]
         self._learners = [arm.name for arm in arms if type(arm).observe is not Drafter.observe]
         assert len(self._arms) == len(arms), "each arm has a name of its own"
+        self._leavers = [arm for arm in arms if type(arm).ready is not Drafter.ready]
         self._shown: dict[int, tuple[int, int, Mapping[str, Draft]]] = {}  # by sequence: its length, nodes, the guesses
         self._failed: Counter[str] = Counter()
         self._defaults = tuple(self._arms) if defaults is None else defaults
@@ -50,6 +51,11 @@ class MixDrafter(Drafter):
     @property
     def arms(self) -> Mapping[str, Drafter]:
         return self._arms
+
+    @property
+    def away(self) -> frozenset[str]:
+        """Asked for in every step; most drafters never leave."""
+        return frozenset(arm.name for arm in self._leavers if not arm.ready) if self._leavers else frozenset()
 
     @property
     def defaults(self) -> tuple[str, ...]:
