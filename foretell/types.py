@@ -126,7 +126,7 @@ class Sequence:
     @property
     def room(self) -> int:
         """Tokens that may still be written."""
-        return self.request.max_tokens - self.written
+        return self.request.max_tokens + len(self.request.prompt) - len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,12 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        return self.parents == tuple(range(-1, len(self.parents) - 1))
+        before = -1
+        for parent in self.parents:
+            if parent != before:
+                return False
+            before += 1
+        return True
 
     def children(self, node: int) -> list[int]:
         return [i for i, parent in enumerate(self.parents) if parent == node]
