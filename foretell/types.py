@@ -126,7 +126,7 @@ class Sequence:
     @property
     def room(self) -> int:
         """Tokens that may still be written."""
-        return self.request.max_tokens - self.written
+        return self.request.max_tokens + len(self.request.prompt) - len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,12 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        return self.parents == tuple(range(-1, len(self.parents) - 1))
+        before = -1
+        for parent in self.parents:
+            if parent != before:
+                return False
+            before += 1
+        return True
 
     def children(self, node: int) -> list[int]:
         return [i for i, parent in enumerate(self.parents) if parent == node]
@@ -256,6 +261,9 @@ class Draft:
         return self.source if self.origins is None else self.origins[node]
 
 
+NO_DRAFT = Draft()  # an empty one is made once: it would be the dearest part of a step without guesses
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What the target made of a draft: the accepted nodes, root to leaf, and the token that follows them."""
@@ -282,6 +290,21 @@ class Outcome:
     features: Tensor | None = None
     top: tuple[tuple[int, ...], ...] = ()
     details: tuple[TokenDetail, ...] | None = None  # of the kept tokens, where the request wants them
+
+    def with_kept(self, kept: tuple[int, ...]) -> Outcome:
+        """The same when it is known which tokens entered the text."""
+        count = len(kept)
+        return Outcome(
+            self.share,
+            self.draft,
+            self.verdict,
+            self.chosen,
+            kept,
+            self.logprobs and self.logprobs[:count],
+            self.features,
+            self.top,
+            self.details and self.details[:count],
+        )
 
     @property
     def accepted(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from foretell.types import Budget, Draft
@@ -71,7 +71,7 @@ class Belief:
 class Rates:
     """How often guesses stood whose forerunners stood, by cell; what is not known yet is taken from `above`."""
 
-    __slots__ = ("above", "fade", "belief", "tried", "stood", "weight", "_believed")
+    __slots__ = ("above", "fade", "belief", "tried", "stood", "weight", "_believed", "_line")
 
     def __init__(self, above: Rates | None, fading: tuple[float, float], belief: Belief = Belief()) -> None:
         """`belief` is for where nothing is above."""
@@ -79,14 +79,20 @@ class Rates:
         self.tried = [0.0] * CELLS
         self.stood = [0.0] * CELLS
         self._believed: dict[int, float] = {}  # what untried cells are believed to be, until something is counted
+        self._line: tuple[Rates, ...] = () if above is None else (*above._line, above)  # all above, the top first
 
-    def rate(self, at: int, tried: float = 0.0, stood: float = 0.0) -> float:
-        """How likely a guess is to stand; `tried` and `stood` were counted below and must not count twice."""
-        mine, right = self.tried[at], self.stood[at]
-        prior = self._alike(at) if self.above is None else self.above.rate(at, mine, right)
-        mine = mine - tried if mine > tried else 0.0
-        right = right - stood if right > stood else 0.0
-        return (self.weight * prior + (right if right < mine else mine)) / (self.weight + mine)
+    def rate(self, at: int) -> float:
+        """How likely a guess is to stand. From the top down, in one loop: it is asked for many times in a step."""
+        line = self._line
+        found, last = (line[0] if line else self)._alike(at), len(line)
+        for below, rates in enumerate(line, 1):
+            under = line[below] if below < last else self
+            # What was counted below was counted here, too, and must not count twice.
+            mine, right, weight = rates.tried[at] - under.tried[at], rates.stood[at] - under.stood[at], rates.weight
+            mine, right = mine if mine > 0 else 0.0, right if right > 0 else 0.0
+            found = (weight * found + (right if right < mine else mine)) / (weight + mine)
+        mine, right, weight = self.tried[at], self.stood[at], self.weight
+        return (weight * found + (right if right < mine else mine)) / (weight + mine)
 
     def hope(self, at: int, doubts: float = 1.0) -> float:
         """The rate it may well have, for all that was tried: little of it at first, or bad luck would be believed. The
@@ -97,8 +103,9 @@ class Rates:
         seen, familiar = (at, 2 * FAMILIAR) if row > UNSEEN else (UNSEEN * DEPTHS + depth, FAMILIAR)
         rate = self.rate(at)
         tried = self.tried[seen] if self.above is None else max(self.tried[seen], self.above.tried[seen])
-        hoped = max(0.0, 1 - tried / familiar) * math.sqrt(rate * (1 - rate) / (doubts + tried))
-        return min(1.0, rate + hoped)
+        if tried >= familiar:
+            return rate if rate < 1.0 else 1.0
+        return min(1.0, rate + (1 - tried / familiar) * math.sqrt(rate * (1 - rate) / (doubts + tried)))
 
     def _alike(self, at: int) -> float:
         """What a cell is believed to be before it was tried: as one guess earlier; mostly as sure as its drafter is."""
@@ -297,16 +304,14 @@ class Acceptance:
             found.append(whole)
         return found
 
-    def bushy(self, ledger: Ledger, arm: str, depth: int, width: int) -> list[float]:
+    def bushy(self, ledger: Ledger, arm: str, depth: int, width: int) -> Iterator[float]:
         """For each level of a tree that is not drafted yet how likely any of its nodes is to stand, in some hope."""
         rates, whole = self.rates(ledger, arm), 1.0
-        found: list[float] = []
         for at in range(1, depth + 1):
             if at <= DEPTHS:
                 stands = rates.hope(tree_cell(width, at), DOUBTS)
             whole *= stands
-            found.append(whole)
-        return found
+            yield whole
 
     def note(self, ledger: Ledger, guess: Guess) -> None:
         """A drafter has guessed how a text goes on."""

@@ -66,6 +66,7 @@ class AdaptiveController(Controller):
         self.prospects = Prospects(self.arms, settings, self.lessons, self.drafting)
         self.foresight = Foresight(self.prospects)
         self._free = self.drafting.free
+        self._paid = sorted(arm for arm in arms if arm not in self._free)
         self._all_free = self._free.issuperset(arms)
         self._trees = any(traits.grows and not traits.free for traits in arms.values())
         self._drafts: Counter[str] = Counter()
@@ -155,12 +156,10 @@ class AdaptiveController(Controller):
         return Market(writers, rows, curve, self.costs.looking(cached), self.costs.pair * cached / len(seqs))
 
     def _adapted(self, market: Market, due: list[Sequence], offers: Offers) -> dict[int, Budget]:
-        hurried, markets = [seq.id in self._hurried for seq in due], [market] * len(due)
-        if self._hurried:  # such a text plans as if it were alone: it makes way for nobody
-            alone = replace(market, writers=1)
-            markets = [alone if first else market for first in hurried]
-        pairs = zip(markets, due, strict=True)
-        plans = [self._plan(each, seq, offers.get(seq.id, {})) for each, seq in pairs]
+        hurried = [seq.id in self._hurried for seq in due]
+        alone = replace(market, writers=1) if self._hurried else market  # it makes way for nobody, and plans like that
+        pairs = zip(due, hurried, strict=True)
+        plans = [self._plan(alone if first else market, seq, offers.get(seq.id, {})) for seq, first in pairs]
         found = self._found(market, due, plans, self._shared(market, plans, hurried))
         self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.depth + 1 for budget in found.values()))
         gain = max(plan.gain for plan in plans)
@@ -234,7 +233,9 @@ class AdaptiveController(Controller):
         """Nodes for each; where somebody is in a hurry, drafters that take time guess for nobody else."""
         throughput, margin = self.settings.throughput, self.settings.margin
         if not any(hurried):
-            return share_out(market, plans, self.drafting.for_all(market, plans), throughput, margin)
+            alone = market.writers == len(plans) == 1  # what is best for it was weighed already
+            drafting = 0.0 if alone else self.drafting.for_all(market, plans)
+            return share_out(market, plans, drafting, throughput, margin)
         pairs = zip(plans, hurried, strict=True)
         kept = [plan if first or plan.arm in self._free else Plan() for plan, first in pairs]
         return let_pass(market, kept, hurried, throughput, margin)
@@ -285,13 +286,11 @@ class AdaptiveController(Controller):
     def _probe(self, market: Market, due: list[Sequence], found: dict[int, Budget]) -> set[int]:
         """Try a drafter that is not used, rarely and for one sequence, so that its day is noticed when it comes."""
         tried: set[int] = set()
-        if len(self._free) == len(self.arms):
-            return tried
         used, step = {budget.drafter for budget in found.values()}, self.patience.step
-        for arm in sorted({arm for seq in due for arm in seq.request.drafters if arm not in self._free}):
-            if not self.probes.is_rested(arm, arm in used, step):
-                continue
+        for arm in self._paid:
             able = [seq for seq in due if arm in seq.request.drafters]
+            if not able or not self.probes.is_rested(arm, arm in used, step):
+                continue
             seq = min(able, key=lambda each: self.drafting.behind(each, arm))
             nodes = min(max(Probes.NODES, self.settings.shortest), self.settings.cap(seq))
             seconds = self.drafting.for_trial(market, seq, arm, nodes)

@@ -85,23 +85,23 @@ class Drafting:
         """What a step's drafts took; None: longer than they will take again. Where two drafters shared it, or trees and
         chains, nobody can say whose time it was."""
         mine = [each for each in outcomes if each.share.budget.nodes and self.is_paid(each.share.budget.drafter)]
+        nodes = sum([len(outcome.draft) for outcome in mine])
+        if not nodes:
+            return
         shapes = {(outcome.share.budget.drafter, outcome.share.budget.branches) for outcome in mine}
-        nodes = sum(len(outcome.draft) for outcome in mine)
-        if len(shapes) != 1 or not nodes:
+        if len(shapes) != 1:
             return
         ((arm, tree),) = shapes
-        behind = sum(self._read_now(outcome, arm) for outcome in mine)
+        behind = sum([self._read_now(outcome, arm) for outcome in mine]) if self.arms[arm].reads else 0
         if self.arms[arm].whole:
-            depth = max(outcome.share.budget.depth for outcome in mine)
+            depth = max([outcome.share.budget.depth for outcome in mine])
         else:
-            depth = max(max(outcome.draft.depths(), default=0) for outcome in mine)
+            depth = max([max(outcome.draft.depths(), default=0) for outcome in mine])
         if seconds is not None:
             self.of(arm, tree).observe(depth, nodes, behind, seconds, plain)
 
     def _read_now(self, outcome: Outcome, arm: str) -> int:
         """Tokens the drafter had to read for this step; from now on it knows them."""
-        if not self.arms[arm].reads:
-            return 0
         read = self._read.setdefault(outcome.share.seq.id, {})
         before, read[arm] = read.get(arm, 0), outcome.share.length
         return outcome.share.length - before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from foretell.types import Draft, Sequence
 
@@ -59,7 +59,7 @@ class Prospects:
         if not widths:
             return None
 
-        def levels(wide: int) -> list[float]:
+        def levels(wide: int) -> Iterator[float]:
             return self.acceptance.bushy(ledger, arm, min(longest, most // wide), WIDTHS.index(wide))
 
         return Bushes(widths, levels, self.drafting.for_one(market, seq, arm, False, tree=True))

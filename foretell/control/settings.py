@@ -73,7 +73,8 @@ class Settings:
         """The most that may be guessed for a text."""
         wanted = seq.request.speculation.max_draft
         most = self.most if wanted is None else min(self.most, wanted)
-        return max(0, min(most, seq.room - 1))  # the step adds a token of its own
+        room = seq.room - 1  # the step adds a token of its own
+        return max(0, most if most < room else room)
 
     def tree_cap(self, seq: Sequence, writers: int) -> int:
         """The most nodes of a tree for a text, one of so many that are written; its branches are as long as `cap`."""

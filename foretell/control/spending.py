@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 HOPELESS = 0.97  # of the best that was found: what is so much slower is not better farther on, nor wider
@@ -21,7 +20,7 @@ class Bushes:
     where it is asked for, and what drafting costs."""
 
     widths: tuple[int, ...]
-    levels: Callable[[int], list[float]]
+    levels: Callable[[int], Iterable[float]]
     draft_seconds: Seconds | None = None
 
 
@@ -35,7 +34,7 @@ class Candidate:
     bushes: Bushes | None = None  # where it makes trees
 
 
-@dataclass(frozen=True)
+@dataclass
 class Market:
     """The step to be planned: `writers` sequences write, `rows` are run anyway, `curve[i]` prices a step of i rows.
 
@@ -48,21 +47,14 @@ class Market:
     curve: Values[float]
     held: float = 0.0
     further: float = 0.0
+    plain: float = field(init=False)  # seconds of the step without drafts
+    share: float = field(init=False)  # of that, what each sequence pays
+    _taken: dict[int, float] = field(init=False, repr=False)  # by nodes
 
-    @cached_property
-    def plain(self) -> float:
-        """Seconds of the step without drafts."""
-        return float(self.curve[self.rows]) + self.held
-
-    @cached_property
-    def share(self) -> float:
-        """Of that, what each sequence pays."""
-        return self.plain / self.writers
-
-    @cached_property
-    def _taken(self) -> dict[int, float]:
-        """What a sequence pays with so many nodes, drafting aside; many are asked for again and again."""
-        return {}
+    def __post_init__(self) -> None:
+        self.plain = float(self.curve[self.rows]) + self.held
+        self.share = self.plain / max(1, self.writers)
+        self._taken = {}
 
     def spare(self, margin: float) -> int:
         """Further rows that cost next to nothing, by this share of the step."""
@@ -79,12 +71,16 @@ class Market:
     def gain(self, expected: float, nodes: int, drafting: float = 0.0) -> float:
         """How much faster than plain a sequence goes that writes so many tokens a step with `nodes` nodes, which take
         `drafting` to be made, if all draft as many."""
+        return expected * self.share / (self.taken(nodes) + drafting)
+
+    def taken(self, nodes: int) -> float:
+        """What a sequence pays with so many nodes, drafting aside; many are asked for again and again."""
         taken = self._taken.get(nodes)
         if taken is None:
             at = min(self.rows + nodes * self.writers, len(self.curve) - 1)
             extra = (self.curve[at] - self.curve[self.rows]) / self.writers + nodes * self.further
             taken = self._taken[nodes] = self.share + extra
-        return expected * self.share / (taken + drafting)
+        return taken
 
 
 @dataclass(frozen=True)
@@ -108,11 +104,12 @@ PLAIN = Plan()
 def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Plan:
     """The drafter and length that make a sequence fastest, if its neighbours do alike; plain unless it wins clearly."""
     best, length, chosen = 1 + margin, 0, None
+    share, taken = market.share, market.taken
     for candidate in candidates:
         expected, drafting = 1.0, candidate.draft_seconds
         for nodes, survival in enumerate(candidate.survival, 1):
             expected += survival
-            gain = market.gain(expected, nodes, 0.0 if drafting is None else drafting(nodes, nodes))
+            gain = expected * share / (taken(nodes) + (0.0 if drafting is None else drafting(nodes, nodes)))
             if drafting is not None and gain < HOPELESS * best:
                 break  # each node of such a chain costs as much, and stands less often
             if gain > best:

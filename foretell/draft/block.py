@@ -42,6 +42,10 @@ class BlockDrafter(HeadDrafter):
             self.read_natively(self._native, runner.taps)
         self._whole = WholeBlock(head, pages.keys, pages.values, MOST_WIDE) if self.whole else None
 
+    @property
+    def by_library(self) -> bool:
+        return super().by_library and not self.head.config.look_back  # what is known beside states is torch's to make
+
     def _read(self, readings: list[Reading]) -> None:
         if self.head.config.look_back and not self.is_split:
             readings = [self._completed(each) for each in readings]
@@ -50,7 +54,8 @@ class BlockDrafter(HeadDrafter):
     def _completed(self, reading: Reading) -> Reading:
         """With what is known beside the target's states."""
         tokens = torch.tensor(self._tokens_back(reading), device=self.device)
-        return replace(reading, states=[self.head.complete(torch.cat(reading.states), tokens)])
+        states = self.head.complete(torch.cat(reading.states), tokens)
+        return Reading(reading.seq, reading.start, reading.stop, [states])
 
     def _tokens_back(self, reading: Reading) -> list[list[int]]:
         """Of each place its token and those before it; -1 is none."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from foretell.runner.head_work import head_work
 from foretell.runner.native_head import Asked, NativeHead
 from foretell.runner.native_reading import NativeReader, Reading
 from foretell.runner.runner import ModelRunner
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence
 
 from .base import Drafter
 from .chains import Chain, Guesses
@@ -24,17 +25,8 @@ from .choosing import Chooser, Plot, must_draw
 from .drawing import DraftTemperature, draw_nodes
 from .heads_whole import whole_reader
 from .ranks import RankRates
+from .trail import Trail, of_the_text
 from .tree import LevelTree, ShapedTree
-
-
-@dataclass
-class Trail:
-    """States of a text that the head has not read yet: of the places from `start` on."""
-
-    start: int
-    states: list[Tensor] = field(default_factory=list)
-    stop: int = 0
-    gap: bool = False  # whether places before are missing for good: a step failed
 
 
 class HeadDrafter(Drafter):
@@ -81,15 +73,25 @@ class HeadDrafter(Drafter):
         settings = (self.name, self.draft_temperature, self.min_confidence, self.whole)
         vars(self).update(vars(type(self)(self._runner, head, self.pages, *settings)))
 
-    @torch.inference_mode()
+    @property
+    def by_library(self) -> bool:
+        """Whether the native library reads for it, and guesses chains: then torch computes nothing, and need not enter
+        a mode, which takes it longer than all that is done here."""
+        return self._reader is not None and self._whole_reader is None
+
     def follow(self, outcomes: list[Outcome]) -> None:
+        with nullcontext() if self.by_library else torch.inference_mode():
+            self._follow(outcomes)
+
+    def _follow(self, outcomes: list[Outcome]) -> None:
         full = []
         for outcome in outcomes:
             seq = outcome.share.seq
             trail = self._add(outcome)
             if seq.cached // self.pages.page_size * self.pages.page_size > trail.start:
                 full.append(seq)  # a page is full, and is offered to others after this
-        self._read([reading for seq in full if (reading := self._take(seq)) is not None])
+        if full:
+            self._read([reading for seq in full if (reading := self._take(seq)) is not None])
         for outcome in outcomes:
             if outcome.share.seq.finish is not None:
                 self._trails.pop(outcome.share.seq.id, None)
@@ -105,7 +107,7 @@ class HeadDrafter(Drafter):
             trail.start, trail.states = start, []
         known = self.known_of(outcome) if trail.start == start else 0
         trail.start += known
-        trail.states += _of_the_text(outcome, known, seq.cached - start)
+        trail.states += of_the_text(outcome, known, seq.cached - start)
         trail.stop = seq.cached
         return trail
 
@@ -118,9 +120,7 @@ class HeadDrafter(Drafter):
         trail = self._trails.get(seq.id)
         if trail is None or trail.start == trail.stop:
             return None
-        found = Reading(seq, trail.start, trail.stop, trail.states)
-        trail.start, trail.states = trail.stop, []
-        return found
+        return trail.take(seq, whole=self.by_library)
 
     def _read(self, readings: list[Reading]) -> None:
         if not readings:
@@ -152,9 +152,13 @@ class HeadDrafter(Drafter):
     def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
         """Keep what these places are to be remembered by; `slots` and `states` are of all of them, end to end."""
 
-    @torch.inference_mode()
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        drafts = [Draft()] * len(seqs)
+        chains = self.by_library and not any(budget.branches for budget in budgets)
+        with nullcontext() if chains else torch.inference_mode():
+            return self._propose(seqs, budgets)
+
+    def _propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        drafts = [NO_DRAFT] * len(seqs)
         asked = [i for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)) if self._can(seq, budget)]
         self.catch_up([reading for i in asked if (reading := self._take(seqs[i])) is not None])
         straight = [i for i in asked if not budgets[i].branches]
@@ -162,9 +166,10 @@ class HeadDrafter(Drafter):
             chains = self.guess([seqs[i] for i in straight], [budgets[i] for i in straight])
             for i, chain in zip(straight, chains, strict=True):
                 drafts[i] = self._draft(seqs[i], chain)
+        if len(straight) == len(asked):
+            return drafts
         trees = {i: Plot(seqs[i], self.plant(seqs[i], budgets[i])) for i in asked if budgets[i].branches}
-        if trees:
-            self.grow(list(trees.values()))
+        self.grow(list(trees.values()))
         for i, plot in trees.items():
             drafts[i] = self._tree(plot)
         return drafts
@@ -269,22 +274,6 @@ class HeadDrafter(Drafter):
     @property
     def memory(self) -> int:
         return self.head.bytes
-
-
-def _of_the_text(outcome: Outcome, first: int, places: int) -> list[Tensor]:
-    """The states of a step's rows that are the text's now, what was pending and the accepted path, from place `first`
-    of them on: in pieces, for an index would have to be brought to where they are."""
-    assert outcome.features is not None, "the target taps what a head wants"
-    take, path = outcome.share.take, () if outcome.verdict is None else outcome.verdict.path
-    stop = min(places, take)
-    start = min(first, stop)
-    runs: list[tuple[int, int]] = []
-    for node in path[max(0, first - take) : max(0, places - take)]:
-        if take + node != stop:
-            runs.append((start, stop))
-            start = take + node
-        stop = take + node + 1
-    return [outcome.features[begin:end] for begin, end in (*runs, (start, stop)) if begin < end]
 
 
 def _parts(tapped: tuple[int, ...], config: HeadConfig) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.sampling import noise
-from foretell.sampling.native_choice import draw_rows
+from foretell.sampling.native_choice import draw_table
 from foretell.types import Sequence
 
 from .choosing import must_draw
@@ -22,8 +22,8 @@ def noise_keys(seq: Sequence, depth: int) -> list[int]:
 
 def draws_of(seqs: list[Sequence], depth: int) -> npt.NDArray[np.void] | None:
     """As the native library wants them, [depth, texts]; None where nothing is drawn for any text."""
-    if all(seq.request.params.temperature == 0 for seq in seqs):
+    params = [seq.request.params for seq in seqs]
+    if not any(each.temperature for each in params):
         return None
-    by_depth = zip(*(noise_keys(seq, depth) for seq in seqs), strict=True)
-    params = [seq.request.params for seq in seqs] * depth
-    return draw_rows(params, [key for keys in by_depth for key in keys]).reshape(depth, len(seqs))
+    keys = [noise_keys(seq, depth) for seq in seqs]
+    return draw_table(params * depth, [each[at] for at in range(depth) for each in keys]).reshape(depth, len(seqs))

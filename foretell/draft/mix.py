@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import TypeVar
 
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence
 
 from .base import Drafter, may_be_shown
 from .merging import Merged
@@ -31,8 +32,12 @@ class MixDrafter(Drafter):
     def __init__(self, arms: list[Drafter], defaults: tuple[str, ...] | None = None) -> None:
         """`defaults` are the arms of a request that names none."""
         self._arms = {arm.name: arm for arm in arms}
-        self._free = sorted((arm for arm in arms if arm.free), key=lambda arm: arm.stands_back)
+        free = [(arm.name, arm.stands_back) for arm in arms if arm.free]
+        self._free = sorted(free, key=itemgetter(1))
+        self._followers = [arm.name for arm in arms if arm.taps]
+        self._learners = [arm.name for arm in arms if type(arm).observe is not Drafter.observe]
         assert len(self._arms) == len(arms), "each arm has a name of its own"
+        self._leavers = [arm for arm in arms if type(arm).ready is not Drafter.ready]
         self._shown: dict[int, tuple[int, int, Mapping[str, Draft]]] = {}  # by sequence: its length, nodes, the guesses
         self._failed: Counter[str] = Counter()
         self._defaults = tuple(self._arms) if defaults is None else defaults
@@ -48,16 +53,22 @@ class MixDrafter(Drafter):
         return self._arms
 
     @property
+    def away(self) -> frozenset[str]:
+        """Asked for in every step; most drafters never leave."""
+        return frozenset(arm.name for arm in self._leavers if not arm.ready) if self._leavers else frozenset()
+
+    @property
     def defaults(self) -> tuple[str, ...]:
         return self._defaults
 
     def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
         found: list[dict[str, Draft]] = [{} for _ in seqs]
-        sure = [False] * len(seqs)
-        for arm in self._free:
-            name, last = arm.name, arm.stands_back
+        sure, budget = [False] * len(seqs), Budget(nodes)
+        for name, last in self._free:
             asked = [i for i, seq in enumerate(seqs) if name in seq.request.drafters and not (last and sure[i])]
-            guessed = self._guesses(name, [seqs[i] for i in asked], [Budget(nodes)] * len(asked))
+            if not asked:
+                continue
+            guessed = self._guesses(name, [seqs[i] for i in asked], [budget] * len(asked))
             for i, draft in zip(asked, guessed, strict=True):
                 if may_be_shown(draft):
                     found[i][name] = draft
@@ -68,17 +79,18 @@ class MixDrafter(Drafter):
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = [self._known(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
-        for name in dict.fromkeys(budget.drafter for budget in budgets):
-            asked = [i for i, draft in enumerate(drafts) if draft is None and budgets[i].drafter == name]
+        missing = [i for i, draft in enumerate(drafts) if draft is None]
+        for name in dict.fromkeys(budgets[i].drafter for i in missing):
+            asked = [i for i in missing if budgets[i].drafter == name]
             guessed = self._guesses(name, [seqs[i] for i in asked], [budgets[i] for i in asked])
             for i, draft in zip(asked, guessed, strict=True):
                 drafts[i] = draft
-        return [draft or Draft() for draft in drafts]
+        return [draft or NO_DRAFT for draft in drafts]
 
     def _known(self, seq: Sequence, budget: Budget) -> Draft | None:
         """What was guessed for the same text already; a draft's beginning is the guess for a smaller budget."""
         if not budget.nodes:
-            return Draft()
+            return NO_DRAFT
         length, nodes, drafts = self._shown.get(seq.id, (-1, 0, {}))
         if length != len(seq.tokens) or nodes < budget.nodes:
             return None
@@ -86,9 +98,7 @@ class MixDrafter(Drafter):
         return None if draft is None else draft.cut(budget.nodes)
 
     def _guesses(self, name: str, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        nothing, arm = [Draft()] * len(seqs), self._arms.get(name)
-        if not seqs:
-            return nothing
+        nothing, arm = [NO_DRAFT] * len(seqs), self._arms.get(name)
         if isinstance(arm, Merged):
             return self._merged(arm, seqs, budgets)
         found = self._guarded(name, lambda arm: arm.propose(seqs, budgets), nothing)
@@ -101,12 +111,11 @@ class MixDrafter(Drafter):
         return [arm.merge(*pair, drafts) for pair, drafts in zip(pairs, zip(*found, strict=True), strict=True)]
 
     def follow(self, outcomes: list[Outcome]) -> None:
-        for name, arm in self._arms.items():
-            if arm.taps:
-                self._guarded(name, lambda each: each.follow(outcomes), None)
+        for name in self._followers:
+            self._guarded(name, lambda arm: arm.follow(outcomes), None)
 
     def observe(self, outcomes: list[Outcome]) -> None:
-        for name in self._arms:
+        for name in self._learners:
             self._guarded(name, lambda arm: arm.observe(outcomes), None)
 
     def forget(self, seq: Sequence) -> None:
@@ -115,7 +124,7 @@ class MixDrafter(Drafter):
             self._guarded(name, lambda arm: arm.forget(seq), None, always=True)  # also who is left out keeps nothing
 
     def _guarded(self, name: str, do: Callable[[Drafter], Answer], otherwise: Answer, always: bool = False) -> Answer:
-        if self._failed[name] >= MOST_FAILURES and not always:
+        if self._failed.get(name, 0) >= MOST_FAILURES and not always:
             return otherwise
         try:
             return do(self._arms[name])

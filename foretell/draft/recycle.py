@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from heapq import heappop, heappush, heapreplace
 
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence
 
 from .base import Drafter
 
@@ -111,7 +111,9 @@ class Tables:
         return self._tables.get(tenant)
 
     def use(self, tenant: str) -> Table:
-        table = self._tables.setdefault(tenant, Table(self.runs))
+        table = self._tables.get(tenant)
+        if table is None:
+            table = self._tables[tenant] = Table(self.runs)
         self._tables.move_to_end(tenant)
         if len(self._tables) > self.tenants:
             self._tables.popitem(last=False)
@@ -142,7 +144,7 @@ class RecycleDrafter(Drafter):
     def _guess(self, seq: Sequence, budget: Budget) -> Draft:
         table = self.tables.find(seq.request.tenant)
         if not budget.nodes or table is None:
-            return Draft()
+            return NO_DRAFT
         return _likeliest(table, tuple(seq.tokens[-LONGEST:]), budget, self.name)
 
     def observe(self, outcomes: list[Outcome]) -> None:
@@ -180,7 +182,7 @@ def _likeliest(table: Table, start: Run, budget: Budget, source: str) -> Draft:
             heappush(buds, (-chance * kids[0][1], offered, node, chance, kids, 0, context))
             offered += 1
         if not buds or len(tokens) == budget.nodes or -buds[0][0] < budget.floor:
-            return Draft(tuple(tokens), tuple(parents), source, None, tuple(sure))
+            return Draft(tuple(tokens), tuple(parents), source, None, tuple(sure)) if tokens else NO_DRAFT
         chance, _, parent, before, kids, at, context = buds[0]
         token, share = kids[at]
         if at + 1 < len(kids):

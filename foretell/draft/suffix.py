@@ -111,10 +111,12 @@ class SuffixDrafter(Drafter):
             for known in (own, *self.store.texts(seq.request.tenant)):
                 ones = [(1, place) for place in known.after(tokens[-1])]
                 best = self._better(known, ones, nodes, best, 0)
-        return chain(best.tokens, best.shares, self.name)
+        return chain(best.tokens, best.shares, self.name) if best.tokens else NOTHING
 
     def _better(self, known: Occurrences, matches: list[Match], nodes: int, best: _Path, skipped: int) -> _Path:
         """The better of `best` and what follows the matches; a shorter one must promise more than a longer one."""
+        if not matches:
+            return best
         for length in sorted({match[0] for match in matches}, reverse=True)[:TRIES]:
             most = min(nodes, int(self.factor * length + self.offset))
             if most <= best.score:

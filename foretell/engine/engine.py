@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -204,16 +204,16 @@ class Engine:
     def _judge(self, plan: list[Share], drafts: list[Draft], output: StepOutput) -> tuple[list[Outcome], float]:
         """What the target makes of each draft, and the seconds in this of what only drafters want to know."""
         pairs = list(zip(plan, drafts, strict=True))
-        rows = [logit_rows(share, draft) for share, draft in pairs]
-        ends = list(itertools.accumulate(rows))
-        cases = [
-            Case(share, draft, output.logits, end - 1 - len(draft), self._masks(share, draft))
-            for (share, draft), end in zip(pairs, ends, strict=True)
-            if share.reaches_end
-        ]
-        for share, count, end in zip(plan, rows, ends, strict=True):
+        cases: list[Case] = []
+        ends: list[int] = []
+        end = 0
+        for share, draft in pairs:
+            first, end = end, end + logit_rows(share, draft)
+            ends.append(end)
+            if share.reaches_end:
+                cases.append(Case(share, draft, output.logits, end - 1 - len(draft), self._masks(share, draft)))
             if share.reads_prompt_logprobs:
-                found = prompt_logprobs(share, output.logits[end - count : end])
+                found = prompt_logprobs(share, output.logits[first:end])
                 self.tracks[share.seq.id].prompt_logprobs |= found
         judged = iter(self.judge(cases, output.logits, output.likeliest))
         for case in cases:
@@ -259,13 +259,12 @@ class Engine:
         kept, text = self._write(track, tokens)
         seq.tokens += kept
         seq.cached = min(share.length + len(verdict.path), len(seq.tokens) - 1)
-        logprobs = outcome.logprobs and outcome.logprobs[: len(kept)]
-        details = outcome.details and outcome.details[: len(kept)]
-        outcome = replace(outcome, kept=kept, logprobs=logprobs, details=details)
-        track.logprobs += logprobs or ()
-        track.speculation.observe(outcome)
+        outcome = outcome.with_kept(kept)
+        track.logprobs += outcome.logprobs or ()
+        written_by = origins(outcome)
+        track.speculation.observe(outcome, written_by)
         self._note_tokens(track)
-        track.outbox.append(delta := self._delta(seq, outcome, text))
+        track.outbox.append(delta := self._delta(seq, outcome, text, written_by))
         return outcome, delta
 
     def _write(self, track: Track, tokens: list[int]) -> tuple[tuple[int, ...], str]:
@@ -284,14 +283,14 @@ class Engine:
             track.seq.finish, text = "stop", text + track.writer.close()
         return tuple(tokens[: written.count]), text
 
-    def _delta(self, seq: Sequence, outcome: Outcome, text: str) -> Delta:
+    def _delta(self, seq: Sequence, outcome: Outcome, text: str, written_by: tuple[str, ...]) -> Delta:
         request = seq.request
         return Delta(
             request.id,
             request.choice,
             outcome.kept,
             text,
-            origins(outcome),
+            written_by,
             len(outcome.draft),
             outcome.logprobs,
             seq.finish,

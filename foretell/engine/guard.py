@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from foretell.draft.base import Drafter
-from foretell.types import Budget, Draft, Outcome, Sequence, Share
+from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence, Share
 
 from .admit import admitted
 
@@ -40,7 +40,7 @@ class Guard:
 
     def propose(self, plan: list[Share], budgets: list[Budget]) -> list[Draft]:
         """A draft for each share, of those that can be checked; nobody is asked where nobody may draft."""
-        nothing = [Draft()] * len(plan)
+        nothing = [NO_DRAFT] * len(plan)
         if not any(budget.nodes for budget in budgets):
             return nothing
         return self._guarded("propose", lambda: self._propose(plan, budgets), nothing)

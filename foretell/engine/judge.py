@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from .details import details_of
 BATCHED = {"rejection": batched.rejection, "block": batched.block}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Case:
     """One draft to be judged: its rows among a step's logits, from `first` on, and a grammar's masks."""
 
@@ -34,6 +35,15 @@ class Case:
     step: Tensor  # [rows, vocab]
     first: int
     masks: Tensor | None = None
+    request: Request = field(init=False)
+    history: History | None = field(init=False)  # where anything looks back
+    is_greedy: bool = field(init=False)  # whether its tokens are the likeliest by the model's own scores
+
+    def __post_init__(self) -> None:
+        request, tokens = self.share.seq.request, self.share.seq.tokens
+        back = looks_back(request, len(tokens) - len(request.prompt))
+        self.request, self.is_greedy = request, not back and request.params.temperature == 0
+        self.history = History(request, tokens, self.step.shape[-1], self.step.device) if back else None
 
     @cached_property
     def logits(self) -> Tensor:
@@ -41,25 +51,9 @@ class Case:
         return self.step[self.first : self.first + 1 + len(self.draft)]
 
     @property
-    def request(self) -> Request:
-        return self.share.seq.request
-
-    @cached_property
-    def history(self) -> History | None:
-        request, tokens = self.request, self.share.seq.tokens
-        if not looks_back(request, len(tokens) - len(request.prompt)):
-            return None
-        return History(request, tokens, self.step.shape[-1], self.step.device)
-
-    @property
     def error(self) -> str | None:
         """What went wrong in a function of the caller's."""
         return None if self.history is None else self.history.error
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether its tokens are the likeliest by the model's own scores."""
-        return self.request.params.temperature == 0 and self.history is None
 
     def rows(self) -> list[Row]:
         """What decides the token after the sequence's last one and after each node of its draft."""
@@ -77,8 +71,7 @@ class Case:
         ]
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(NamedTuple):
     """A verdict, the target's own tokens where the rule drew them, and what the request wants to know of its tokens."""
 
     verdict: Verdict
@@ -106,30 +99,30 @@ class Judge:
         self, cases: list[Case], logits: Tensor, known: Callable[[], list[int]] | None = None
     ) -> list[Judgement]:
         """`logits` are those of a step, of which each case has its rows; `known` gives the likeliest of each."""
-        verdicts: dict[int, tuple[Verdict, tuple[int, ...]]] = {}
+        found: dict[int, Judgement] = {}
         by_rule: dict[str, list[int]] = {}
         for i, case in enumerate(cases):
             by_rule.setdefault(case.request.rule, []).append(i)
         for rule, members in by_rule.items():
-            some = [cases[i] for i in members]
+            some = cases if len(by_rule) == 1 else [cases[i] for i in members]
             rows = gather(some, logits)
             if rule == "match":
                 judged = self._match(some, rows, known if rows is logits else None)
             else:
                 judged = self._by_distribution(rule, some, rows)
-            verdicts.update(zip(members, judged, strict=True))
-        return [
-            Judgement(*verdicts[i], _logprobs(case, verdicts[i][0]), details_of(case, verdicts[i][0]))
-            for i, case in enumerate(cases)
-        ]
+            for i, case, (verdict, chosen) in zip(members, some, judged, strict=True):
+                found[i] = Judgement(verdict, chosen, _logprobs(case, verdict), details_of(case, verdict))
+        return [found[i] for i in range(len(cases))]
 
     def _match(
         self, cases: list[Case], logits: Tensor, known: Callable[[], list[int]] | None
     ) -> list[tuple[Verdict, tuple[int, ...]]]:
-        if all(case.is_greedy for case in cases):  # most are, and what decides a row need not be looked up
-            tokens = likeliest(logits) if known is None else known()
-        else:
-            tokens = choose(logits, [row for case in cases for row in case.rows()])
+        rows: list[Row] = []
+        for case in cases:
+            if not case.is_greedy:  # most are, and what decides a row need not be looked up
+                rows = [row for each in cases for row in each.rows()]
+                break
+        tokens = choose(logits, rows) if rows else likeliest(logits) if known is None else known()
         judged, first = [], 0
         for case in cases:
             behind = first + len(case.draft) + 1
@@ -161,7 +154,10 @@ class Judge:
 
 def gather(cases: list[Case], logits: Tensor) -> Tensor:
     """The rows of the cases, one after the other; those of a whole step lie so already."""
-    if sum(len(case.draft) + 1 for case in cases) == len(logits):
+    count = 0
+    for case in cases:
+        count += len(case.draft) + 1
+    if count == logits.shape[0]:
         return logits
     return cases[0].logits if len(cases) == 1 else torch.cat([case.logits for case in cases])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 import torch
@@ -23,16 +24,20 @@ def likeliest(
     at its place in `ends`."""
     if not count:
         return [()] * len(pairs)
-    mine = [
-        logits[end - 1 - len(draft) : end] if share.reaches_end and wants(share, draft) else None
-        for (share, draft), end in zip(pairs, ends, strict=True)
-    ]
-    wanted = [rows for rows in mine if rows is not None]
-    if not wanted:
+    mine = [0] * len(pairs)  # how many of each share's rows are looked at, the last ones
+    for i, (share, draft) in enumerate(pairs):
+        if share.reaches_end and wants(share, draft):
+            mine[i] = 1 + len(draft)
+    total = sum(mine)
+    if not total:
         return [()] * len(pairs)
-    together = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
-    found = iter(top(together, count))
-    return [() if rows is None else tuple(tuple(next(found)) for _ in range(len(rows))) for rows in mine]
+    if total == logits.shape[0]:
+        together = logits  # to cut a part out takes torch as long as to look at it
+    else:
+        parts = [logits[end - rows : end] for rows, end in zip(mine, ends, strict=True) if rows]
+        together = parts[0] if len(parts) == 1 else torch.cat(parts)
+    found = map(tuple, top(together, count))
+    return [tuple(itertools.islice(found, rows)) for rows in mine]
 
 
 def split_features(output: StepOutput, pairs: list[Pair]) -> Iterable[torch.Tensor | None]:

@@ -55,15 +55,18 @@ class Scheduler:
         """The next step; `budgets` are for `running` as it stands. Pages are reserved for all of it."""
         wishes = {seq.id: budget for seq, budget in zip(self.running, budgets, strict=True)}
         before = self.preemptions
-        for seq in [seq for seq in self.running if seq.pending == 1]:
+        writing = [seq for seq in self.running if seq.pending == 1]
+        for seq in writing:
             if seq in self.running:
                 self._secure(seq, seq.cached + 1)
-        writing = [seq for seq in self.running if seq.pending == 1]
-        reading = [seq for seq in self.running if seq.pending > 1]
+        if self.preemptions != before:
+            writing = [seq for seq in writing if seq in self.running]
+        reading = [] if len(writing) == len(self.running) else [seq for seq in self.running if seq.pending > 1]
         left = self.max_step_tokens - len(writing)
         shares = self._plan_writing(writing, wishes, left // 2 if reading or self.waiting else left)
-        shares += self._plan_reading(reading, self._left(shares), alone=not shares)
-        if self.preemptions == before:  # who has just had to leave does not come back in the same breath
+        if reading:
+            shares += self._plan_reading(reading, self._left(shares), alone=not shares)
+        if self.waiting and self.preemptions == before:  # who has just had to leave does not come back at once
             shares += self._admit(self._left(shares), alone=not shares)
         return shares
 

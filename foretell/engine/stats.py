@@ -39,10 +39,10 @@ class Speculation:
         """Whether the text, or its distribution, is the target's own."""
         return self.rule in LOSSLESS or self.drafted == 0
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: Outcome, written_by: tuple[str, ...]) -> None:
         """Count one step, and note who proposed its tokens."""
         self.count(outcome)
-        self.origins += origins(outcome)
+        self.origins += written_by
 
     def count(self, outcome: Outcome) -> None:
         """Count one step."""

@@ -81,6 +81,8 @@ class Writer:
 
     def _certain(self, new: str) -> str:
         """Give out what no stop string can begin with; hold the rest."""
+        if not self.stops:
+            return self._emit(new)
         text = self._held + new
         hold = max((_overlap(text, stop) for stop in self.stops), default=0)
         self._held = text[len(text) - hold :]

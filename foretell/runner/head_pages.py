@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -82,9 +84,22 @@ class HeadPages:
         return self.kept_features.view(-1, self.kept_features.shape[-1]).index_select(0, slots)
 
     def few_features(self, slots: list[int]) -> Tensor:
-        """The same on a CPU, of a few places: numpy has them sooner than torch."""
+        """The same on a CPU, of a few places: numpy has them sooner than torch. Those of one text alone are good until
+        others are asked for: to copy them is sooner done than to ask either."""
+        if len(slots) == 1:
+            room, target, source, size = self._one
+            ctypes.memmove(target, source + slots[0] * size, size)
+            return room
         assert self.kept_features is not None, "this head keeps features"
         return torch.from_numpy(self.kept_features.numpy().reshape(-1, self.kept_features.shape[-1])[slots])
+
+    @cached_property
+    def _one(self) -> tuple[Tensor, int, int, int]:
+        """Room for one place's features, its address, where those of all slots lie, and the bytes of each."""
+        features = self.kept_features
+        assert features is not None and features.is_contiguous(), "as a cache is made"
+        room = torch.empty(1, features.shape[-1], dtype=features.dtype)
+        return room, room.data_ptr(), features.data_ptr(), room.nbytes
 
     def memory(self, texts: list[list[int]], columns: int) -> Memory:
         """All places of some texts, by their pages, as columns, `columns` in all; what is written there is good for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,8 @@ from foretell.models.shard import Ranks
 
 from .executor import StepOutput
 from .pack import Packed, Whole, span_lists
+
+NO_JOIN = JOIN()
 
 
 def native_executor(model: Decoder, cache: KVCache) -> NativeExecutor | None:
@@ -43,17 +46,16 @@ class NativeExecutor:
         self._join = Joining(model.ranks) if model.ranks is not None else None
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
-        table = packed.table
-        assert table[0].max() < self._vocab and table[1].max() < self._context, "what the tables hold"
+        tokens, positions, slots = packed.table.tolist()  # of few rows sooner looked at than an array
+        assert max(tokens) < self._vocab and max(positions) < self._context, "what the tables hold"
         assert all(0 <= tap <= len(self._layers) for tap in taps), "layers that are there"
-        lists = (*span_lists(packed.spans), packed.wanted, taps, [0] * len(packed.wanted))
-        rows, wanted = packed.rows, len(packed.wanted)
-        numbers, places = laid_out(lists)
+        rows, wanted = len(tokens), len(packed.wanted)
+        numbers, places = in_a_row(
+            (tokens, positions, slots, *span_lists(packed.spans), packed.wanted, taps, [0] * wanted)
+        )
         logits = torch.empty(wanted, self._model.local.vocab)
         features = torch.empty(rows, len(taps) * self._width) if taps else None
-        first = table.ctypes.data
         step = StepRecord(
-            *(first, first + 8 * rows, first + 16 * rows),
             *places[:-1],
             logits.data_ptr(),
             None if features is None else features.data_ptr(),
@@ -62,11 +64,11 @@ class NativeExecutor:
             len(packed.spans),
             wanted,
             len(taps),
-            JOIN() if self._join is None else self._join.address,
+            NO_JOIN if self._join is None else self._join.address,
         )
         self._native.step(self._record, step)
         if self._join is None:
-            return StepOutput(logits, features, numbers[len(numbers) - wanted :].tolist)
+            return StepOutput(logits, features, numbers[len(numbers) - wanted :].tolist)  # that the library wrote
         self._join.check()
         return StepOutput(self._model.all_logits(logits), features)
 
@@ -110,12 +112,22 @@ class NativeExecutor:
         )
 
 
+def in_a_row(lists: tuple[Sequence[int], ...]) -> tuple[array[int], list[int]]:
+    """All numbers one after the other, and the addresses where each list begins: one array is sooner made than six, and
+    numpy's are dear to make and to find."""
+    numbers = array("q", itertools.chain.from_iterable(lists))
+    place, _ = numbers.buffer_info()
+    places = []
+    for each in lists:
+        places.append(place)
+        place += 8 * len(each)
+    return numbers, places
+
+
 def laid_out(lists: tuple[Sequence[int], ...]) -> tuple[Whole, list[int]]:
-    """All numbers one after the other, and the addresses where each list begins: one array is sooner made than six."""
-    numbers = np.array([number for each in lists for number in each], np.int64)
-    first = numbers.ctypes.data
-    begins = itertools.accumulate((len(each) for each in lists[:-1]), initial=0)
-    return numbers, [first + 8 * begin for begin in begins]
+    """The same as numpy's."""
+    numbers, places = in_a_row(lists)
+    return np.frombuffer(numbers, np.int64), places
 
 
 class Joining:

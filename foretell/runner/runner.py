@@ -72,10 +72,14 @@ class ModelRunner:
         other.executor = other._make_executor()
         return other
 
-    @torch.inference_mode()
     def forward(self, shares: list[Share], drafts: list[Draft]) -> StepOutput:
         """Run every share's tokens and draft; their pages are reserved already."""
-        output = self.executor(pack(shares, drafts, self.layout.page_size), self.taps)
+        packed = pack(shares, drafts, self.layout.page_size)
+        if isinstance(self.executor, NativeExecutor):  # torch computes nothing, and its modes are dear to enter
+            output = self.executor(packed, self.taps)
+        else:
+            with torch.inference_mode():
+                output = self.executor(packed, self.taps)
         if self.answers_on is None or self.answers_on == self.device:
             return output
         return replace(output, logits=output.logits.to(self.answers_on))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,7 +14,9 @@ from foretell.kernels.native.library import DRAW, Library, library
 from foretell.params import SamplingParams
 
 from . import noise
-from .alike import distinct
+
+HOW, KEY = struct.Struct("=dddq"), struct.Struct("=Q")  # of DRAW: how a row is drawn, and the key of its noise
+WORD = (1 << 64) - 1
 
 
 def chooser(logits: Tensor) -> Library | None:
@@ -23,12 +28,21 @@ def choose_natively(
     native: Library, logits: Tensor, params: list[SamplingParams], seeds: list[int], positions: list[int]
 ) -> list[int]:
     """The token of each row of logits [rows, vocab]; -1 where the best score is no number."""
-    return native.choose(logits, draw_rows(params, noise.keys(seeds, positions)))
+    return native.choose(logits, draw_rows(params, noise.words(seeds, positions)))
 
 
-def draw_rows(params: list[SamplingParams], keys: npt.ArrayLike) -> npt.NDArray[np.void]:
-    """How rows are drawn, as the library wants it; `keys` are those of their noise."""
-    kinds, places = distinct(params)
-    rows = np.array([(p.temperature, p.top_p, p.min_p, p.top_k, 0) for p in kinds], DRAW)[places]
-    rows["key"] = keys
-    return rows
+def draw_rows(params: Iterable[SamplingParams], keys: Iterable[int]) -> bytes:
+    """How rows are drawn, as the library wants it, each a DRAW; `keys` are those of their noise. No array: few rows are
+    sooner written down."""
+    found: list[bytes] = []
+    before, how = None, b""
+    for each, key in zip(params, keys, strict=True):
+        if each is not before:  # rows of one text have the same settings
+            before, how = each, HOW.pack(each.temperature, each.top_p, each.min_p, each.top_k)
+        found += (how, KEY.pack(key & WORD))
+    return b"".join(found)
+
+
+def draw_table(params: Iterable[SamplingParams], keys: Iterable[int]) -> npt.NDArray[np.void]:
+    """The same as an array."""
+    return np.frombuffer(draw_rows(params, keys), DRAW)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import repeat
+
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
@@ -77,16 +80,22 @@ def _bits_of(key: Tensor, lanes: Tensor) -> Tensor:
 
 def key(seed: int, position: int, stream: int = TOKEN_STREAM) -> int:
     """One of `keys`."""
-    return _signed(_scrambled(_scrambled(seed + stream * _GOLDEN) + position))
+    return _signed(_word(seed, position, stream))
+
+
+@lru_cache(maxsize=4096)  # the same place is drawn by a draft and by the target, and again where a guess fell
+def _word(seed: int, position: int, stream: int) -> int:
+    return _scrambled(_scrambled(seed + stream * _GOLDEN) + position)
 
 
 def keys(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> npt.NDArray[np.int64]:
-    """What `_bits` adds the lanes to, worked out on the host for kernels that make the rest themselves. One by one, and
-    once for all nodes of a tree that are as deep: numpy takes as long to begin as a hundred of them take."""
-    firsts = {seed: _scrambled(seed + stream * _GOLDEN) for seed in set(seeds)}
-    pairs = list(zip(seeds, positions, strict=True))
-    words = {(seed, position): _scrambled(firsts[seed] + position) for seed, position in set(pairs)}
-    return np.array([words[pair] for pair in pairs], np.uint64).view(np.int64)
+    """What `_bits` adds the lanes to, worked out on the host for kernels that make the rest themselves."""
+    return np.array(words(seeds, positions, stream), np.uint64).view(np.int64)
+
+
+def words(seeds: list[int], positions: list[int], stream: int = TOKEN_STREAM) -> list[int]:
+    """The same without signs. One by one: numpy takes as long to begin as a hundred of them take."""
+    return list(map(_word, seeds, positions, repeat(stream, len(seeds))))
 
 
 def coins(seed: Tensor, root: Tensor, nodes: Tensor) -> Tensor:

@@ -31,7 +31,10 @@ class Row(NamedTuple):
 
 def adjusted(logits: Tensor, rows: list[Row]) -> Tensor:
     """The scores the requests want, [rows, vocab]; the model's own where nobody asked for others."""
-    if all(row.history is None for row in rows):
+    for row in rows:
+        if row.history is not None:
+            break
+    else:
         return logits
     logits = logits.clone()
     for i, row in enumerate(rows):
@@ -48,13 +51,23 @@ def adjusted(logits: Tensor, rows: list[Row]) -> Tensor:
 def choose(logits: Tensor, rows: list[Row]) -> list[int]:
     """The token of each row of logits [rows, vocab]. The likeliest where the temperature is 0, else drawn."""
     logits = adjusted(logits, rows)
-    settings = [row.params for row in rows], [row.seed for row in rows], [row.position for row in rows]
+    params: list[SamplingParams] = []
+    seeds: list[int] = []
+    positions: list[int] = []
+    drawn = False
+    for row in rows:  # one loop: each further one is code that has to be fetched between two steps of the model
+        params.append(row.params)
+        seeds.append(row.seed)
+        positions.append(row.position)
+        drawn |= row.params.temperature > 0
     if logits.is_cuda and works():
-        return choose_there(logits, *settings)
-    if all(row.params.temperature == 0 for row in rows):
+        return choose_there(logits, params, seeds, positions)
+    if not drawn:
         return likeliest(logits)
-    if (native := chooser(logits)) is not None and -1 not in (found := choose_natively(native, logits, *settings)):
-        return found
+    if (native := chooser(logits)) is not None:
+        found = choose_natively(native, logits, params, seeds, positions)
+        if -1 not in found:
+            return found
     return as_defined(logits, rows)
 
 

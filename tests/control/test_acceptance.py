@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from foretell.control.acceptance import (
     ALIKE,
+    CELLS,
     DEPTHS,
+    DRAFTER,
     HEATS,
     KIND,
     MIDDLES,
@@ -83,6 +86,26 @@ def test_hope_goes_as_tries_come() -> None:
         rates.count(cell(None, 1), tries % 5 == 0)
         hopes.append(rates.hope(cell(None, 1)) - rates.rate(cell(None, 1)))
     assert hopes[0] > 0.3 > 0.1 > hopes[30] > hopes[-1]
+
+
+def by_definition(rates: Rates, at: int, tried: float = 0.0, stood: float = 0.0) -> float:
+    """What is above tells what is not known here; `tried` and `stood` were counted below and must not count twice."""
+    mine, right = rates.tried[at], rates.stood[at]
+    prior = rates._alike(at) if rates.above is None else by_definition(rates.above, at, mine, right)
+    mine, right = max(mine - tried, 0.0), max(right - stood, 0.0)
+    return (rates.weight * prior + min(right, mine)) / (rates.weight + mine)
+
+
+def test_a_rate_is_made_of_all_that_was_counted_above_it() -> None:
+    rng = random.Random(0)
+    top = Rates(None, DRAFTER, Belief(0.7, TRUST, 1.5))
+    kinds = [Rates(top, KIND) for _ in range(2)]
+    requests = [Rates(kind, REQUEST) for kind in kinds for _ in range(3)]
+    for _ in range(300):
+        rng.choice(requests).count(cell(None, rng.randrange(1, 4)), rng.random() < 0.6, cell(rng.random(), 1))
+        some = rng.choice([top, *kinds, *requests])
+        at = rng.randrange(CELLS)
+        assert some.rate(at) == by_definition(some, at)
 
 
 def test_a_depth_never_tried_is_believed_like_the_one_before() -> None:

@@ -173,7 +173,7 @@ def test_what_a_tree_yields_is_learnt_level_by_level() -> None:
     draft = Draft((5, 6, 7), (-1, -1, 1), "head")  # a second choice that goes on, a first that does not
     width = width_of(budget)
     assert width is not None and WIDTHS[width] == 4
-    before = acceptance.bushy(ledger, "head", 2, width)
+    before = list(acceptance.bushy(ledger, "head", 2, width))
     for _ in range(60):
         acceptance.note(ledger, Guess("head", draft, 1, budget=budget))
         acceptance.learn(ledger, [1, 6, 9])
@@ -181,7 +181,7 @@ def test_what_a_tree_yields_is_learnt_level_by_level() -> None:
     assert rates.rate(tree_cell(width, 1)) > 0.9 > 0.2 > rates.rate(tree_cell(width, 2))
     assert rates.rate(cell(None, 1)) < 0.2, "the chain would have fallen"
     assert rates.tried[cell(None, 2)] == 0, "what hangs on a second choice says nothing of chains"
-    assert acceptance.bushy(ledger, "head", 2, width)[1] < before[1]
+    assert list(acceptance.bushy(ledger, "head", 2, width))[1] < before[1]
 
 
 def test_a_branch_that_ends_before_its_time_has_fallen() -> None:

@@ -49,7 +49,7 @@ def test_the_record_says_whose_guess_stood() -> None:
     outcome = Outcome(share, found, Verdict((0, 1), 9), kept=(1, 4, 9))
     assert origins(outcome) == ("left", "right", TARGET)
     record = Speculation()
-    record.observe(outcome)
+    record.observe(outcome, origins(outcome))
     counts = {name: (count.drafted, count.accepted) for name, count in record.by_drafter.items()}
     assert counts == {"left": (3, 1), "right": (2, 1)} and (record.drafted, record.accepted) == (5, 2)
 

@@ -6,6 +6,7 @@ import torch
 
 from foretell.params import SamplingParams
 from foretell.sampling import noise
+from foretell.sampling.native_choice import draw_rows, draw_table
 from foretell.sampling.on_device import settings
 
 
@@ -17,6 +18,16 @@ def test_keys_are_those_the_definition_adds_its_lanes_to() -> None:
     assert last.tolist() == bits.tolist()
     each = [noise.key(seed, position, 3) for seed, position in zip(seeds, positions, strict=True)]
     assert noise.keys(seeds * 8, positions * 8, 3).tolist() == each * 8, "one by one they are the same"
+
+
+def test_rows_are_written_down_as_the_library_reads_them() -> None:
+    one, other = SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.1), SamplingParams(temperature=1)
+    params, keys = [one, one, other, one], noise.keys([3, 3, 4, 3], [10, 11, 11, 12]).tolist()
+    assert min(keys) < 0 < max(keys), "both signs"
+    found = draw_table(params, keys)
+    for row, each, key in zip(found, params, keys, strict=True):
+        assert row.tolist() == (each.temperature, each.top_p, each.min_p, each.top_k, key)
+    assert draw_rows(params, noise.words([3, 3, 4, 3], [10, 11, 11, 12])) == found.tobytes()
 
 
 def test_settings_are_laid_out_as_the_kernel_reads_them() -> None:

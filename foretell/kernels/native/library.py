@@ -8,7 +8,6 @@ import os
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -88,18 +87,18 @@ class Library:
 
     def top(self, x: Tensor, count: int) -> list[list[int]]:
         """Where the `count` largest of each row of x [rows, width] are, float32 on a CPU, best first; at most 64."""
-        x, ids = x.contiguous(), np.empty((x.shape[0], count), np.int64)
-        self._top(x.data_ptr(), x.shape[0], x.shape[1], count, ids.ctypes.data)
-        found: list[list[int]] = ids.tolist()
-        return found
+        x, (rows, width) = x.contiguous(), x.shape
+        ids = (ctypes.c_int64 * (rows * count))()
+        self._top(x.data_ptr(), rows, width, count, ids)
+        return [ids[first : first + count] for first in range(0, rows * count, count)]
 
-    def choose(self, x: Tensor, draws: npt.NDArray[np.void]) -> list[int]:
-        """A token for each row of x [rows, width], float32 on a CPU, by `draws` [rows] of DRAW; -1: there is none."""
-        x, ids = x.contiguous(), np.empty(x.shape[0], np.int64)
-        threads = torch.get_num_threads()
-        self._choose(x.data_ptr(), x.shape[0], x.shape[1], draws.ctypes.data, ids.ctypes.data, threads)
-        found: list[int] = ids.tolist()
-        return found
+    def choose(self, x: Tensor, draws: bytes) -> list[int]:
+        """A token for each row of x [rows, width], float32 on a CPU, by `draws`, a DRAW for each; -1: there is none."""
+        x, (rows, width) = x.contiguous(), x.shape
+        assert len(draws) == rows * DRAW.itemsize, "each row is drawn"
+        ids = (ctypes.c_int64 * rows)()
+        self._choose(x.data_ptr(), rows, width, draws, ids, torch.get_num_threads())
+        return ids[:]
 
 
 @cache
