@@ -2,7 +2,7 @@
 
     python recipes/permissive_prompts.py DATA prompts.jsonl.xz
     python recipes/own_questions.py DATA own.jsonl.xz
-    python recipes/train_heads.py heads prompts.jsonl.xz own.jsonl.xz [--budget 900] [--stop-after 540]
+    python recipes/train_heads.py heads prompts.jsonl.xz own.jsonl.xz [--budget 1080] [--stop-after 540]
 
 One after another: beside another process on the same GPU a run gets far less than half of the tokens through.
 A run that was stopped goes on when it is started again. `--back FOLDER` gets what is worth keeping in few small
@@ -29,11 +29,13 @@ from foretell.train.documents import Document, load_documents, save_documents
 COMMON = ["--held-out", "256", "--no-measure", "--save-every", "60s", "--check-every", "60s"]
 HEADS: dict[str, list[str]] = {
     "eagle": ["--draft-tokens", "6", "--draft-vocab", "12288", "--layers", "2"],
-    "block": ["--draft-tokens", "7", "--draft-vocab", "12288", "--layers", "3", "--markov-rank", "16"],
+    "block": ["--draft-tokens", "7", "--draft-vocab", "12288", "--layers", "2", "--markov-rank", "32"],
     "distill": ["--layers", "2", "--draft-vocab", "12288"],
     "medusa": ["--draft-tokens", "3", "--draft-vocab", "12288"],
 }
-SHARES = {"eagle": 0.5, "block": 0.28, "distill": 0.16, "medusa": 0.06}  # of the whole time
+SHARES = {"eagle": 0.67, "block": 0.19, "distill": 0.1, "medusa": 0.04}  # of the whole time
+AGAIN = {"eagle": ["--learning-rate", "7e-3"]}  # trained once more from where it came to, each time for half of that
+BEGUN = "-begun"  # behind a folder's name: of the first of two runs
 STARTING = 15  # seconds a run takes before its first step and after its last
 WEIGHTS = "model.safetensors"
 
@@ -54,15 +56,34 @@ def write_answers(args: argparse.Namespace, more: list[str]) -> None:
     save_documents(documents, args.out / ANSWERS)
 
 
-def train(kind: str, args: argparse.Namespace, seconds: float | None, more: list[str]) -> None:
-    """Begin or go on, for at most so many seconds."""
-    folder = args.out / kind
+def runs(kind: str, out: Path) -> list[tuple[Path, list[str]]]:
+    """Folders of a kind's runs, one after the other, and what is asked of each beside the rest."""
+    if kind not in AGAIN:
+        return [(out / kind, [])]
+    begun = out / f"{kind}{BEGUN}"
+    return [(begun, []), (out / kind, ["--init", str(begun), *AGAIN[kind]])]
+
+
+def train(kind: str, args: argparse.Namespace, until: float | None, more: list[str]) -> None:
+    """Begin or go on, until then at most."""
+    several = runs(kind, args.out)
+    for folder, own in [each for each in several if not is_done(each[0])]:
+        left = None if until is None else until - time.time() - STARTING
+        if left is not None and left <= STARTING:
+            return
+        train_once(kind, folder, args, left, [*own, *more], args.budget * SHARES[kind] / len(several))
+
+
+def train_once(
+    kind: str, folder: Path, args: argparse.Namespace, seconds: float | None, more: list[str], budget: float
+) -> None:
+    """One run of so long in all, or for at most so many seconds of it."""
     resume = ["--resume"] if (folder / "checkpoint.safetensors").is_file() else []
     piece = [] if seconds is None else ["--piece", f"{seconds:.0f}s"]
     line = [
         *(sys.executable, "-m", "foretell", "train", kind, "--target", args.target),
         *("--answers", str(args.out / ANSWERS), "--out", str(folder)),
-        *("--budget", f"{args.budget * SHARES[kind]:.0f}s", *COMMON, *HEADS[kind], *piece, *resume, *more),
+        *("--budget", f"{budget:.0f}s", *COMMON, *HEADS[kind], *piece, *resume, *more),
     ]
     subprocess.run(line, check=True)
 
@@ -101,7 +122,7 @@ def main() -> None:
     parser.add_argument("prompts", type=Path, nargs="+")
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--kinds", nargs="+", default=list(HEADS), choices=list(HEADS))
-    parser.add_argument("--budget", type=float, default=900.0, help="seconds of training, of all kinds together")
+    parser.add_argument("--budget", type=float, default=1080.0, help="seconds of training, of all kinds together")
     parser.add_argument("--stop-after", type=float, help="seconds after which to stop, to be gone on with")
     parser.add_argument("--back", type=Path)
     parser.add_argument("--prompts-at-most", type=int)
@@ -117,11 +138,10 @@ def main() -> None:
         write_answers(args, more)
         bring_answers_back(args)
         print(f"answers took {time.time() - began:.0f} s", flush=True)
+    until = None if args.stop_after is None else began + args.stop_after
     for kind in [each for each in args.kinds if not is_done(args.out / each)]:
-        left = None if args.stop_after is None else args.stop_after - (time.time() - began) - STARTING
-        if left is None or left > STARTING:
-            train(kind, args, left, more)
-            bring_back(args, kind)
+        train(kind, args, until, more)
+        bring_back(args, kind)
     print(f"{time.time() - began:.0f} s", {kind: is_done(args.out / kind) for kind in args.kinds})
 
 
