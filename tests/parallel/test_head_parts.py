@@ -66,7 +66,9 @@ def jobs(config: HeadConfig, top: int) -> Iterator[Job]:
     if isinstance(config, MedusaConfig):
         yield SeeAhead([before], 2, top)
     elif isinstance(config, BlockConfig):
-        yield READ
+        back = range(config.look_back)
+        known = [TEXT[place - by] if place >= by else -1 for place in range(last) for by in back]
+        yield replace(READ, tokens=known)
         yield PassBlocks([TEXT[-1]], [last], 3, PAGES, [len(PAGES)])
         yield LevelRows(0, [0], [TEXT[-1]], top, config.confidence)
         yield LevelRows(2, [0, 0], [11, 69], top, config.confidence)
@@ -88,7 +90,8 @@ def guesses(head: Head[Any], top: int = 0) -> list[torch.Tensor]:
     slots = [PAGES[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for at in range(len(states))]
     found: list[torch.Tensor] = []
     if isinstance(head.config, BlockConfig) and head.shard is None:  # it keeps no features
-        work.remember(torch.tensor(slots), list(range(len(slots))), head.fuse(states))  # type: ignore[attr-defined]
+        given = head.known(states, torch.tensor(TEXT[:-1]))  # type: ignore[attr-defined]
+        work.remember(torch.tensor(slots), list(range(len(slots))), head.fuse(given))  # type: ignore[attr-defined]
     else:
         work.keep(torch.tensor(slots), states)
     for job in jobs(head.config, top):
@@ -121,11 +124,18 @@ def test_the_likeliest_are_enough_where_nothing_else_is_looked_at(name: str) -> 
             torch.testing.assert_close(mine.softmax(-1).topk(4).values, likely.values, rtol=1e-4, atol=1e-5)
 
 
+def in_every_rank(config: BlockConfig) -> int:
+    """Weights of matrices that are not dealt: of the confidence head, of words for tokens, and masks of places."""
+    width = config.layer.width
+    words = width * (config.target_width // config.look_back) if config.look_back else 0
+    return (width + 4) * config.confidence + words + (config.block - 1) * width * config.anchored
+
+
 def test_each_rank_holds_its_part_of_weights_and_pages() -> None:
     for name, config in THREE.items():
         whole, parts = make_head(config), [make_head(config, rank) for rank in Shard(0, 3).others]
         matrices = [sum(t.numel() for t in head.parameters() if t.dim() > 1) for head in (whole, *parts)]
-        spare = config.layer.width + 4 if isinstance(config, BlockConfig) and config.confidence else 0
+        spare = in_every_rank(config) if isinstance(config, BlockConfig) else 0
         assert sum(matrices[1:]) == matrices[0] + 2 * spare, name
         assert max(matrices[1:]) < 0.42 * matrices[0] + spare, name
         ranked = len(beside(config, Shard(0, 3)))  # a block's features wait until the first rank has them read
