@@ -11,7 +11,7 @@ from foretell.types import Sequence
 TREE_ROWS = 256  # of all texts' trees in one step: more rows than that cost what they are on any machine
 
 
-class Drafting(Protocol):
+class Seen(Protocol):
     """A drafter, as far as the controller can tell from the outside."""
 
     free: bool
@@ -36,7 +36,7 @@ class ArmTraits:
     whole: bool = False
 
     @classmethod
-    def of(cls, drafter: Drafting) -> ArmTraits:
+    def of(cls, drafter: Seen) -> ArmTraits:
         return cls(drafter.free, drafter.reads, drafter.cost_share, drafter.prior, drafter.grows, drafter.whole)
 
 

@@ -28,7 +28,8 @@ from .tree import MOST_WIDE, LevelTree, ShapedTree
 
 
 class BlockDrafter(HeadDrafter):
-    """At place p it keeps keys and values of p's own feature, in each of its layers."""
+    """At place p it keeps keys and values of p's own feature, and of the tokens up to p where the head looks back, in
+    each of its layers."""
 
     head: BlockHead
     prior = 0.65
@@ -48,14 +49,21 @@ class BlockDrafter(HeadDrafter):
 
     def _read(self, readings: list[Reading]) -> None:
         if self.head.config.look_back and not self.is_split:
-            readings = [self._completed(each) for each in readings]
+            readings = self._completed(readings)
         super()._read(readings)
 
-    def _completed(self, reading: Reading) -> Reading:
-        """With what is known beside the target's states."""
-        tokens = torch.tensor(self._tokens_back(reading), device=self.device)
-        states = self.head.complete(torch.cat(reading.states), tokens)
-        return Reading(reading.seq, reading.start, reading.stop, [states])
+    def _completed(self, readings: list[Reading]) -> list[Reading]:
+        """With what is known beside the target's states; of all of them at once, and without a wait."""
+        firsts = [max(0, each.start + 1 - self.head.config.look_back) for each in readings]
+        runs = [each.seq.tokens[first : each.stop] for first, each in zip(firsts, readings, strict=True)]
+        tokens = torch.tensor([token for run in runs for token in run])
+        if self.device.type == "cuda":
+            tokens = tokens.pin_memory().to(self.device, non_blocking=True)
+        found = []
+        for each, run in zip(readings, torch.split(tokens, [len(run) for run in runs]), strict=True):
+            beside = self.head.beside(run)[each.start - each.stop :]
+            found.append(Reading(each.seq, each.start, each.stop, [torch.cat([torch.cat(each.states), beside], -1)]))
+        return found
 
     def _tokens_back(self, reading: Reading) -> list[list[int]]:
         """Of each place its token and those before it; -1 is none."""

@@ -10,8 +10,6 @@ from .model import ModelDrafter, _Chain
 class ChainedDrafter(ModelDrafter):
     """Guesses what `ModelDrafter` guesses; a token never visits the host before the next one is made."""
 
-    whole = True
-
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.depth]
         if any(seq.request.params.temperature > 0 for seq, _ in wishes):

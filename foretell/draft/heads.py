@@ -60,7 +60,7 @@ class HeadDrafter(Drafter):
         self.is_split = head.shard is not None
         self.whole = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
         self.work = runner.led(head_work(head, pages)) if self.is_split else head_work(head, pages)
-        self._columns = _columns(runner.taps, head.config, runner.device)
+        self._columns = _columns(runner.taps, head.config, runner.device, self.is_split)
         self._reader: NativeReader | None = None  # where the native library can read for it
         self._whole_reader = whole_reader(head, pages) if self.whole else None
         self._trails: dict[int, Trail] = {}
@@ -283,9 +283,10 @@ def _parts(tapped: tuple[int, ...], config: HeadConfig) -> list[int]:
     return [tapped.index(tap) * width for tap in config.taps] + [(len(tapped) + i) * width for i in range(others)]
 
 
-def _columns(tapped: tuple[int, ...], config: HeadConfig, device: torch.device) -> Tensor | None:
-    """All of those columns; None: just so."""
+def _columns(tapped: tuple[int, ...], config: HeadConfig, device: torch.device, is_split: bool) -> Tensor | None:
+    """All of those columns; None: just so. Where a head is split, what else it wants to know is each rank's to make."""
     if tapped == config.taps:
         return None
-    width = config.target_width
-    return torch.tensor([first + i for first in _parts(tapped, config) for i in range(width)], device=device)
+    width, parts = config.target_width, _parts(tapped, config)
+    some = parts[: len(config.taps)] if is_split else parts
+    return torch.tensor([first + i for first in some for i in range(width)], device=device)

@@ -71,7 +71,7 @@ class Rehearsal:
         return True
 
     def _failed(self) -> bool:
-        """Whether to go on: one size may fail where others do not, but not one after the other."""
+        """Whether to go on: one size may fail where others do not, but not several."""
         self.failures += 1
         if self.failures < MOST_FAILURES:
             LOG.exception("a size could not be rehearsed; the first requests wait for it")

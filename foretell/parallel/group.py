@@ -14,7 +14,7 @@ from torch import Tensor
 
 dist: Any = torch.distributed  # its classes are there, but not for type checkers
 HOST = "127.0.0.1"
-ABORTING = 10.0  # seconds at most that a process waits for that at its end
+ABORTING = 10.0  # seconds at most that a process waits at its end for a group to be aborted
 PATIENCE = 120.0  # seconds a rank waits for another that lives but does not answer
 
 

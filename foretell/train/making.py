@@ -117,6 +117,9 @@ def spaced(count: int, total: int) -> list[int]:
 def opened_head(folder: str, said: HeadConfig, ids: list[int] | None, target: Decoder, context: int) -> Head[Any]:
     """A head that was trained before, to go on with; `ids` are the words it is to have where those are others."""
     head = read_head(Path(folder))
+    if isinstance(said, BlockConfig) and isinstance(head.config, BlockConfig):  # of these there is no choice
+        was = head.config
+        said = replace(said, look_back=was.look_back, anchored=was.anchored, fc_norm=was.fc_norm)
     mine, theirs = (replace(each, accuracy=(), target="", draft_vocab=None) for each in (said, head.config))
     if mine != theirs:
         raise RequestError("init", f"{folder} has another shape than what is to be trained; leave it out, or the flags")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,10 +11,13 @@ from foretell.draft.block import BlockDrafter
 from foretell.draft.eagle import EagleDrafter
 from foretell.draft.medusa import MedusaDrafter
 from foretell.kernels.native.library import library
-from foretell.models.heads import HeadConfig
+from foretell.kernels.native.room import Room
+from foretell.models.heads import HeadConfig, Lender
+from foretell.models.heads.open import _rounded
+from foretell.models.quantize import RoundedLinear
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import remembered
-from tests.tiny import HEADS, PROMPTS, OwnHead, World, add
+from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, random_head, tiny_decoder
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library here")
 Served = EagleDrafter | BlockDrafter | MedusaDrafter
@@ -106,3 +111,11 @@ def test_more_texts_than_there_is_spare_room_for_are_guessed_all_the_same() -> N
     expected = [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))]
     drafter._native.most = 1
     assert [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))] == expected
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("eagle", True), ("eagle with a window", False)])
+def test_what_reads_states_as_they_are_is_not_rounded_for_a_gpu(name: str, rounds: bool) -> None:
+    """Of states without norms a few are a hundred times the others: on one grid the small ones would be lost."""
+    head: Any = random_head(HEADS[name], Lender.of(tiny_decoder()))
+    assert isinstance(_rounded(head.fc, head, Room()), RoundedLinear) == rounds
+    assert isinstance(_rounded(head.layers[0].ffn.down, head, Room()), RoundedLinear)

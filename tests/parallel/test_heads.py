@@ -22,7 +22,7 @@ Texts = list[list[int]]
 MODEL = replace(CONFIG, heads=6, kv_heads=3)  # key heads that do not divide by two
 SERVED: dict[str, HeadConfig] = {
     name: replace(HEADS[name], layer=replace(HEADS[name].layer, heads=6, kv_heads=3))
-    for name in ("eagle", "eagle of two layers", "mtp", "block", "medusa", "distilled")
+    for name in ("eagle", "eagle of two layers", "mtp", "block", "block that looks back", "medusa", "distilled")
 }
 SHORT: dict[str, object] = {"max_tokens": 8}
 SAMPLING: dict[str, dict[str, object]] = {"greedy": SHORT, "sampled": {**SHORT, "temperature": 1.0}}

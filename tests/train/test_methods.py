@@ -178,7 +178,7 @@ def test_a_block_sees_what_lies_before_its_anchor_alone() -> None:
 def block_states(head: Any, tokens: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor, cut: int = 99) -> Any:
     from foretell.train.block import BlockAttend
 
-    features = features[:, :cut]
+    features = head.known(features[:, :cut], tokens[:, :cut])
     read = head.remember(head.fuse(features), head.turn(torch.arange(features.shape[1])))
     places = anchors[..., None] + torch.arange(head.config.block)
     attend = BlockAttend(head.config.layer.scale, head.config.causal_in_block, read, anchors)

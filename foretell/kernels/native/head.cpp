@@ -150,10 +150,10 @@ class BlockRun {
             const int64_t place = a.places[text];
             for (int64_t row = 0; row < rows; ++row) {
                 float* const state = &layers.t.states[(text * rows + row) * h.width];
-                const float* const mask = b.masks + (row - 1) * h.width;
                 if (row == 0 || b.anchored) layers.embed(a.tokens[text], state);
-                if (row > 0 && b.anchored) layers.k.add(state, mask, h.width);
-                if (row > 0 && !b.anchored) std::memcpy(state, mask, h.width * sizeof *state);
+                if (row > 0 && b.anchored) layers.k.add(state, b.masks + (row - 1) * h.width, h.width);
+                if (row > 0 && !b.anchored)
+                    std::memcpy(state, b.masks + (row - 1) * h.width, h.width * sizeof *state);
                 places.push_back(place + row);
                 sees.push_back(b.causal ? place + row : place + rows - 1);
                 slots.push_back(b.spare + text * rows + row);

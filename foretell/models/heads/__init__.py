@@ -29,7 +29,8 @@ Step s of training-time test is `step(tokens shifted left by s, carry of step s-
 Turns are relative, so it does not matter whether positions count from the token or from the feature.
 
 BLOCK. What was read is kept as keys and values of the fused features, made without any norm of a layer's.
-    read = head.remember(head.fuse(features), head.turn(positions))  # for each layer (k, v)
+    given = head.known(features, tokens)   # with words of the tokens up to each place, where `config.look_back`
+    read = head.remember(head.fuse(given), head.turn(positions))  # for each layer (k, v)
     states = head(anchors, turn, attend)   # anchors [...], turn of places t .. t+block-1 -> [..., block, width], normed
     guesses = head.guessing(states)        # drops the anchor's row where `sample_from_anchor` is off
     logits = head.logits(guesses, before)  # guess j is of place t+1+j; `before` [..., drafts]: the tokens of t+j
@@ -42,7 +43,7 @@ MEDUSA. No attention. The state of place t-1, the one before the anchor, gives g
 
 Parameters: `fc`, `tap_norms.i`, `fc_norm`, `embed_norm`, `feature_norm`, `norm`, `output`, `embed` (where own),
 `layers.i.{attention_norm,ffn_norm}`, `layers.i.attention.{q,kv,out,q_norm,k_norm}` (kv: keys above values),
-`layers.i.ffn.{gate_up,down}` (gate above up), `mask`, `markov_in` [vocab, rank], `markov_out`, `surety`,
+`layers.i.ffn.{gate_up,down}` (gate above up), `hints`, `mask`, `markov_in` [vocab, rank], `markov_out`, `surety`,
 `blocks.head.layer`.
 """
 

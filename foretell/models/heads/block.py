@@ -16,7 +16,8 @@ from .layer import Attend, HeadLayer, Turn
 
 
 class BlockHead(Head[BlockConfig]):
-    """What was read is kept as keys and values of its features alone; a block's own are dropped after its pass."""
+    """What was read is kept as keys and values of a place's features, and of the tokens up to it where the head looks
+    back; a block's own are dropped after its pass."""
 
     def __init__(self, config: BlockConfig, shard: Shard | None = None) -> None:
         super().__init__(config, shard)
@@ -43,25 +44,23 @@ class BlockHead(Head[BlockConfig]):
 
     def known(self, features: Tensor, tokens: Tensor) -> Tensor:
         """What this head is given of all places of texts, [..., length, read width]; tokens are [..., length]."""
-        count, length = self.config.look_back, tokens.shape[-1]
-        if not count:
-            return features
-        back = [F.pad(tokens, (by, 0), value=-1)[..., :length] for by in range(count)]
-        return self.complete(features, torch.stack(back, -1))
+        return torch.cat([features, self.beside(tokens)], -1) if self.config.look_back else features
 
-    def complete(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """The target's features [..., taps * target width] with what is known beside them, [..., read width], at places
-        whose tokens, each place's own and those before it, are [..., look back]; -1 is none."""
-        return torch.cat([features, self._beside(tokens)], -1)
+    def beside(self, tokens: Tensor) -> Tensor:
+        """What is known beside the features of all places of texts [..., length], [..., length, target width]: a short
+        word for each token, of a place's own and of those before it side by side. By them a place is found that stands
+        so far behind a token."""
+        words, length = self._words(tokens), tokens.shape[-1]
+        return torch.cat([F.pad(words, (0, 0, by, 0))[..., :length, :] for by in range(self.config.look_back)], -1)
 
-    def _beside(self, tokens: Tensor) -> Tensor:
-        """A short word for each token, side by side: by them a place is found that stands so far behind a token."""
+    def _words(self, tokens: Tensor) -> Tensor:
         assert self.hints is not None, "asked of a head that looks back"
-        words: Tensor = self.hints(self.embedded(tokens.clamp_min(0)).flatten(0, -2))
-        return words.view(*tokens.shape, -1).masked_fill((tokens < 0)[..., None], 0.0).flatten(-2)
+        words: Tensor = self.hints(self.embedded(tokens).flatten(0, -2))
+        return words.view(*tokens.shape, -1)
 
     def fuse(self, features: Tensor) -> Tensor:
         """What is given of places [..., read width] as what layers make keys and values of, [..., width]."""
+        assert features.shape[-1] == self.config.read_width, "with what is known beside them"
         return self.normed_feature(self.kept(features))
 
     def kept(self, features: Tensor) -> Tensor:
@@ -69,9 +68,10 @@ class BlockHead(Head[BlockConfig]):
         return self._projected(F.pad(self.tapped(features), (0, self.config.read_width - features.shape[-1])))
 
     def hinted(self, tokens: Tensor) -> Tensor:
-        """What tokens [..., look back] add to what is kept here of features alone."""
-        beside = self._beside(tokens)
-        return self._projected(F.pad(beside, (self.config.read_width - beside.shape[-1], 0)))
+        """What the tokens of places, each one's own and those before it, [..., look back], -1 for none, add to what is
+        kept here of features alone."""
+        words = self._words(tokens.clamp_min(0)).masked_fill((tokens < 0)[..., None], 0.0).flatten(-2)
+        return self._projected(F.pad(words, (self.config.read_width - words.shape[-1], 0)))
 
     def _projected(self, given: Tensor) -> Tensor:
         """A sum over its parts, of which some may be zeros."""

@@ -139,6 +139,10 @@ class BlockConfig(HeadConfig):
     confidence: bool = False
     confidence_with_markov: bool = True
 
+    def __post_init__(self) -> None:
+        if self.look_back and (self.target_norm or self.target_width % self.look_back):
+            raise ModelError(f"a block head cannot look back at {self.look_back} tokens beside states of this kind")
+
     @property
     def read_width(self) -> int:
         return super().read_width + (self.target_width if self.look_back else 0)

@@ -138,14 +138,17 @@ def open_own(checkpoint: Checkpoint, target: ModelConfig) -> OpenedHead:
 
 def pack_head(head: Head[Any], target: Decoder) -> None:
     """Ready the weights to run: as 8-bit integers, which cost a guess nothing to speak of, where they run faster."""
-    ready = _way_to_pack(head, Room())
+    room = Room()
+    ready = _way_to_pack(head, room)
     if not head.config.own_output and head.config.draft_vocab is None and target.shard == head.shard:
         head._modules["output"] = target.head  # ready already, and the same rows
     for module in list(head.modules()):
         if isinstance(module, HeadAttention):
             module.qkv = module.join()
         for name, child in list(module._modules.items()):
-            if isinstance(child, Linear) and child.weight is not None and child.outputs > 1:
+            if not isinstance(child, Linear) or child.weight is None or child is target.head:
+                continue
+            if child.outputs > 1:
                 module._modules[name] = ready(child)
         if isinstance(module, HeadAttention):
             del module.q  # what it had stands above keys and values now; those are asked for alone, too
@@ -157,8 +160,15 @@ def _way_to_pack(head: Head[Any], room: Room) -> Callable[[Linear], Linear]:
     if native_for(device) is not None:
         return partial(quantize_linear, bits=8, room=room)
     if device.type == "cuda" and head.is_fusible and find_spec("triton") is not None:
-        return partial(round_linear, rounding="int8")  # by our own kernels alone; torch would take longer to round rows
+        return partial(_rounded, head=head, room=room)  # by our own kernels alone; torch takes longer to round rows
     return partial(_packed, room=room)
+
+
+def _rounded(layer: Linear, head: Head[Any], room: Room) -> Linear:
+    """In 8 bits; but not what reads the target's states as they are: some of those numbers are a hundred times the
+    others', and a row on one grid would lose the small ones."""
+    is_raw = layer is getattr(head, "fc", None) and not getattr(head.config, "fc_norm", False)
+    return _packed(layer, room) if is_raw else round_linear(layer, "int8")
 
 
 def _packed(layer: Linear, room: Room) -> Linear:
