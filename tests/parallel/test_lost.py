@@ -23,7 +23,8 @@ from tests.tiny import VOCAB, add, tiny_decoder
 SOON = 60.0  # seconds; it takes less than one where the machine is free
 # It waits in short naps: a signal that comes just before a read would be noticed only when the read is over.
 PROGRAM = """
-import pathlib, select, sys, torch
+import pathlib, select, signal, sys, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 from foretell.models.shard import Shard
 from foretell.parallel import Order, Part, Team
 torch.set_num_threads(1)
@@ -46,17 +47,6 @@ def gone(process: int) -> bool:
             return True
         time.sleep(0.05)
     return False
-
-
-def interrupt(process: subprocess.Popen[str]) -> None:
-    """As a terminal does, and who sits before it again: Python drops a signal that comes while it tidies up."""
-    for _ in range(int(SOON)):
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(1)
-            return
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
@@ -165,7 +155,7 @@ def test_no_process_is_left_behind(tmp_path: Path, way: str) -> None:
         if way == "end":
             first.stdin.close()
         elif way == "SIGINT":
-            interrupt(first)
+            os.killpg(first.pid, signal.SIGINT)  # as a terminal does
         else:
             os.kill(first.pid, signal.SIGKILL)
         first.wait(SOON)
