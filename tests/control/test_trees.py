@@ -240,3 +240,19 @@ def test_cpu_prices_keep_to_chains() -> None:
     result = adapted(replace(head(steady(0.6), 0.0006, CPU), requests=24), WITH_TREES)
     late = result.lengths[len(result.lengths) // 2 :]
     assert sum(late) / len(late) < 4
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_draft_that_is_made_whole_costs_what_was_asked_for(whole: bool) -> None:
+    """Seven levels of which the tree came to two take seven levels' time, where none is looked at before all are made;
+    elsewhere two."""
+    clock = Clock({"head": ArmTraits(grows=True, whole=whole)}, Settings(tree=64))
+    drafting, seq = clock.controller.drafting, clock.sequence(10_000)
+    shallow = Draft(tuple(range(12)), (-1,) * 4 + (0,) * 8, "head")
+    for asked in (7, 3, 5, 2) * 20:
+        levels = asked if whole else 2
+        outcome = Outcome(Share.of(seq, 1, Budget(12, "head", levels=asked)), shallow, Verdict((), 1), kept=(1,))
+        drafting.observe([outcome], 1e-3 + levels * 0.5e-3, 0.01)
+    costs = drafting.of("head", True)
+    for levels in (2, 7) if whole else (2,):
+        assert costs.seconds(levels, 12, 0, 0.01) == pytest.approx(1e-3 + levels * 0.5e-3, rel=0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from foretell.models.heads.config import BlockConfig, MedusaConfig, MtpConfig
 from foretell.models.heads.dense import Blocks, CausalSteps
 from foretell.models.heads.formats import kind_of, load_foreign
 from foretell.models.heads.layer import initialise
+from tests.tiny import HEADS
 
 DATA = Path(__file__).parent / "data"
 TARGET = ModelConfig(vocab=40, width=16, layers=8, heads=4, kv_heads=2, head_dim=4, ffn=24, context=64)
@@ -226,3 +228,11 @@ def test_a_head_of_ours_is_read_as_it_was_written(tmp_path: Path) -> None:
         again = read_head(tmp_path / str(i))
         assert again.config == config == read_head_config(json.loads((tmp_path / str(i) / "config.json").read_text()))
         assert all(again.own_state()[name].equal(tensor) for name, tensor in head.own_state().items())
+
+
+@pytest.mark.parametrize(
+    "change", [{"look_back": 5}, {"look_back": -4}, {"look_back": 4, "target_norm": True}], ids=str
+)
+def test_a_block_that_cannot_look_back_so_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="look"):
+        replace(HEADS["block that looks back"], **change)

@@ -90,8 +90,10 @@ def guesses(head: Head[Any], top: int = 0) -> list[torch.Tensor]:
     slots = [PAGES[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for at in range(len(states))]
     found: list[torch.Tensor] = []
     if isinstance(head.config, BlockConfig) and head.shard is None:  # it keeps no features
-        given = head.known(states, torch.tensor(TEXT[:-1]))  # type: ignore[attr-defined]
-        work.remember(torch.tensor(slots), list(range(len(slots))), head.fuse(given))  # type: ignore[attr-defined]
+        whole: Any = head
+        remember: Any = work
+        given = whole.known(states, torch.tensor(TEXT[:-1]))
+        remember.remember(torch.tensor(slots), list(range(len(slots))), whole.fuse(given))
     else:
         work.keep(torch.tensor(slots), states)
     for job in jobs(head.config, top):

@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from foretell.cli.main import main
@@ -57,6 +59,20 @@ def test_a_head_goes_on_with_more_words(place: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert main(words(place, "block", "more-block", *more, str(place / "few-block"))) != 0
     assert "--draft-vocab" in capsys.readouterr().err  # its Markov head has a row for each word
+
+
+def test_an_older_block_head_goes_on_as_it_is(place: Path) -> None:
+    """One that does not look back, as those of others do not."""
+    from foretell.models.heads.files import make_head, read_head, write_head
+
+    assert main(words(place, "block", "new", "--steps", "1")) == 0
+    said = replace(read_head(place / "new").config, look_back=0, anchored=False, fc_norm=False)
+    head = make_head(said)
+    head.start(torch.Generator().manual_seed(0))
+    head.draft_ids.copy_(read_head(place / "new").draft_ids)
+    write_head(head, place / "old")
+    assert main(words(place, "block", "older", "--steps", "1", "--init", str(place / "old"))) == 0
+    assert read_head(place / "older").config.look_back == 0
 
 
 def test_a_target_learns_to_foretell_by_itself(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,8 +140,12 @@ class BlockConfig(HeadConfig):
     confidence_with_markov: bool = True
 
     def __post_init__(self) -> None:
-        if self.look_back and (self.target_norm or self.target_width % self.look_back):
-            raise ModelError(f"a block head cannot look back at {self.look_back} tokens beside states of this kind")
+        if self.look_back < 0 or (self.look_back and self.target_width % self.look_back):
+            raise ModelError(
+                f"look_back is {self.look_back}; it must be 0, or divide the target's width, {self.target_width}"
+            )
+        if self.look_back and self.target_norm:
+            raise ModelError("a block head that looks back has norms of its own; target_norm must be false")
 
     @property
     def read_width(self) -> int:
