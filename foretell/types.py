@@ -138,7 +138,6 @@ class Budget:
     floor: float = 0.0  # a branch less likely to stand than this does not pay to be drafted further
     trial: bool = False  # whether it is only to learn how good a drafter is that is not used
     levels: int = 0  # the longest branch; 0: as long as there are nodes
-    planned: int = 0  # nodes of a tree as wide as planned and as deep as this, where it has others; 0: these
 
     @property
     def depth(self) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from foretell.types import Budget, Draft
+
+from .widths import LEAST, WIDTHS, about, rescue
 
 LEVELS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)  # a drafter's own confidence, in steps; the lowest is "says nothing"
 MIDDLES = (0.1, 0.3, 0.5, 0.7, 0.87, 0.97)  # of these steps
@@ -19,11 +21,10 @@ ALIKE = (
 HEATS = {"greedy": 1.0, "cool": 1.5, "warm": 3.0}
 DEPTHS = 3  # the first guess, the second, and those behind
 UNSEEN = len(LEVELS)  # the row for guesses whose confidence is not known yet
-WIDTHS = (2, 4, 8, 16)  # nodes a level of a tree, about
-RESCUES = (0.2, 0.3, 0.4, 0.45)  # where a first choice falls, how often another of such a tree is believed to stand
-CELLS = (len(LEVELS) + 1 + len(WIDTHS)) * DEPTHS
+TREE = UNSEEN + 1  # the first of a row for each width of trees: what they bring beyond what is believed of them
+CELLS = (TREE + len(WIDTHS)) * DEPTHS
 PRIOR = 0.5  # of a drafter nobody has seen
-DOUBTS = 16.0  # trees come in many sizes: to hope much of each would be to try them all
+DOUBTS = 16.0  # the more, the less is hoped of trees before they were tried
 FAMILIAR = 64.0  # guesses after which what a drafter has done is what it will do
 HONEST, STEADY = 20.0, 0.995  # guesses it takes to doubt the rates, and how fast those are forgotten
 
@@ -37,16 +38,11 @@ def cell(confidence: float | None, depth: int) -> int:
     return row * DEPTHS + (depth if depth < DEPTHS else DEPTHS) - 1
 
 
-def tree_cell(width: int, depth: int) -> int:
-    """The cell of a level, `depth` behind the text's end, of a tree about WIDTHS[width] nodes wide: whether any of its
-    nodes stands."""
-    return (UNSEEN + 1 + width) * DEPTHS + (depth if depth < DEPTHS else DEPTHS) - 1
-
-
-def width_of(budget: Budget) -> int | None:
-    """Which of the WIDTHS a budget's trees were planned with; None where it is for a chain."""
-    nodes = budget.planned or budget.nodes
-    return max(0, bisect_right(WIDTHS, 1.4 * nodes / budget.depth) - 1) if budget.branches else None
+def tree_cell(wide: float, depth: int) -> int:
+    """The cell of a tree's level, `depth` behind the text's end: half is what is believed of trees so wide, more where
+    their other choices stand more often. How often others stand in the first level is one question for all widths;
+    what hangs on them farther down is another for each."""
+    return TREE * DEPTHS if depth == 1 else (TREE + about(wide)) * DEPTHS + (depth if depth < DEPTHS else DEPTHS) - 1
 
 
 @dataclass(frozen=True)
@@ -94,30 +90,36 @@ class Rates:
         mine, right, weight = self.tried[at], self.stood[at], self.weight
         return (weight * found + (right if right < mine else mine)) / (weight + mine)
 
-    def hope(self, at: int, doubts: float = 1.0) -> float:
-        """The rate it may well have, for all that was tried: little of it at first, or bad luck would be believed. The
-        more `doubts`, the less of it is hoped for, and nothing of what was tried for long."""
-        row, depth = divmod(at, DEPTHS)
+    def hope(self, at: int) -> float:
+        """The rate it may well have, for all that was tried: little of it at first, or bad luck would be believed, and
+        nothing of what was tried for long."""
         # How sure others are makes cells that are seldom met: a drafter that was often tried is no stranger in them.
-        # Of trees each width is a shape of its own, which takes longer to know.
-        seen, familiar = (at, 2 * FAMILIAR) if row > UNSEEN else (UNSEEN * DEPTHS + depth, FAMILIAR)
-        rate = self.rate(at)
+        seen, rate = UNSEEN * DEPTHS + at % DEPTHS, self.rate(at)
         tried = self.tried[seen] if self.above is None else max(self.tried[seen], self.above.tried[seen])
-        if tried >= familiar:
+        if tried >= FAMILIAR:
             return rate if rate < 1.0 else 1.0
-        return min(1.0, rate + (1 - tried / familiar) * math.sqrt(rate * (1 - rate) / (doubts + tried)))
+        return min(1.0, rate + (1 - tried / FAMILIAR) * math.sqrt(rate * (1 - rate) / (1 + tried)))
+
+    def level(self, first: float, depth: int, wide: float) -> float:
+        """How likely a level of a tree is to stand whose first choice does so often: where that one falls, others may
+        stand."""
+        at = tree_cell(wide, depth)
+        tried = self.tried[at] if self.above is None else max(self.tried[at], self.above.tried[at])
+        hope = (1 - tried / FAMILIAR) / math.sqrt(DOUBTS + tried) if tried < FAMILIAR else 0.0
+        rescued = rescue(wide, depth) + 2 * self.rate(at) - 1 + hope
+        return first + (1 - first) * min(1.0, max(LEAST, rescued))
 
     def _alike(self, at: int) -> float:
         """What a cell is believed to be before it was tried: as one guess earlier; mostly as sure as its drafter is."""
         row, depth = divmod(at, DEPTHS)
-        like = UNSEEN * DEPTHS + depth if row != UNSEEN else at - 1 if depth else -1
+        if row >= TREE:  # where others hardly stand at all, they do not farther down, either
+            return min(0.5, self.rate(TREE * DEPTHS)) if depth else 0.5
+        like = UNSEEN * DEPTHS + depth if row < UNSEEN else at - 1 if depth else -1
         if like < 0:
             return self.belief.first
         found = self._believed.get(like)
         if found is None:
             found = self._believed[like] = self.rate(like)
-        if row > UNSEEN:
-            return found + (1 - found) * RESCUES[row - UNSEEN - 1]
         return found if row == UNSEEN else self.belief.at(row, found)
 
     def count(self, at: int, stood: bool, sure: int = -1) -> None:
@@ -132,6 +134,18 @@ class Rates:
                 right[sure] = right[sure] * fade + stood
             if rates._believed:
                 rates._believed.clear()
+            rates = rates.above
+
+    def count_level(self, depth: int, wide: float, stood: bool) -> None:
+        """Whether a level of a tree stood. What counts is how far that is from what its first choice and so many others
+        should do, as in a line fitted to both: a first choice that hardly ever falls tells nothing of the others."""
+        first = self.rate(cell(None, depth))
+        falls, at = 1 - first, tree_cell(wide, depth)
+        weight, right = 4 * falls * falls, 2 * falls * (stood - first + falls * (1 - rescue(wide, depth)))
+        rates: Rates | None = self
+        while rates is not None:
+            rates.tried[at] = rates.tried[at] * rates.fade + weight
+            rates.stood[at] = rates.stood[at] * rates.fade + right
             rates = rates.above
 
 
@@ -173,15 +187,15 @@ class Guess:
         return False
 
     def _follow_plan(self, tokens: list[int], rates: Rates, budget: Budget) -> bool:
-        width, draft = width_of(budget), self.draft
+        wide, draft = budget.nodes / budget.depth, self.draft
         while self.at < len(tokens) and self.depth <= budget.depth:
             children, token = draft.children(self.node), tokens[self.at]
             hit = next((child for child in children if draft.tokens[child] == token), -1)
             if self.first and children:
                 beside = -1 if self.beside is None else cell(self.beside, self.depth)
                 rates.count(cell(None, self.depth), hit == children[0], beside)
-            if width is not None:  # where a branch ends before its time, the level has fallen, too
-                rates.count(tree_cell(width, self.depth), hit >= 0)
+            if wide > 1:  # where a branch ends before its time, the level has fallen, too
+                rates.count_level(self.depth, wide, hit >= 0)
             if hit < 0:
                 return True
             self.first &= hit == children[0]
@@ -304,14 +318,16 @@ class Acceptance:
             found.append(whole)
         return found
 
-    def bushy(self, ledger: Ledger, arm: str, depth: int, width: int) -> Iterator[float]:
-        """For each level of a tree that is not drafted yet how likely any of its nodes is to stand, in some hope."""
+    def bushy(self, ledger: Ledger, arm: str, depth: int, wide: float) -> list[float]:
+        """For each level of a tree that is not drafted yet how likely any of its nodes is to stand, `wide` a level."""
         rates, whole = self.rates(ledger, arm), 1.0
+        found: list[float] = []
         for at in range(1, depth + 1):
             if at <= DEPTHS:
-                stands = rates.hope(tree_cell(width, at), DOUBTS)
+                stands = rates.level(rates.hope(cell(None, at)), at, wide)
             whole *= stands
-            yield whole
+            found.append(whole)
+        return found
 
     def note(self, ledger: Ledger, guess: Guess) -> None:
         """A drafter has guessed how a text goes on."""

@@ -153,7 +153,8 @@ class AdaptiveController(Controller):
         widest = max(self.settings.most, self._trees and min(self.settings.tree, TREE_ROWS // max(1, writers)))
         curve = self.costs.prices(rows + writers * widest)
         # Each further row looks at what is cached of its text.
-        return Market(writers, rows, curve, self.costs.looking(cached), self.costs.pair * cached / len(seqs))
+        sizes = self.costs.sizes if rows == 1 else ()
+        return Market(writers, rows, curve, self.costs.looking(cached), self.costs.pair * cached / len(seqs), sizes)
 
     def _adapted(self, market: Market, due: list[Sequence], offers: Offers) -> dict[int, Budget]:
         hurried = [seq.id in self._hurried for seq in due]
@@ -204,14 +205,10 @@ class AdaptiveController(Controller):
         """`farther`: levels to be tried behind those planned."""
         if nodes <= plan.depth:
             return Budget(nodes + farther, plan.arm, self.drafting.floor(market, plan.arm))
-        levels, filling = plan.depth + farther, market.rows == 1 and bool(self.costs.sizes)
-        most = self.settings.tree_cap(seq, market.writers)
-        # What fills the step of a text alone up costs no row.
-        wanted = self.costs.filled(1 + nodes) - 1 if filling else nodes + farther
+        most, filling = self.settings.tree_cap(seq, market.writers), bool(market.sizes)
+        wanted = nodes if filling else nodes + farther
         floor = self.drafting.floor(market, plan.arm, tree=True, filling=filling)
-        return Budget(
-            max(nodes, min(wanted, most)), plan.arm, floor, levels=levels, planned=nodes * levels // plan.depth
-        )
+        return Budget(max(nodes, min(wanted, most)), plan.arm, floor, levels=plan.depth + farther)
 
     def _plan(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> Plan:
         """The best there is; a better drafter that is away is called."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 
 from foretell.types import Draft, Sequence
 
-from .acceptance import WIDTHS
 from .drafting import Drafting
 from .lessons import Lessons
 from .settings import ArmTraits, Settings
 from .spending import Bushes, Candidate, Market
+from .widths import WIDTHS
 
 UNTRIED = 4  # nodes of a drafter that has hardly been tried
 
@@ -59,7 +59,7 @@ class Prospects:
         if not widths:
             return None
 
-        def levels(wide: int) -> Iterator[float]:
-            return self.acceptance.bushy(ledger, arm, min(longest, most // wide), WIDTHS.index(wide))
+        def levels(wide: float) -> list[float]:
+            return self.acceptance.bushy(ledger, arm, longest, wide)
 
-        return Bushes(widths, levels, self.drafting.for_one(market, seq, arm, False, tree=True))
+        return Bushes(widths, most, levels, self.drafting.for_one(market, seq, arm, False, tree=True))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-HOPELESS = 0.97  # of the best that was found: what is so much slower is not better farther on, nor wider
+HOPELESS = 0.97  # of the best that was found: what is so much slower is not better farther on
+DEAR = 0.9  # of the best: where a tree has so little, rows are too dear for wider ones
 LONGER = 0.5  # of a step may those in a hurry add to it, and to everybody's time
 
 
@@ -16,11 +17,12 @@ Seconds = Callable[[int, int], float]  # of nodes in so many levels
 
 @dataclass(frozen=True)
 class Bushes:
-    """Trees of several widths, in nodes a level, the narrowest first: how likely each level of one is to stand, told
-    where it is asked for, and what drafting costs."""
+    """Trees of up to so many nodes, of several widths in nodes a level, the narrowest first: how likely each level of
+    one is to stand, by its width, and what drafting costs."""
 
     widths: tuple[int, ...]
-    levels: Callable[[int], Iterable[float]]
+    most: int
+    levels: Callable[[float], list[float]]
     draft_seconds: Seconds | None = None
 
 
@@ -47,6 +49,7 @@ class Market:
     curve: Values[float]
     held: float = 0.0
     further: float = 0.0
+    sizes: tuple[int, ...] = ()  # rows that the step of a text alone is filled up to
     plain: float = field(init=False)  # seconds of the step without drafts
     share: float = field(init=False)  # of that, what each sequence pays
     _taken: dict[int, float] = field(init=False, repr=False)  # by nodes
@@ -55,6 +58,10 @@ class Market:
         self.plain = float(self.curve[self.rows]) + self.held
         self.share = self.plain / max(1, self.writers)
         self._taken = {}
+
+    def filled(self, nodes: int) -> int:
+        """Nodes that a tree may have where so many are wanted: what fills the step of a text alone up costs no row."""
+        return next((size - self.rows for size in self.sizes if self.rows + nodes <= size), nodes)
 
     def spare(self, margin: float) -> int:
         """Further rows that cost next to nothing, by this share of the step."""
@@ -131,10 +138,8 @@ def _best_tree(market: Market, candidates: list[Candidate], best: float) -> Plan
         bushes = candidate.bushes
         for wide in () if bushes is None else bushes.widths:
             assert bushes is not None, "it has widths"
-            expected, here = 1.0, 0.0
-            for depth, standing in enumerate(bushes.levels(wide), 1):
-                expected += standing
-                nodes = wide * depth
+            here = 0.0
+            for nodes, depth, expected in _grown(market, bushes, wide):
                 seconds = 0.0 if bushes.draft_seconds is None else bushes.draft_seconds(nodes, depth)
                 gain = market.gain(expected, nodes, seconds)
                 here = max(here, gain)
@@ -142,7 +147,7 @@ def _best_tree(market: Market, candidates: list[Candidate], best: float) -> Plan
                     best, found = gain, (candidate, depth, nodes, expected)
                 if gain < HOPELESS * here:
                     break
-            if here < HOPELESS * best:
+            if here < DEAR * best:
                 break
     if found is None:
         return None
@@ -151,6 +156,20 @@ def _best_tree(market: Market, candidates: list[Candidate], best: float) -> Plan
     chain = candidate.survival[:depth]
     more = max(0.0, expected - 1 - sum(chain)) / (nodes - depth)
     return Plan(candidate.arm, nodes, best, tuple(accumulate([*chain, *[more] * (nodes - depth)], min)), depth)
+
+
+def _grown(market: Market, bushes: Bushes, wide: int) -> Iterator[tuple[int, int, float]]:
+    """Trees of a width, or of as many nodes more as cost no row: nodes, levels, and the tokens a step should give."""
+    levels: dict[float, list[float]] = {}
+    for depth in range(1, bushes.most // wide + 1):
+        nodes = min(bushes.most, market.filled(wide * depth))
+        width = nodes / depth
+        standing = levels.get(width)
+        if standing is None:
+            standing = levels[width] = bushes.levels(width)
+        if depth > len(standing):
+            return
+        yield nodes, depth, 1 + sum(standing[:depth])
 
 
 def share_out(

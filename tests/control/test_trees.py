@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance import WIDTHS, Acceptance, Guess, cell, tree_cell, width_of
+from foretell.control.acceptance import Acceptance, Guess, Rates, cell
 from foretell.control.costs import StepCosts
 from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
 from foretell.control.simulation import Always, Machine, Scenario, World, best_fixed, best_tree
 from foretell.control.spending import Bushes, Candidate, Market, Plan, best_plan, share_out
+from foretell.control.widths import RESCUES, WIDTHS, rescue
 from foretell.runner.cuda_sizes import ROWS
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes, Verdict
 from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adapted, adaptive, head, steady
@@ -93,8 +94,8 @@ def by_depth(nodes: int, depth: int) -> float:
 
 def test_a_plan_weighs_levels_against_nodes() -> None:
     """Levels take time, rows cost little: the tree is wide and not deep. Where rows cost, it is a chain."""
-    levels = {2: [0.8, 0.6, 0.5], 8: [0.95, 0.9, 0.85]}
-    head = Candidate("head", [0.6, 0.36, 0.2], by_depth, Bushes(tuple(levels), levels.__getitem__, by_depth))
+    levels = {2.0: [0.8, 0.6, 0.5], 8.0: [0.95, 0.9, 0.85]}
+    head = Candidate("head", [0.6, 0.36, 0.2], by_depth, Bushes((2, 8), 24, levels.__getitem__, by_depth))
     plan = best_plan(market(), [head], 0.01)
     assert (plan.nodes, plan.depth) == (24, 3) and plan.gain == pytest.approx(3.7 / 1.324)
     assert sum(plan.survival) == pytest.approx(2.7) and len(plan.survival) == 24
@@ -105,13 +106,13 @@ def test_a_plan_weighs_levels_against_nodes() -> None:
 
 
 def test_where_a_narrow_tree_is_hopeless_no_wider_one_is_looked_at() -> None:
-    asked: list[int] = []
+    asked: list[float] = []
 
-    def levels(wide: int) -> list[float]:
+    def levels(wide: float) -> list[float]:
         asked.append(wide)
         return [0.9, 0.8]
 
-    head = Candidate("head", [0.6, 0.36], by_depth, Bushes((2, 4, 8), levels, by_depth))
+    head = Candidate("head", [0.6, 0.36], by_depth, Bushes((2, 4, 8), 16, levels, by_depth))
     assert not best_plan(market(row=0.5), [head], 0.01).levels and asked == [2]
     assert best_plan(market(), [head], 0.01).levels and asked == [2, 2, 4, 8]
 
@@ -129,36 +130,60 @@ def test_where_steps_are_filled_up_trees_fill_them(rate: float) -> None:
     assert chain / found.seconds >= 1.05
 
 
-def test_what_fills_a_step_up_is_no_width_of_its_own() -> None:
-    planned, filled = Budget(20, "head", levels=5), Budget(31, "head", levels=5, planned=20)
-    assert width_of(filled) == width_of(planned) != width_of(Budget(31, "head", levels=5))
+def test_what_fills_a_step_up_is_counted_on() -> None:
+    """A tree of ten nodes would be run with fifteen, and is weighed as what it will be."""
+    asked: list[float] = []
+
+    def levels(wide: float) -> list[float]:
+        asked.append(wide)
+        return [0.9, 0.8, 0.7, 0.6, 0.5]
+
+    head = Candidate("head", [0.6, 0.4, 0.2], by_depth, Bushes((2,), 31, levels, by_depth))
+    alone = Market(1, 1, [1.0] * 600, sizes=ROWS)
+    plan = best_plan(alone, [head], 0.01)
+    assert (plan.nodes, plan.depth) == (15, 5) and asked[:4] == [3, 3.5, 7 / 3, 3.75]
+    assert best_plan(replace(alone, sizes=()), [head], 0.01).nodes == 10
 
 
 def test_requests_limit_what_fills_a_step_up() -> None:
     clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=64), StepCosts(sizes=ROWS))
     controller, plan = clock.controller, Plan("head", 20, 2.0, (0.5,) * 20, 5)
-    free, few = clock.sequence(), clock.sequence(max_draft=24)
-    found = [controller._budget(market(), *each) for each in ((free, plan, 20, 0), (few, plan, 20, 1))]
-    assert [(each.nodes, each.levels, each.planned) for each in found] == [(31, 5, 20), (24, 6, 24)]
-    for crowd in (market(4), replace(market(), rows=33)):
-        assert controller._budget(crowd, free, plan, 20, 0).nodes == 20, "others, or a prompt, want the rows"
-    long = replace(market(), further=0.002)
-    assert controller._budget(long, free, plan, 20, 0).floor > controller._budget(market(), free, plan, 20, 0).floor
+    alone, seq = replace(market(), sizes=ROWS), clock.sequence(max_draft=24)
+    head = Candidate("head", [0.5] * 5, by_depth, Bushes((4,), 24, lambda wide: [0.9, 0.8, 0.8, 0.8, 0.8], by_depth))
+    assert best_plan(alone, [head], 0.01).nodes == 24
+    found = [controller._budget(each, seq, plan, 20, 1) for each in (alone, market())]
+    assert [(each.nodes, each.levels) for each in found] == [(20, 6), (21, 6)]
+    long = replace(alone, further=0.002)
+    assert controller._budget(long, seq, plan, 20, 0).floor > controller._budget(alone, seq, plan, 20, 0).floor
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (4, 2), (8, 2), (16, 4)])
-@pytest.mark.parametrize("sizes", [(), ROWS])
-def test_a_tree_that_is_tried_deeper_is_as_wide_as_it_was(shape: tuple[int, int], sizes: tuple[int, ...]) -> None:
-    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=63), StepCosts(sizes=sizes))
-    plan = Plan("head", shape[0], 2.0, (0.5,) * shape[0], shape[1])
-    found = [clock.controller._budget(market(), clock.sequence(), plan, shape[0], farther) for farther in (0, 1)]
-    assert found[1].levels == shape[1] + 1 and found[1].branches
-    assert width_of(found[0]) == width_of(found[1]) == WIDTHS.index(shape[0] // shape[1])
+@pytest.mark.parametrize("depth", [1, 2, 3, 7])
+def test_wider_trees_are_believed_to_bring_more(depth: int) -> None:
+    found = [rescue(wide / 4, depth) for wide in range(4, 100)]
+    assert found[0] == 0 and found[-1] == RESCUES[min(depth, 3) - 1][-1]
+    assert all(later >= earlier for earlier, later in zip(found[4:], found[5:], strict=False))
+    assert [rescue(wide, depth) for wide in WIDTHS] == list(RESCUES[min(depth, 3) - 1])
+
+
+@pytest.mark.parametrize("first", [0.2, 0.6, 0.9])
+@pytest.mark.parametrize("rescued", [0.0, 0.4, 0.8])
+def test_what_one_width_teaches_holds_for_all(first: float, rescued: float) -> None:
+    """A first choice that stands so often, and where it falls another of a tree four wide: what a wider one brings is
+    foretold, as much beyond that as is believed of trees."""
+    rates, rng = Rates(None, (0.999, 12.0)), random.Random(7)
+    for _ in range(1500):
+        stood = rng.random() < first
+        rates.count(cell(None, 1), stood)
+        rates.count_level(1, 4, stood or rng.random() < rescued)
+    mine, wider = (rates.level(first, 1, wide) for wide in (4, 16))
+    assert mine == pytest.approx(first + (1 - first) * rescued, abs=0.06)
+    more = (1 - first) * (rescue(16, 1) - rescue(4, 1))
+    assert wider == pytest.approx(mine + more, abs=1e-9)
 
 
 def test_of_trees_for_several_the_best_nodes_are_bought() -> None:
-    levels = {8: [0.95, 0.9, 0.85]}
-    head = Candidate("head", [0.6, 0.36, 0.2], by_depth, Bushes(tuple(levels), levels.__getitem__, by_depth))
+    levels = {8.0: [0.95, 0.9, 0.85]}
+    head = Candidate("head", [0.6, 0.36, 0.2], by_depth, Bushes((8,), 24, levels.__getitem__, by_depth))
     cheap, dear = market(4), market(4, row=0.04)
     plans = [best_plan(cheap, [head], 0.01)] * 4
     assert share_out(cheap, plans, 0.3, False, 0.01) == [24] * 4
@@ -171,27 +196,23 @@ def test_what_a_tree_yields_is_learnt_level_by_level() -> None:
     ledger = acceptance.ledger(0, "greedy")
     budget = Budget(8, "head", levels=2)
     draft = Draft((5, 6, 7), (-1, -1, 1), "head")  # a second choice that goes on, a first that does not
-    width = width_of(budget)
-    assert width is not None and WIDTHS[width] == 4
-    before = list(acceptance.bushy(ledger, "head", 2, width))
     for _ in range(60):
         acceptance.note(ledger, Guess("head", draft, 1, budget=budget))
         acceptance.learn(ledger, [1, 6, 9])
-    rates = acceptance.rates(ledger, "head")
-    assert rates.rate(tree_cell(width, 1)) > 0.9 > 0.2 > rates.rate(tree_cell(width, 2))
+    rates, found = acceptance.rates(ledger, "head"), acceptance.bushy(ledger, "head", 2, 4)
     assert rates.rate(cell(None, 1)) < 0.2, "the chain would have fallen"
+    assert found[0] > 0.8 and found[1] < 0.25 * found[0]
     assert rates.tried[cell(None, 2)] == 0, "what hangs on a second choice says nothing of chains"
-    assert list(acceptance.bushy(ledger, "head", 2, width))[1] < before[1]
 
 
 def test_a_branch_that_ends_before_its_time_has_fallen() -> None:
     acceptance = Acceptance()
     ledger, budget = acceptance.ledger(0, "greedy"), Budget(8, "head", levels=4)
-    for _ in range(40):
+    for _ in range(80):
         acceptance.note(ledger, Guess("head", Draft((5,), (-1,), "head"), 1, budget=budget))
         acceptance.learn(ledger, [1, 5, 9, 9])
-    rates, width = acceptance.rates(ledger, "head"), width_of(budget)
-    assert width is not None and rates.rate(tree_cell(width, 2)) < 0.2
+    rates = acceptance.rates(ledger, "head")
+    assert rates.level(0.5, 1, 2) > 0.5 > 0.3 > rates.level(0.5, 2, 2)
     assert rates.tried[cell(None, 2)] == 0
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from foretell.control.acceptance import WIDTHS
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, Offers
 from foretell.control.costs import CostPrior, StepCosts
 from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
+from foretell.control.widths import WIDTHS
 from foretell.engine.engine import Engine
 from foretell.engine.rehearsal import Rehearsal, all_pieces
 from foretell.engine.requests import Limits, RequestMaker
