@@ -45,7 +45,7 @@ class NativeExecutor:
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         tokens, positions, slots = packed.tokens, packed.positions, packed.slots
         assert max(tokens) < self._vocab and max(positions) < self._context, "what the tables hold"
-        assert all(0 <= tap <= len(self._layers) for tap in taps), "layers that are there"
+        assert not taps or 0 <= min(taps) <= max(taps) <= len(self._layers), "layers that are there"
         rows, wanted = len(tokens), len(packed.wanted)
         numbers, places = in_a_row(
             (tokens, positions, slots, *span_lists(packed.spans), packed.wanted, taps, [0] * wanted)

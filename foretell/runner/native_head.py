@@ -66,8 +66,8 @@ class Desk:
         """What lies there now, of the depths that were made."""
         texts, room = self.texts, self.texts * self.depth
         tokens, sure = self._numbers[-room:].tolist(), self._floats[-room:].tolist()
-        rows = [slice(first, first + texts) for first in range(0, made * texts, texts)]
-        return Told([tokens[row] for row in rows], [sure[row] for row in rows], probs)
+        rows = range(0, made * texts, texts)
+        return Told([tokens[row : row + texts] for row in rows], [sure[row : row + texts] for row in rows], probs)
 
 
 @dataclass(frozen=True)
