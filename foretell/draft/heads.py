@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -80,8 +79,11 @@ class HeadDrafter(Drafter):
         return self._reader is not None and self._whole_reader is None
 
     def follow(self, outcomes: list[Outcome]) -> None:
-        with nullcontext() if self.by_library else torch.inference_mode():
+        if self.by_library:
             self._follow(outcomes)
+        else:
+            with torch.inference_mode():
+                self._follow(outcomes)
 
     def _follow(self, outcomes: list[Outcome]) -> None:
         full = []
@@ -153,22 +155,27 @@ class HeadDrafter(Drafter):
         """Keep what these places are to be remembered by; `slots` and `states` are of all of them, end to end."""
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        chains = self.by_library and not any(budget.branches for budget in budgets)
-        with nullcontext() if chains else torch.inference_mode():
+        if self.by_library and not any(budget.branches for budget in budgets):
+            return self._propose(seqs, budgets)
+        with torch.inference_mode():
             return self._propose(seqs, budgets)
 
     def _propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(seqs)
-        asked = [i for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)) if self._can(seq, budget)]
-        self.catch_up([reading for i in asked if (reading := self._take(seqs[i])) is not None])
-        straight = [i for i in asked if not budgets[i].branches]
+        straight, bushy, readings = list[int](), list[int](), list[Reading]()
+        for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
+            if self._can(seq, budget):
+                (bushy if budget.branches else straight).append(i)
+                if (reading := self._take(seq)) is not None:
+                    readings.append(reading)
+        self.catch_up(readings)
         if straight:
             chains = self.guess([seqs[i] for i in straight], [budgets[i] for i in straight])
             for i, chain in zip(straight, chains, strict=True):
                 drafts[i] = self._draft(seqs[i], chain)
-        if len(straight) == len(asked):
+        if not bushy:
             return drafts
-        trees = {i: Plot(seqs[i], self.plant(seqs[i], budgets[i])) for i in asked if budgets[i].branches}
+        trees = {i: Plot(seqs[i], self.plant(seqs[i], budgets[i])) for i in bushy}
         self.grow(list(trees.values()))
         for i, plot in trees.items():
             drafts[i] = self._tree(plot)
@@ -226,16 +233,17 @@ class HeadDrafter(Drafter):
 
     def asked(self, seqs: list[Sequence], chains: list[Chain]) -> Asked:
         """The same in plain numbers."""
-        for seq, chain in zip(seqs, chains, strict=True):  # the library writes there and does not look
-            room = len(seq.pages) * self.pages.page_size
-            assert len(seq.tokens) - 1 + chain.budget.depth <= room, "pages were reserved for the guesses"
-        return Asked(
-            [seq.tokens[-1] for seq in seqs],
-            [len(seq.tokens) - 1 for seq in seqs],
-            [seq.pages for seq in seqs],
-            [chain.budget.depth for chain in chains],
-            [chain.floor for chain in chains],
-        )
+        asked = Asked([], [], [], [], [])
+        for seq, chain in zip(seqs, chains, strict=True):
+            last, depth = len(seq.tokens) - 1, chain.budget.depth
+            # The library writes there and does not look.
+            assert last + depth <= len(seq.pages) * self.pages.page_size, "pages were reserved for the guesses"
+            asked.tokens.append(seq.tokens[last])
+            asked.places.append(last)
+            asked.pages.append(seq.pages)
+            asked.depths.append(depth)
+            asked.floors.append(chain.floor)
+        return asked
 
     def slots_before(self, seqs: list[Sequence]) -> list[int]:
         """Of the last place of each text that was run."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from itertools import chain
 
 from foretell.sampling import noise
-from foretell.sampling.native_choice import draw_table
+from foretell.sampling.native_choice import draw_rows
 from foretell.types import Sequence
 
 from .choosing import must_draw
@@ -20,10 +19,10 @@ def noise_keys(seq: Sequence, depth: int) -> list[int]:
     return [noise.key(seed, root + at) for at in range(depth)]
 
 
-def draws_of(seqs: list[Sequence], depth: int) -> npt.NDArray[np.void] | None:
-    """As the native library wants them, [depth, texts]; None where nothing is drawn for any text."""
+def draws_of(seqs: list[Sequence], depth: int) -> bytes | None:
+    """As the native library wants them, a DRAW for each depth and text; None where nothing is drawn for any text."""
     params = [seq.request.params for seq in seqs]
     if not any(each.temperature for each in params):
         return None
-    keys = [noise_keys(seq, depth) for seq in seqs]
-    return draw_table(params * depth, [each[at] for at in range(depth) for each in keys]).reshape(depth, len(seqs))
+    keys = zip(*(noise_keys(seq, depth) for seq in seqs), strict=True)  # by depth
+    return draw_rows(params * depth, chain.from_iterable(keys))

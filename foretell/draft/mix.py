@@ -37,6 +37,7 @@ class MixDrafter(Drafter):
         self._followers = [arm.name for arm in arms if arm.taps]
         self._learners = [arm.name for arm in arms if type(arm).observe is not Drafter.observe]
         assert len(self._arms) == len(arms), "each arm has a name of its own"
+        self._mergers = {arm.name: arm for arm in arms if isinstance(arm, Merged)}
         self._leavers = [arm for arm in arms if type(arm).ready is not Drafter.ready]
         self._shown: dict[int, tuple[int, int, Mapping[str, Draft]]] = {}  # by sequence: its length, nodes, the guesses
         self._failed: Counter[str] = Counter()
@@ -78,14 +79,18 @@ class MixDrafter(Drafter):
         return list(found)
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        drafts = [self._known(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
-        missing = [i for i, draft in enumerate(drafts) if draft is None]
-        for name in dict.fromkeys(budgets[i].drafter for i in missing):
-            asked = [i for i in missing if budgets[i].drafter == name]
+        drafts: list[Draft] = []
+        missing: dict[str, list[int]] = {}  # by arm
+        for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
+            known = self._known(seq, budget)
+            drafts.append(known or NO_DRAFT)
+            if known is None:
+                missing.setdefault(budget.drafter, []).append(i)
+        for name, asked in missing.items():
             guessed = self._guesses(name, [seqs[i] for i in asked], [budgets[i] for i in asked])
             for i, draft in zip(asked, guessed, strict=True):
-                drafts[i] = draft
-        return [draft or NO_DRAFT for draft in drafts]
+                drafts[i] = draft or NO_DRAFT
+        return drafts
 
     def _known(self, seq: Sequence, budget: Budget) -> Draft | None:
         """What was guessed for the same text already; a draft's beginning is the guess for a smaller budget."""
@@ -98,9 +103,9 @@ class MixDrafter(Drafter):
         return None if draft is None else draft.cut(budget.nodes)
 
     def _guesses(self, name: str, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        nothing, arm = [NO_DRAFT] * len(seqs), self._arms.get(name)
-        if isinstance(arm, Merged):
-            return self._merged(arm, seqs, budgets)
+        if (merged := self._mergers.get(name)) is not None:
+            return self._merged(merged, seqs, budgets)
+        nothing = [NO_DRAFT] * len(seqs)
         found = self._guarded(name, lambda arm: arm.propose(seqs, budgets), nothing)
         return found if len(found) == len(seqs) else nothing
 

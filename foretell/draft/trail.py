@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from foretell.runner.native_reading import Reading
+from foretell.runner.native_reading import Reading, addresses_of
 from foretell.types import Outcome, Sequence
 
 Rows = tuple[Tensor, int, int]  # of a step's states, from one row to another
@@ -39,9 +38,7 @@ class WholeReading(Reading):
     def rows(self) -> list[int]:
         found: list[int] = []
         for states, begin, end in self.runs:
-            assert states.dtype == torch.float32 and states.stride(1) == 1, "rows as the library reads them"
-            first, apart = states.data_ptr(), states.stride(0) * states.itemsize
-            found += range(first + begin * apart, first + end * apart, apart)
+            found += addresses_of(states, begin, end)
         return found
 
 

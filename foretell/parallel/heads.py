@@ -68,7 +68,7 @@ class RankHeads:
         """Of every row of a step: which of them stay is told later, and their slots move with the target's."""
         if features is None:
             return
-        slots = torch.from_numpy(packed.table[2].copy()).to(features.device)
+        slots = torch.tensor(packed.slots, device=features.device)
         for work in self.works.values():
             work.keep(slots, self._tapped(_config(work), features))
 

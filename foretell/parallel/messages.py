@@ -59,9 +59,9 @@ def read_message(message: bytes) -> tuple[int, Packed | tuple[list[int], list[in
     rows, *counts = numbers[2:7].tolist()
     sizes = np.array([3 * rows, FIELDS * counts[0], *counts[1:]])
     table, spans, pages, parents, wanted = np.split(numbers[7:], np.cumsum(sizes)[:-1])
-    return int(model), Packed(
-        table.reshape(3, rows), _spans(spans.tolist(), pages.tolist(), parents.tolist()), wanted.tolist()
-    )
+    tokens, positions, slots = table.reshape(3, rows).tolist()
+    shares = _spans(spans.tolist(), pages.tolist(), parents.tolist())
+    return int(model), Packed(tokens, positions, slots, shares, wanted.tolist())
 
 
 def _job(kind: type[Job], numbers: Numbers) -> Job:

@@ -47,4 +47,6 @@ def _some(packed: Packed, start: int, stop: int) -> Packed:
     end = last.first + last.rows
     wanted = packed.wanted[bisect_left(packed.wanted, first) : bisect_left(packed.wanted, end)]
     spans = [replace(span, first=span.first - first) for span in packed.spans[start:stop]]
-    return Packed(packed.table[:, first:end], spans, [row - first for row in wanted])
+    own = slice(first, end)
+    columns = packed.tokens[own], packed.positions[own], packed.slots[own]
+    return Packed(*columns, spans, [row - first for row in wanted])

@@ -96,7 +96,7 @@ def fill(numbers: Numbers, packed: Packed, tiles: Tiles | None, sizes: Sizes) ->
 
 def _fill_single(numbers: Numbers, packed: Packed, sizes: Sizes) -> None:
     """The same where each sequence has one row: as most steps do, and in a tenth of the time, as one list."""
-    tokens, positions, slots = packed.table.tolist()
+    tokens, positions, slots = packed.tokens, packed.positions, packed.slots
     n, filler = len(tokens), [0] * (sizes.rows - len(tokens))
     limits = [position + 1 for position in positions]
     flat = tokens + filler + positions + filler + slots + [-1] * len(filler)

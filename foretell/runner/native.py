@@ -7,20 +7,17 @@ import itertools
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from foretell.kernels.native.library import Library, library
-from foretell.kernels.native.records import JOIN, LayerRecord, ModelRecord, StepRecord
+from foretell.kernels.native.records import JOIN, LayerRecord, ModelRecord, StepRecord, record_of
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Block, Decoder
 from foretell.models.layers import Linear, Norm
 from foretell.models.shard import Ranks
 
 from .executor import StepOutput
-from .pack import Packed, Whole, span_lists
-
-NO_JOIN = JOIN()
+from .pack import Packed, span_lists
 
 
 def native_executor(model: Decoder, cache: KVCache) -> NativeExecutor | None:
@@ -46,16 +43,17 @@ class NativeExecutor:
         self._join = Joining(model.ranks) if model.ranks is not None else None
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
-        tokens, positions, slots = packed.table.tolist()  # of few rows sooner looked at than an array
+        tokens, positions, slots = packed.tokens, packed.positions, packed.slots
         assert max(tokens) < self._vocab and max(positions) < self._context, "what the tables hold"
-        assert all(0 <= tap <= len(self._layers) for tap in taps), "layers that are there"
+        assert not taps or 0 <= min(taps) <= max(taps) <= len(self._layers), "layers that are there"
         rows, wanted = len(tokens), len(packed.wanted)
         numbers, places = in_a_row(
             (tokens, positions, slots, *span_lists(packed.spans), packed.wanted, taps, [0] * wanted)
         )
         logits = torch.empty(wanted, self._model.local.vocab)
         features = torch.empty(rows, len(taps) * self._width) if taps else None
-        step = StepRecord(
+        step = record_of(
+            StepRecord,
             *places[:-1],
             logits.data_ptr(),
             None if features is None else features.data_ptr(),
@@ -64,7 +62,7 @@ class NativeExecutor:
             len(packed.spans),
             wanted,
             len(taps),
-            NO_JOIN if self._join is None else self._join.address,
+            None if self._join is None else self._join.address,
         )
         self._native.step(self._record, step)
         if self._join is None:
@@ -124,19 +122,14 @@ def in_a_row(lists: tuple[Sequence[int], ...]) -> tuple[array[int], list[int]]:
     return numbers, places
 
 
-def laid_out(lists: tuple[Sequence[int], ...]) -> tuple[Whole, list[int]]:
-    """The same as numpy's."""
-    numbers, places = in_a_row(lists)
-    return np.frombuffer(numbers, np.int64), places
-
-
 class Joining:
     """Lets the library add up what all ranks have, from in the midst of a step."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._error: BaseException | None = None
-        self.address = JOIN(self._join)
+        self._callback = JOIN(self._join)
+        self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
 
     def _join(self, address: int, count: int) -> bool:
         """An error cannot go through the library: it is kept, and the library breaks off."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
+from array import array
 from dataclasses import dataclass
+from itertools import accumulate, chain, repeat
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,15 +16,14 @@ from foretell.kernels.native.head_records import (
     BlockHeadRecord,
     ChainRecord,
     HeadRecord,
-    ReadingRecord,
 )
 from foretell.kernels.native.library import Library, library
-from foretell.kernels.native.records import LayerRecord
+from foretell.kernels.native.records import LayerRecord, record_of
 from foretell.models.heads import BlockHead, Head
 from foretell.models.heads.layer import HeadLayer
 from foretell.models.layers import Linear, Norm
 
-from .native import laid_out
+from .native import in_a_row
 
 
 @dataclass(frozen=True)
@@ -38,23 +36,6 @@ class Asked:
     depths: list[int]
     floors: list[float]
 
-    def laid_out(self) -> AskedTables:
-        """As the library wants them."""
-        begins = [0, *itertools.accumulate(map(len, self.pages))][:-1]
-        pages = [page for pages in self.pages for page in pages]
-        numbers, places = laid_out((self.tokens, self.places, pages, begins, self.depths))
-        floors = np.array(self.floors, np.float32)
-        return AskedTables([*places, floors.ctypes.data], numbers, floors)
-
-
-@dataclass(frozen=True)
-class AskedTables:
-    """Where tokens, places, all pages, the beginnings of each text's, depths and floors lie, and what lies there."""
-
-    addresses: list[int]
-    numbers: npt.NDArray[np.int64]
-    floors: npt.NDArray[np.float32]
-
 
 @dataclass(frozen=True)
 class Told:
@@ -65,22 +46,46 @@ class Told:
     probs: Tensor | None = None  # [texts, depth, vocab]: what each was drawn from, where any was
 
 
+class Desk:
+    """What is asked as the library wants it, and room for `depth` guesses of each text behind it. Plain arrays: numpy's
+    are dear to make, and dearer to find."""
+
+    def __init__(self, asked: Asked, depth: int) -> None:
+        """Without room for guesses there is no address of it either."""
+        self.texts, self.depth = len(asked.tokens), depth
+        pages = list(chain.from_iterable(asked.pages))
+        begins = list(accumulate(map(len, asked.pages[:-1]), initial=0))
+        room = self.texts * depth
+        self._numbers, places = in_a_row((asked.tokens, asked.places, pages, begins, asked.depths, [0] * room))
+        self._floats = array("f", chain(asked.floors, repeat(0.0, room)))
+        floors, _ = self._floats.buffer_info()
+        self.asked = (*places[:-1], floors)
+        self.out = (places[-1], floors + self._floats.itemsize * self.texts) if room else (None, None)
+
+    def told(self, made: int, probs: Tensor | None = None) -> Told:
+        """What lies there now, of the depths that were made."""
+        texts, room = self.texts, self.texts * self.depth
+        tokens, sure = self._numbers[-room:].tolist(), self._floats[-room:].tolist()
+        rows = range(0, made * texts, texts)
+        return Told([tokens[row : row + texts] for row in rows], [sure[row : row + texts] for row in rows], probs)
+
+
 @dataclass(frozen=True)
 class LaidOut:
-    """Places to be read, as the library wants them; the record has addresses of these numbers only."""
+    """Places to be read, as the library wants them: a ReadingRecord, which has addresses of these numbers only."""
 
-    record: ReadingRecord
-    numbers: npt.NDArray[np.int64]
+    record: array[int]
+    numbers: array[int]
 
 
 @dataclass(frozen=True)
 class Beside:
     """What goes with a call: of rows that are nodes of trees the slots of the last places each sees, as many for all,
-    its own the last of them; how guesses are drawn, [depth, texts] of DRAW, and whether it is told what from; what is
-    read first, by heads of tokens alone."""
+    its own the last of them; how guesses are drawn, a DRAW for each depth and text, and whether it is told what from;
+    what is read first, by heads of tokens alone."""
 
     branches: list[list[int]] | None = None
-    draws: npt.NDArray[np.void] | None = None
+    draws: bytes | None = None
     tells: bool = False
     along: LaidOut | None = None
 
@@ -157,38 +162,36 @@ class NativeChain(NativeHead):
     def guess(self, asked: Asked, features: Tensor | None, beside: Beside = NOTHING) -> Told:
         """A token, again and again: the likeliest, or as `beside` says; `features` [texts, width] of the places before
         are written over, and None for a head that reads tokens alone."""
-        depth, texts = max(asked.depths), len(asked.tokens)
-        guesses, sure = np.empty((depth, texts), np.int64), np.empty((depth, texts), np.float32)
-        probs = torch.zeros(texts, depth, self.head.config.vocab) if beside.tells else None
-        out = (guesses.ctypes.data, sure.ctypes.data)
-        made = self._run(asked, features, out, depth, beside, probs)[0]
-        return Told(guesses[:made].tolist(), sure[:made].tolist(), probs)
+        desk = Desk(asked, max(asked.depths))
+        probs = torch.zeros(desk.texts, desk.depth, self.head.config.vocab) if beside.tells else None
+        return desk.told(self._run(desk, features, beside, probs=probs), probs)
 
     def step(self, asked: Asked, features: Tensor, beside: Beside = NOTHING) -> Tensor:
         """Logits [rows, outputs] of one guess; `features` become those behind it."""
-        return self._run(asked, features, (None, None), 1, beside)[1]
+        logits = torch.empty(len(asked.tokens), self._outputs)
+        self._run(Desk(asked, 0), features, beside, logits)
+        return logits
 
     def _run(
         self,
-        asked: Asked,
+        desk: Desk,
         features: Tensor | None,
-        out: tuple[int | None, int | None],
-        depth: int,
         beside: Beside,
+        logits: Tensor | None = None,
         probs: Tensor | None = None,
-    ) -> tuple[int, Tensor]:
+    ) -> int:
+        """How many guesses were made for the longest; `logits` and `probs` are filled where they are wanted."""
         usual = features is None or (features.is_contiguous() and features.dtype == torch.float32)
         assert usual, "what the library reads"
-        tables = asked.laid_out()
-        logits = torch.empty(len(asked.tokens), self._outputs)
-        places = (None if features is None else features.data_ptr(), logits.data_ptr())
-        own = None if beside.branches is None else np.array(beside.branches, np.int64)
-        tree = (None, 0) if own is None else (own.ctypes.data, own.shape[1])
-        draws = None if beside.draws is None else beside.draws.ctypes.data
-        drawn = (draws, None if probs is None else probs.data_ptr(), self.head.config.vocab)
-        along = None if beside.along is None else ctypes.addressof(beside.along.record)
-        record = ChainRecord(*tables.addresses, *places, *out, len(asked.tokens), depth, *tree, *drawn, along)
-        return self.library.chain(self.record, record), logits
+        places = (_address(features), _address(logits))
+        own = None if beside.branches is None else array("q", chain.from_iterable(beside.branches))
+        tree = (None, 0) if own is None else (own.buffer_info()[0], len(own) // desk.texts)
+        draws = None if beside.draws is None else array("b", beside.draws)
+        drawn = (None if draws is None else draws.buffer_info()[0], _address(probs), self.head.config.vocab)
+        along = None if beside.along is None else beside.along.record.buffer_info()[0]
+        sizes = (desk.texts, desk.depth)
+        record = record_of(ChainRecord, *desk.asked, *places, *desk.out, *sizes, *tree, *drawn, along)
+        return self.library.chain(self.record, record)
 
 
 class NativeBlock(NativeHead):
@@ -222,25 +225,22 @@ class NativeBlock(NativeHead):
 
     def guess(self, asked: Asked) -> Told:
         """The likeliest tokens, each in view of the one before it."""
-        depth, texts = min(max(asked.depths), self._block_drafts), len(asked.tokens)
-        guesses, sure = np.empty((depth, texts), np.int64), np.empty((depth, texts), np.float32)
-        made = self._run(asked, (guesses.ctypes.data, sure.ctypes.data), depth)[0]
-        return Told(guesses[:made].tolist(), sure[:made].tolist())
+        desk = Desk(asked, min(max(asked.depths), self._block_drafts))
+        return desk.told(self._run(desk, desk.depth)[0])
 
     def states(self, asked: Asked) -> tuple[Tensor, Tensor]:
         """Normed states [texts, block, width] and logits [texts, depth, outputs], without what a Markov head adds."""
-        return self._run(asked, (None, None), min(max(asked.depths), self._block_drafts))[1:]
+        return self._run(Desk(asked, 0), min(max(asked.depths), self._block_drafts))[1:]
 
     @property
     def _block_drafts(self) -> int:
         drafts: int = self.head.config.drafts
         return drafts
 
-    def _run(self, asked: Asked, out: tuple[int | None, int | None], depth: int) -> tuple[int, Tensor, Tensor]:
-        tables, texts = asked.laid_out(), len(asked.tokens)
-        states = torch.empty(texts, self.head.config.block, self._width)
-        logits = torch.empty(texts, depth, self._outputs)
-        record = BlockChainRecord(*tables.addresses, states.data_ptr(), logits.data_ptr(), *out, texts, depth)
+    def _run(self, desk: Desk, depth: int) -> tuple[int, Tensor, Tensor]:
+        states = torch.empty(desk.texts, self.head.config.block, self._width)
+        logits = torch.empty(desk.texts, depth, self._outputs)
+        record = BlockChainRecord(*desk.asked, states.data_ptr(), logits.data_ptr(), *desk.out, desk.texts, depth)
         return self.library.blocks(self._block, record), states, logits
 
 
@@ -257,6 +257,10 @@ def native_for_head(head: Head[Any]) -> Library | None:
 
 def weights_address(layer: Linear | None) -> int | None:
     return None if layer is None or layer.native is None else layer.native.address
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def norm_address(norm: Norm | None) -> int | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.native.head_records import ReaderRecord, ReadingRecord
+from foretell.kernels.native.records import record_of
 from foretell.kv.cache import slots_of
 from foretell.models.heads import BlockHead, DistilledHead
 from foretell.models.heads.layer import HeadLayer
 from foretell.types import Sequence
 
-from .native import laid_out
+from .native import in_a_row
 from .native_head import LaidOut, NativeHead, norm_address, weights_address
 
-Tables = list[list[int]]
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,40 @@ class Reading:
         """Where each place's states lie in memory."""
         found: list[int] = []
         for piece in self.states:
-            assert piece.dtype == torch.float32 and piece.stride(1) == 1, "rows as the library reads them"
-            first, apart = piece.data_ptr(), piece.stride(0) * piece.itemsize
-            found += range(first, first + len(piece) * apart, apart)
+            found += addresses_of(piece, 0, len(piece))
         return found
+
+
+@dataclass
+class Tables:
+    """What `ReadingRecord` has addresses of: where states lie, the slots they are for, and the places; then of pairs
+    tokens, the slots before them and their own, places; all pages, where each text's begin, whose a pair is."""
+
+    states: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    first_pages: list[int] = field(default_factory=list)
+    texts: list[int] = field(default_factory=list)
+
+    def add_states(self, reading: Reading, slots: list[int]) -> None:
+        self.states += reading.rows()
+        self.slots += slots
+        self.places += range(reading.start, reading.stop)
+
+    def add_pairs(self, text: int, reading: Reading, start: int, slots: list[int]) -> None:
+        """`slots` begin with the one before `start`."""
+        self.tokens += reading.seq.tokens[start : reading.stop]
+        self.before += slots[:-1]
+        self.own += slots[1:]
+        self.at += range(start, reading.stop)
+        self.first_pages.append(len(self.pages))
+        self.pages += reading.seq.pages
+        self.texts += repeat(text, reading.stop - start)
 
 
 class NativeReader:
@@ -78,38 +109,26 @@ class NativeReader:
 
     def laid_out(self, readings: list[Reading]) -> LaidOut:
         """These places as the library wants them. Lists, not arrays: as a rule there are two or three of them."""
-        tables = (*self._state_tables(readings), *self._pair_tables(readings))
-        numbers, addresses = laid_out(tables)
-        return LaidOut(ReadingRecord(*addresses, len(tables[0]), len(tables[3])), numbers)
+        tables = Tables()
+        for text, each in enumerate(readings):
+            # The slots of these places and of the one before them; the first place of a text has nothing before it.
+            paired = max(each.start, 1)
+            slots = slots_of(each.seq.pages, self._page_size, paired - 1, each.stop)
+            if not self._tokens_alone:
+                tables.add_states(each, slots[each.start - paired + 1 :])
+            if self._pairs:
+                tables.add_pairs(text, each, paired, slots)
+        numbers, addresses = in_a_row(tuple(vars(tables).values()))
+        counts = (len(tables.states), len(tables.tokens))
+        return LaidOut(record_of(ReadingRecord, *addresses, *counts), numbers)
 
-    def _state_tables(self, readings: list[Reading]) -> Tables:
-        """Where the states lie, the slots they are for, and the places."""
-        if self._tokens_alone:
-            return [[]] * 3
-        spans = [(each.seq.pages, each.start, each.stop) for each in readings]
-        states = [row for each in readings for row in each.rows()]
-        return [states, self._slots(spans), [place for _, start, stop in spans for place in range(start, stop)]]
 
-    def _pair_tables(self, readings: list[Reading]) -> Tables:
-        """Tokens, the slots before them and their own, places; all pages, where each text's begin, whose a pair is."""
-        if not self._pairs:
-            return [[]] * 7
-        # The first place of a text has nothing before it.
-        spans = [(each.seq.pages, max(each.start, 1), each.stop) for each in readings]
-        texts = [each.seq.tokens for each in readings]
-        return [
-            [token for tokens, (_, start, stop) in zip(texts, spans, strict=True) for token in tokens[start:stop]],
-            self._slots([(pages, start - 1, stop - 1) for pages, start, stop in spans]),
-            self._slots(spans),
-            [place for _, start, stop in spans for place in range(start, stop)],
-            [page for pages, _, _ in spans for page in pages],
-            list(accumulate((len(pages) for pages, _, _ in spans[:-1]), initial=0)),
-            [text for text, (_, start, stop) in enumerate(spans) for _ in range(start, stop)],
-        ]
-
-    def _slots(self, spans: list[tuple[list[int], int, int]]) -> list[int]:
-        """Of places of texts with such pages."""
-        return [slot for pages, start, stop in spans for slot in slots_of(pages, self._page_size, start, stop)]
+def addresses_of(rows: Tensor, begin: int, end: int) -> range:
+    """Where each of them lies in memory, from one to another."""
+    apart, beside = rows.stride()
+    assert rows.dtype == torch.float32 and beside == 1, "rows as the library reads them"
+    first, apart = rows.data_ptr(), apart * FLOAT_BYTES
+    return range(first + begin * apart, first + end * apart, apart)
 
 
 def _addresses(found: list[int | None]) -> ctypes.Array[ctypes.c_void_p]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +19,20 @@ Whole = npt.NDArray[np.int64]
 class Packed:
     """A step's rows on the host; an executor takes them to where the model is."""
 
-    table: Whole  # [3, n]: tokens, positions, slots
+    tokens: list[int]
+    positions: list[int]
+    slots: list[int]
     spans: list[Span]  # one a share, in the order of the rows
     wanted: list[int]  # rows whose logits are wanted, rising
 
     @property
     def rows(self) -> int:
-        return int(self.table.shape[1])
+        return len(self.tokens)
+
+    @cached_property
+    def table(self) -> Whole:
+        """[3, n]: tokens, positions, slots. Who looks at a few rows one by one has no use for it."""
+        return np.array([self.tokens, self.positions, self.slots], np.int64)
 
 
 def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:
@@ -47,7 +55,7 @@ def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:
         slots += slots_of(span.pages, page_size, span.start, span.stop)
         wanted += range(span.first + span.rows - logit_rows(share, draft), span.first + span.rows)
         spans.append(span)
-    return Packed(np.array([tokens, positions, slots], np.int64), spans, wanted)
+    return Packed(tokens, positions, slots, spans, wanted)
 
 
 def logit_rows(share: Share, draft: Draft) -> int:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foretell.kernels.native.library import DRAW, Library, library
+from foretell.kernels.native.library import Library, library
 from foretell.params import SamplingParams
 
 from . import noise
@@ -41,8 +39,3 @@ def draw_rows(params: Iterable[SamplingParams], keys: Iterable[int]) -> bytes:
             before, how = each, HOW.pack(each.temperature, each.top_p, each.min_p, each.top_k)
         found += (how, KEY.pack(key & WORD))
     return b"".join(found)
-
-
-def draw_table(params: Iterable[SamplingParams], keys: Iterable[int]) -> npt.NDArray[np.void]:
-    """The same as an array."""
-    return np.frombuffer(draw_rows(params, keys), DRAW)

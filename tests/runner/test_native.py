@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -60,7 +61,7 @@ def test_a_step_that_does_not_fit_in_memory_is_an_error_and_the_next_one_runs() 
     native, executor = library(), desk(PLAIN).runner.executor
     assert native is not None and isinstance(executor, NativeExecutor)
     with pytest.raises(MemoryError, match="max_num_batched_tokens"):
-        native.step(executor._record, StepRecord(rows=1 << 50))
+        native.step(executor._record, array("q", bytes(StepRecord(rows=1 << 50))))
     assert desk(PLAIN).read(text(9, PLAIN.vocab)).isfinite().all()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from foretell.kernels.native.library import DRAW
 from foretell.params import SamplingParams
 from foretell.sampling import noise
-from foretell.sampling.native_choice import draw_rows, draw_table
+from foretell.sampling.native_choice import draw_rows
 from foretell.sampling.on_device import settings
 
 
@@ -24,10 +26,10 @@ def test_rows_are_written_down_as_the_library_reads_them() -> None:
     one, other = SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.1), SamplingParams(temperature=1)
     params, keys = [one, one, other, one], noise.keys([3, 3, 4, 3], [10, 11, 11, 12]).tolist()
     assert min(keys) < 0 < max(keys), "both signs"
-    found = draw_table(params, keys)
-    for row, each, key in zip(found, params, keys, strict=True):
+    found = draw_rows(params, keys)
+    for row, each, key in zip(np.frombuffer(found, DRAW), params, keys, strict=True):
         assert row.tolist() == (each.temperature, each.top_p, each.min_p, each.top_k, key)
-    assert draw_rows(params, noise.words([3, 3, 4, 3], [10, 11, 11, 12])) == found.tobytes()
+    assert draw_rows(params, noise.words([3, 3, 4, 3], [10, 11, 11, 12])) == found
 
 
 def test_settings_are_laid_out_as_the_kernel_reads_them() -> None:

@@ -29,9 +29,13 @@ class ChainRun {
   public:
     ChainRun(const Head& head, const Chain& chain, int threads, HeadRoom& room)
         : team(threads), layers(head, team, room), h(head), c(chain), tokens(c.tokens, c.tokens + c.rows),
-          places(c.places, c.places + c.rows), slots(c.rows), bests(c.rows) {
+          places(c.places, c.places + c.rows), slots(c.rows), bests(c.rows), logits(c.logits) {
         if (c.along != nullptr) read_along(*c.along);
         layers.fit(int64_t(tokens.size()));
+        if (logits == nullptr) {
+            grow(room.logits, c.rows * h.output->outputs);
+            logits = room.logits.data();
+        }
         for (int64_t row = 0; row < c.rows; ++row) {
             rows.push_back(row);
             going.push_back(Going{c.depths[row], c.floors[row]});
@@ -73,7 +77,7 @@ class ChainRun {
         layers.run(seen, places.data(), slots.data(), read, h.layer_count);
         seen.clear();
         layers.finish(count);
-        layers.linear(*h.output, layers.t.normed.data(), count, c.logits);
+        layers.linear(*h.output, layers.t.normed.data(), count, logits);
         const std::vector<float>& next = h.norm_output ? layers.t.normed : layers.t.states;
         if (c.features != nullptr) std::memcpy(c.features, next.data(), count * h.width * sizeof(float));
     }
@@ -82,14 +86,14 @@ class ChainRun {
     void pick(int64_t depth) {
         team.each(int64_t(rows.size()), [&](int64_t i) {
             const int64_t row = rows[i], outputs = h.output->outputs;
-            const float* const logits = c.logits + i * outputs;
+            const float* const scores = logits + i * outputs;
             float* const probs = c.probs == nullptr ? nullptr : c.probs + (row * c.depth + depth) * c.vocab;
             const Draw* const draw = c.draws == nullptr ? nullptr : c.draws + depth * c.rows + row;
             float* const sure = c.sure + depth * c.rows + row;
             if (draw != nullptr && draw->temperature > 0) {
-                *sure = draw_among(logits, outputs, h.ids, *draw, probs, &bests[row]);
+                *sure = draw_among(scores, outputs, h.ids, *draw, probs, &bests[row]);
             } else {
-                *sure = layers.k.best(logits, outputs, &bests[row]);
+                *sure = layers.k.best(scores, outputs, &bests[row]);
                 if (probs != nullptr) probs[id_of(h, bests[row])] = 1;
             }
         });
@@ -118,6 +122,7 @@ class ChainRun {
     const Head& h;
     const Chain& c;
     std::vector<int64_t> rows, tokens, places, slots, bests;
+    float* logits;
     std::vector<Going> going;
     std::vector<Seen> seen;
 };

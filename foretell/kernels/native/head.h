@@ -36,7 +36,7 @@ struct Chain {
     const float* floors;                 // [rows]
     float* features;                     // [rows, width]: before the tokens; of one step alone, behind them afterwards.
                                          // Null where the head reads tokens alone
-    float* logits;                       // [rows, outputs]: of the last step
+    float* logits;                       // [rows, outputs]: of the last step; null: nobody asks, there are guesses
     int64_t* guesses;                    // [depth, rows], -1 behind a row's end; null: the logits of one step are wanted
     float* sure;                         // [depth, rows]
     int64_t rows, depth;

@@ -28,6 +28,7 @@ struct Seen {
 
 struct HeadRoom {
     std::vector<float> states, normed, joined, qkv, seen, mixed, gate_up, gated;
+    std::vector<float> logits;  // that nobody else reads
     Quantized quantized;
 };
 

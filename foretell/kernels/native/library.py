@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from array import array
 from functools import cache
 
 import numpy as np
@@ -15,12 +16,10 @@ from .build import BuildError, built_library
 from .head_records import (
     BlockChainRecord,
     BlockHeadRecord,
-    ChainRecord,
     HeadRecord,
     MedusaRecord,
     MedusaRowsRecord,
     ReaderRecord,
-    ReadingRecord,
 )
 from .records import ModelRecord, StepRecord
 
@@ -64,22 +63,25 @@ class Library:
         self._linear(weights, x.data_ptr(), x.shape[0], y.data_ptr(), torch.get_num_threads())
         return y
 
-    def step(self, model: ModelRecord, step: StepRecord) -> None:
-        """All layers and the head over a step's rows; results go where `step` says."""
-        if not self._step(ctypes.addressof(model), ctypes.addressof(step), torch.get_num_threads()):
-            raise MemoryError(f"a step of {step.rows} rows does not fit in memory; lower max_num_batched_tokens")
+    def step(self, model: ModelRecord, step: array[int]) -> None:
+        """All layers and the head over a step's rows; results go where `step`, a StepRecord, says."""
+        if not self._step(ctypes.addressof(model), step.buffer_info()[0], torch.get_num_threads()):
+            rows = StepRecord.from_buffer(step).rows
+            raise MemoryError(f"a step of {rows} rows does not fit in memory; lower max_num_batched_tokens")
 
-    def chain(self, head: HeadRecord, chain: ChainRecord) -> int:
-        """One guess of a head after another; results go where `chain` says. How many were made for the longest."""
-        return int(self._chain(ctypes.addressof(head), ctypes.addressof(chain), torch.get_num_threads()))
+    def chain(self, head: HeadRecord, chain: array[int]) -> int:
+        """One guess of a head after another; results go where `chain`, a ChainRecord, says. How many were made for the
+        longest."""
+        made: int = self._chain(ctypes.addressof(head), chain.buffer_info()[0], torch.get_num_threads())
+        return made
 
     def blocks(self, head: BlockHeadRecord, asked: BlockChainRecord) -> int:
         """The guesses of a block head; results go where `asked` says."""
         return int(self._blocks(ctypes.addressof(head), ctypes.addressof(asked), torch.get_num_threads()))
 
-    def read(self, reader: ReaderRecord, reading: ReadingRecord) -> None:
-        """Keep what a head is to remember of places the target has run."""
-        self._read(ctypes.addressof(reader), ctypes.addressof(reading), torch.get_num_threads())
+    def read(self, reader: ReaderRecord, reading: array[int]) -> None:
+        """Keep what a head is to remember of places the target has run, a ReadingRecord."""
+        self._read(ctypes.addressof(reader), reading.buffer_info()[0], torch.get_num_threads())
 
     def medusa(self, head: MedusaRecord, rows: MedusaRowsRecord) -> None:
         """All guesses of Medusa heads; results go where `rows` says."""
@@ -88,17 +90,18 @@ class Library:
     def top(self, x: Tensor, count: int) -> list[list[int]]:
         """Where the `count` largest of each row of x [rows, width] are, float32 on a CPU, best first; at most 64."""
         x, (rows, width) = x.contiguous(), x.shape
-        ids = (ctypes.c_int64 * (rows * count))()
-        self._top(x.data_ptr(), rows, width, count, ids)
+        found = array("q", bytes(8 * rows * count))
+        self._top(x.data_ptr(), rows, width, count, found.buffer_info()[0])
+        ids = found.tolist()
         return [ids[first : first + count] for first in range(0, rows * count, count)]
 
     def choose(self, x: Tensor, draws: bytes) -> list[int]:
         """A token for each row of x [rows, width], float32 on a CPU, by `draws`, a DRAW for each; -1: there is none."""
         x, (rows, width) = x.contiguous(), x.shape
         assert len(draws) == rows * DRAW.itemsize, "each row is drawn"
-        ids = (ctypes.c_int64 * rows)()
-        self._choose(x.data_ptr(), rows, width, draws, ids, torch.get_num_threads())
-        return ids[:]
+        ids = array("q", bytes(8 * rows))
+        self._choose(x.data_ptr(), rows, width, draws, ids.buffer_info()[0], torch.get_num_threads())
+        return ids.tolist()
 
 
 @cache

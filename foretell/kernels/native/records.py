@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 
 NUMBER, POINTER = ctypes.c_int64, ctypes.c_void_p
 JOIN = ctypes.CFUNCTYPE(ctypes.c_bool, POINTER, NUMBER)  # `foretell::Join`
@@ -89,3 +90,9 @@ class StepRecord(ctypes.Structure):
         ("tap_count", NUMBER),
         ("join", JOIN),
     )
+
+
+def record_of(kind: type[ctypes.Structure], *fields: int | None) -> array[int]:
+    """A record of addresses and whole numbers alone, as such: where one is made in every step, ctypes takes long."""
+    assert len(fields) == len(kind._fields_), "field for field"
+    return array("q", [field or 0 for field in fields])
