@@ -103,8 +103,9 @@ DRIFTING = {
 def adaptive(scenario: Scenario, settings: Settings = Settings(), knowing: bool = True) -> AdaptiveController:
     """One whose looks take a tenth of a millisecond each, whatever this machine does; it knows what steps are filled up
     to."""
-    traits = {
-        arm.name: ArmTraits(arm.free, not arm.free and not arm.others, grows=bool(arm.others)) for arm in scenario.arms
+    traits = {  # the world's drafts take what the levels take that were asked for
+        arm.name: ArmTraits(arm.free, not arm.free and not arm.others, grows=bool(arm.others), whole=True)
+        for arm in scenario.arms
     }
     costs = StepCosts(sizes=scenario.machine.sizes if knowing else ())
     return AdaptiveController(traits, settings, costs, clock=partial(next, count(0.0, 1e-4)))
