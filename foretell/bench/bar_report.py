@@ -33,7 +33,8 @@ def remarks(findings: Findings) -> list[str]:
         if cell.drafter_failures:
             lines.append(f"{where}: the drafter FAILED in {cell.drafter_failures} steps; see the log.")
     if findings.stopped is not None:
-        lines.append("Stopped before the end: the table has what was finished.")
+        last = findings.cells[-1].rounds
+        lines.append(f"Stopped before the end: the table has what was finished, its last cell {last} rounds of it.")
     return lines
 
 

@@ -94,15 +94,36 @@ class Findings:
 
 @dataclass
 class _Record:
-    """What the arms of one scene wrote, round by round: for each arm a list for each batch."""
+    """What the arms of one scene wrote, round by round: for each arm a list for each batch. A round that was broken off
+    is none."""
 
     scene: Scene
     extent: Extent
     batches: Sequence[Batch]
     written: dict[str, list[list[Together]]] = field(default_factory=dict)
 
-    def add(self, arm: str, place: int, together: Together) -> None:
-        self.written.setdefault(arm, [[] for _ in self.batches])[place].append(together)
+    def add(self, written: Mapping[str, Sequence[Together]]) -> None:
+        """One more round: of each arm what it wrote for each batch."""
+        before = self.written or {arm: [[] for _ in self.batches] for arm in written}
+        self.written = {  # all at once: whoever stops a run may do so here
+            arm: [[*rounds, together] for rounds, together in zip(before[arm], batches, strict=True)]
+            for arm, batches in written.items()
+        }
+
+    def fill(self, stage: BatchStage) -> None:
+        """The first round warms up and is dropped; where others differ too much there are more of them."""
+        extent = self.extent
+        arms = [PLAIN, adaptive_arm(self.scene.drafter), *fixed_arms(self.scene.drafter, extent.lengths).values()]
+        for number in range(extent.most_rounds + 1):
+            stage.refresh(arms)
+            written: dict[str, list[Together]] = {arm.name: [] for arm in arms}
+            for place, batch in enumerate(self.batches):
+                for arm in rotated(arms, place + number):
+                    written[arm.name].append(stage.write(arm, batch))
+            if number:
+                self.add(written)
+            if extent.rounds <= number and self.contest.settled:
+                break
 
     @property
     def contest(self) -> Contest:
@@ -117,7 +138,11 @@ class _Record:
     def _times(self, arm: str) -> list[list[float]]:
         return [[each.a_token for each in rounds] for rounds in self.written[arm]]
 
-    def cell(self, contest: Contest) -> Cell:
+    def found(self) -> tuple[Cell, Contest]:
+        contest = self.contest
+        return self._cell(contest), contest
+
+    def _cell(self, contest: Contest) -> Cell:
         mine = [each for rounds in self.written[adaptive_arm(self.scene.drafter).name] for each in rounds]
         plain = [each for rounds in self.written[PLAIN.name] for each in rounds]
         differing = self._differing()
@@ -156,21 +181,14 @@ class _Record:
 
 
 def contend(stage: BatchStage, scene: Scene, items: Sequence[Item], extent: Extent) -> tuple[Cell, Contest]:
-    """One cell. The first round warms up and is dropped; where others differ too much there are more of them."""
-    batches = stage.prepare(items, scene.temperature, scene.batch, extent.batches(scene.batch))
-    arms = [PLAIN, adaptive_arm(scene.drafter), *fixed_arms(scene.drafter, extent.lengths).values()]
-    record = _Record(scene, extent, batches)
-    for number in range(extent.most_rounds + 1):
-        stage.refresh(arms)
-        for place, batch in enumerate(batches):
-            for arm in rotated(arms, place + number):
-                together = stage.write(arm, batch)
-                if number:
-                    record.add(arm.name, place, together)
-        if extent.rounds <= number and record.contest.settled:
-            break
-    contest = record.contest
-    return record.cell(contest), contest
+    """One cell."""
+    record = _begin(stage, scene, items, extent)
+    record.fill(stage)
+    return record.found()
+
+
+def _begin(stage: BatchStage, scene: Scene, items: Sequence[Item], extent: Extent) -> _Record:
+    return _Record(scene, extent, stage.prepare(items, scene.temperature, scene.batch, extent.batches(scene.batch)))
 
 
 def run(
@@ -181,18 +199,20 @@ def run(
     watch: Watch,
     conditions: dict[str, Any],
 ) -> Findings:
-    """Every scene, with the items of its task. Whatever stops it leaves the cells that were finished."""
-    found: list[tuple[Cell, Contest]] = []
+    """Every scene, with the items of its task. Whatever stops it leaves the rounds that were finished."""
+    records: list[_Record] = []
     stopped: BaseException | None = None
     try:
-        for scene in scenes:
-            watch(len(found), len(scenes), str(scene))
-            found.append(contend(stage, scene, items[scene.task], extent))
-        watch(len(found), len(scenes), "done")
+        for number, scene in enumerate(scenes):
+            watch(number, len(scenes), str(scene))
+            records.append(_begin(stage, scene, items[scene.task], extent))
+            records[-1].fill(stage)
+        watch(len(scenes), len(scenes), "done")
     except BaseException as error:
-        if not found:
-            raise  # there is nothing to leave
         stopped = error
+    found = [record.found() for record in records if record.written]
+    if stopped is not None and not found:
+        raise stopped  # there is nothing to leave
     return Findings(conditions, tuple(cell for cell, _ in found), tuple(summaries(found)), stopped)
 
 

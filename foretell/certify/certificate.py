@@ -70,6 +70,16 @@ class Order:
         return ":" in self.rule
 
     @property
+    def writes(self) -> bool:
+        """Whether it comes to texts of the model: what is lossy by design, or has a bug in, is judged before."""
+        return self.rule not in LOSSY and self.plant is None
+
+    @property
+    def rounds(self) -> int:
+        """How often each text is written and compared: the other rules keep the distribution, not a seed's tokens."""
+        return 2 if self.judged_as == "match" else 1
+
+    @property
     def judged_as(self) -> str:
         """The name requests carry: a rule from outside and a planted bug stand in the place of `rejection`."""
         return "rejection" if self.from_outside or self.plant else self.rule
@@ -129,7 +139,7 @@ def certify(order: Order, load: Callable[[], LLM], say: Say) -> Certificate:
         found.exact.append(check_exactly(order.rule, order.quick))
         say(_exact_line(found.exact[-1]))
     _check_draws(found, say)
-    if found.broken is None and order.plant is None:
+    if found.broken is None and order.writes:
         _check_texts(found, load, say)
     if not order.from_outside and order.plant is None:
         _check_plants(found, say)
@@ -170,7 +180,7 @@ def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:
         llm.engine.judge.rules = _rules(order, Plant())
     say(f"3. {len(order.prompts)} prompts with speculation on and off, drafter {llm.engine.drafter.name}")
     settings = [SamplingParams(max_tokens=order.max_tokens, ignore_eos=order.past_the_end)]
-    if order.judged_as == "match":  # the other rules keep the distribution, not the tokens of a seed
+    if order.rounds > 1:
         settings.append(replace(settings[0], temperature=0.8, top_p=0.95, seed=17))
     for params in settings:
         try:
@@ -181,7 +191,7 @@ def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:
         for line in _text_lines(found.texts[-1]):
             say(line)
     if llm.engine.drafter.draws and order.judged_as != "match":  # under `match` q decides nothing
-        prompts = [encode(llm, prompt) for prompt in order.prompts]
+        prompts = [encode(llm.tokenizer, prompt) for prompt in order.prompts]
         found.guesses.append(check_guesses(llm, prompts, order.judged_as, order.max_tokens))
         say(_guess_line(found.guesses[-1]))
 

@@ -11,6 +11,7 @@ from foretell.outputs import RequestOutput
 from foretell.params import SamplingParams
 from foretell.sampling import noise
 from foretell.sampling.sampling import probabilities
+from foretell.tokenizer import Tokenizer
 from foretell.types import Draft, Request, Sequence, Share, SpeculationChoice
 
 PROMPTS = (
@@ -63,7 +64,7 @@ class TextResult:
 
 def check_texts(llm: LLM, prompts: list[str], params: SamplingParams, rule: str) -> TextResult:
     """Write every prompt alone without drafts, then all in one batch with them."""
-    tokens = [encode(llm, prompt) for prompt in prompts]
+    tokens = [encode(llm.tokenizer, prompt) for prompt in prompts]
     plain = [llm.generate([each], params, speculation=SpeculationChoice(enabled=False))[0] for each in tokens]
     guessed = llm.generate(tokens, params, speculation=SpeculationChoice(rule=rule))
     pairs = enumerate(zip(plain, guessed, strict=True))
@@ -79,11 +80,11 @@ def check_texts(llm: LLM, prompts: list[str], params: SamplingParams, rule: str)
     )
 
 
-def encode(llm: LLM, prompt: str) -> list[int]:
+def encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """A prompt as the model is asked it."""
-    if not llm.tokenizer.chat_template:
-        return llm.tokenizer.encode(prompt)
-    return llm.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    if not tokenizer.chat_template:
+        return tokenizer.encode(prompt)
+    return tokenizer.encode_chat([{"role": "user", "content": prompt}])
 
 
 def _tokens(output: RequestOutput) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import given_options
 
+from .bench_common import look_at
 from .command import Command
 from .common import add_engine_arguments, add_output_arguments, check_out, give, load_llm
 
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     say = _say_aside if args.json else print
     order = _order(args)
     check_drafter(args)
+    if order.writes:
+        check_length(args, order)
     with redirect_stdout(sys.stderr if args.json else sys.stdout):  # a rule from outside may print
         found = certify(order, lambda: load_llm(_for_certificate(args)), say)
         say(verdict(found))
@@ -92,8 +95,29 @@ def _long_order(order: Order, tokens: int) -> Order:
     from foretell.bench.workloads import own
 
     prompts = tuple(item.messages[-1]["content"] for item in own())
-    rounds = 2 if order.judged_as == "match" else 1
-    return replace(order, prompts=prompts, max_tokens=-(-tokens // (rounds * len(prompts))), past_the_end=True)
+    return replace(order, prompts=prompts, max_tokens=-(-tokens // (order.rounds * len(prompts))), past_the_end=True)
+
+
+def check_length(args: argparse.Namespace, order: Order) -> None:
+    """Refuse texts that the model's context has no room for now and not after minutes of draws."""
+    from foretell.certify.texts import encode
+
+    target = look_at(args)
+    context = min(target.config.context, getattr(args, "max_model_len", None) or target.config.context)
+    longest = max(len(encode(target.tokenizer, prompt)) for prompt in order.prompts)
+    room = context - longest
+    if room < 1:
+        raise RequestError(
+            "prompts", f"the longest has {longest} tokens and a text can have {context}; give shorter ones"
+        )
+    if order.max_tokens <= room:
+        return
+    behind = f"behind a prompt of {longest} tokens a text of {context} has room for {room}"
+    if order.past_the_end:
+        most = room * order.rounds * len(order.prompts)
+        asked = f"shared out over {len(order.prompts)} prompts they are {order.max_tokens} a text, and {behind}"
+        raise RequestError("tokens", f"{asked}; ask for {most} or fewer")
+    raise RequestError("max_tokens", f"{behind}, not {order.max_tokens}; ask for {room} or fewer")
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

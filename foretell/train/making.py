@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from foretell.models.heads import (
     MedusaConfig,
     make_head,
     read_head,
+    read_head_config,
 )
+from foretell.models.heads.config import FILE as HEAD_FILE
 from foretell.models.heads.layer import HeadLayer
 
 from .settings import TrainConfig
@@ -37,6 +40,8 @@ RATES = {
     "muon": {"eagle": 1e-2, "block": 1e-2, "medusa": 1e-2, "distill": 6e-3, "streaming": 1e-3},
     "adamw": {"eagle": 1.5e-3, "block": 1.5e-3, "medusa": 2e-3, "distill": 1e-3, "streaming": 2e-4},
 }
+MARKOV_RANK = 32
+HEADS = {"eagle": "eagle", "block": "block", "medusa": "medusa", "distill": "distilled", "streaming": "medusa"}
 LOOK_BACK = 8  # tokens of a block's width: each of its places can find what once stood so far behind the anchor
 LEAN = 0.1  # of a copied layer's part that reads the embedding, which the layer it is copied from never saw
 
@@ -55,6 +60,46 @@ def layer_config(target: ModelConfig) -> LayerConfig:
     )
 
 
+def shaped(kind: str, config: TrainConfig) -> TrainConfig:
+    """With the shape of the head that is gone on with, where there is one; flags that say another are refused."""
+    if config.init is None:
+        return config
+    head = _config_in(config.init)
+    if head.kind != HEADS[kind]:
+        raise RequestError(
+            "init", f"{config.init} has a head of the kind {head.kind}; {kind} goes on with {HEADS[kind]}"
+        )
+    found = _shape_of(head)
+    for name, value in found.items():
+        given = getattr(config, name)
+        same = config.tap_list == head.taps if name == "taps" else given == value
+        if given is not None and not same:
+            raise RequestError(
+                name, f"{given} is asked for and {config.init} has {value}; leave the flag out, or --init"
+            )
+    return replace(config, **found)
+
+
+def _shape_of(head: HeadConfig) -> dict[str, Any]:
+    """What flags say of a head, by their names."""
+    found: dict[str, Any] = {"layers": getattr(head, "layers", 1)}
+    if isinstance(head, EagleConfig | BlockConfig):
+        found["taps"] = ",".join(str(tap) for tap in head.taps)
+    if isinstance(head, BlockConfig):
+        found |= {"draft_tokens": head.block, "markov_rank": head.markov_rank}
+    if isinstance(head, MedusaConfig):
+        found["draft_tokens"] = head.heads
+    return found
+
+
+def _config_in(folder: str) -> HeadConfig:
+    try:
+        said = json.loads((Path(folder) / HEAD_FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise RequestError("init", f"there is no head in {folder}: {error}; give a folder that a run wrote") from None
+    return read_head_config(said)
+
+
 def head_config(kind: str, target: ModelConfig, config: TrainConfig, outputs: int, name: str) -> HeadConfig:
     """What the head is made of."""
     shared: dict[str, Any] = {
@@ -71,7 +116,7 @@ def head_config(kind: str, target: ModelConfig, config: TrainConfig, outputs: in
         # The norms of 3.1; the residual stays as it is, which every server of EAGLE-3 heads knows.
         return EagleConfig(**shared, taps=taps, layers=layers, fc_norm=True, norm_output=True)
     if kind == "block":
-        rank = config.markov_rank
+        rank = MARKOV_RANK if config.markov_rank is None else config.markov_rank
         look_back = LOOK_BACK if target.width % LOOK_BACK == 0 else 0
         return BlockConfig(
             **shared, taps=taps, layers=layers, block=drafted, markov_rank=rank, confidence=True,
@@ -120,9 +165,9 @@ def opened_head(folder: str, said: HeadConfig, ids: list[int] | None, target: De
     if isinstance(said, BlockConfig) and isinstance(head.config, BlockConfig):  # of these there is no choice
         was = head.config
         said = replace(said, look_back=was.look_back, anchored=was.anchored, fc_norm=was.fc_norm)
-    mine, theirs = (replace(each, accuracy=(), target="", draft_vocab=None) for each in (said, head.config))
-    if mine != theirs:
-        raise RequestError("init", f"{folder} has another shape than what is to be trained; leave it out, or the flags")
+    mine, theirs = (asdict(replace(each, accuracy=(), target="", draft_vocab=None)) for each in (said, head.config))
+    if others := ", ".join(name for name in mine if mine[name] != theirs.get(name)):
+        raise RequestError("init", f"{folder} is not made as heads for this target are ({others}); leave it out")
     if ids is not None and len(ids) != head.config.outputs:
         head = reworded(head, said, ids)
     return ready_head(head, target, context)

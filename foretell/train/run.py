@@ -31,7 +31,7 @@ from .documents import coverage, data_hash, draft_vocabulary
 from .eagle import EagleMethod
 from .forecast import Forecast, forecast
 from .losses import DSPARK, LK, Mix
-from .making import DRAFT_VOCAB, DRAFTED, OPTIMIZED, RATES, head_config, new_head, opened_head
+from .making import DRAFT_VOCAB, DRAFTED, OPTIMIZED, RATES, head_config, new_head, opened_head, shaped
 from .measure import Bench, drafter_name
 from .medusa import MedusaMethod
 from .method import Method
@@ -56,6 +56,7 @@ class Run:
 
     def __init__(self, order: Order, reporter: Reporter) -> None:
         self.order, self.config, self.reporter = order, order.config, reporter
+        self.shape = shaped(order.kind, order.config)
         floats = EngineConfig(model=order.target, device=order.config.device, quantization="none")
         self.opened: Opened = open_model(order.target, floats, reporter.say)
         self.corpus = Corpus(order, self.opened, lambda: self.target, reporter)
@@ -71,7 +72,7 @@ class Run:
 
     @property
     def drafted(self) -> int:
-        return self.config.draft_tokens or DRAFTED[self.order.kind]
+        return self.shape.draft_tokens or DRAFTED[self.order.kind]
 
     @cached_property
     def method(self) -> Method:
@@ -79,7 +80,7 @@ class Run:
         kind, config, vocab = self.order.kind, self.config, self.opened.config.vocab
         size = min(config.draft_vocab or DRAFT_VOCAB, vocab)
         ids = draft_vocabulary(self.corpus.training, size, vocab)
-        said = head_config(kind, self.opened.config, config, size, self.order.target)
+        said = head_config(kind, self.opened.config, self.shape, size, self.order.target)
         context = self.corpus.longest + MARGIN
         if config.init is None:
             head: Any = new_head(said, ids, self.target, config.seed, context)

@@ -17,9 +17,9 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 @strict
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One run. What is None is chosen by the kind, the target and the device."""
+    """One run. What is None is chosen by the head that is gone on with, the kind, the target and the device."""
 
-    init: str | None = option(None, "a drafter of the same kind to start from")
+    init: str | None = option(None, "a drafter of the same kind to start from, whose shape is kept")
     budget: str | None = option(None, "how long to train, as 90s, 10m or 2h (default: 10m, or by --steps)")
     steps: int | None = option(None, "how many steps to train instead")
     piece: str | None = option(None, "stop after this long, to be gone on with by --resume")
@@ -40,7 +40,7 @@ class TrainConfig:
     layers: int | None = option(None, "layers of the draft (eagle 1, block 2, distill 4, medusa 1)")
     draft_tokens: int | None = option(None, "tokens guessed a step (eagle 5, block 7, medusa 3)")
     draft_vocab: int | None = option(None, "tokens the draft can guess (default: 8192, or all where there are fewer)")
-    markov_rank: int = option(32, "block: the rank of the Markov head; 0 is none")
+    markov_rank: int | None = option(None, "block: the rank of the Markov head (default: 32); 0 is none")
     taps: str | None = option(None, "layers of the target whose states are read, as 2,15,27")
     held_out: int = option(48, "prompts that are kept apart to measure with")
     check_every: str | None = option(None, "how often to measure through the engine, as 60s (default: at the end)")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -188,16 +191,20 @@ def test_all_cells_and_what_they_come_to() -> None:
     assert "| chat | 0 | 2 | ngram | 2.00 | 4: 1.92 | 1.79 | 2.00 (2.00 to 2.00) | held | yes |" in markdown(found)
 
 
-def test_a_stop_leaves_the_cells_that_were_finished() -> None:
-    stage = FakeBatches(steady)
-    stage.stop_after = 3 * 2 * (1 + EXTENT.rounds) + 1
-    asked = {"chat": items(chat=4), "code": items(code=4)}
-    found = run(stage, [SCENE, replace(SCENE, task="code")], asked, EXTENT, watch_nothing, {})
-    assert isinstance(found.stopped, KeyboardInterrupt) and [cell.task for cell in found.cells] == ["chat"]
-    assert found.as_json()["complete"] is False
-    stage.stop_after = len(stage.log)
+def test_a_stop_leaves_the_rounds_that_were_finished() -> None:
+    """Of each round there are three arms and two batches; the first is dropped."""
+    asked, scenes = {"chat": items(chat=4), "code": items(code=4)}, [SCENE, replace(SCENE, task="code")]
+    cell = 6 * (1 + EXTENT.rounds)
+    for writes, rounds in ((cell + 1, [3]), (cell + 6 * 3 - 1, [3, 1]), (cell + 6 * 3, [3, 2]), (6 * 2 + 3, [1])):
+        stage = FakeBatches(steady)
+        stage.stop_after = writes
+        found = run(stage, scenes, asked, EXTENT, watch_nothing, {})
+        assert isinstance(found.stopped, KeyboardInterrupt) and [cell.rounds for cell in found.cells] == rounds
+        assert found.as_json()["complete"] is False and f"its last cell {rounds[-1]} rounds" in remarks(found)[-1]
+        assert all(cell.speedup == pytest.approx(2.0) and cell.same_text for cell in found.cells)
+    stage.stop_after = len(stage.log) + 6 * 2 - 1
     with pytest.raises(KeyboardInterrupt):
-        run(stage, [SCENE], asked, EXTENT, watch_nothing, {})
+        run(stage, scenes, asked, EXTENT, watch_nothing, {})
 
 
 def test_exit_codes_tell_a_failure_from_a_warning() -> None:
@@ -380,6 +387,36 @@ def test_how_the_command_ends(
     cells = ("--drafters", "ngram", "--batches", "1", "--max-tokens", "4", "--rounds", "2", "--most-rounds", "3")
     found, told = command(capsys, "--model", str(folder), *cells)
     assert found == code and told["verdict"] == {1: "slower", 4: "inconclusive"}[code]
+
+
+# What steps cost is not measured first, which takes longest, and each cell is told of.
+AT_ONCE = """
+import sys
+from foretell.bench import progress
+from foretell.cli.main import main
+from foretell.llm import LLM
+
+progress.QUIET = 0.0
+LLM.measure = lambda self: None
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_run_that_is_ended_by_a_timeout_tells_what_it_has(folder: Path) -> None:
+    words = ["bench", "never-slower", "--model", str(folder), "--drafters", "ngram", "--max-tokens", "6", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-c", AT_ONCE, *words, "--rounds", "1", "--most-rounds", "1"],
+        stdout=PIPE, stderr=PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None and process.stdout is not None
+        seen = []
+        for line in process.stderr:
+            seen.append(line)
+            if line.startswith("[1/"):
+                process.terminate()
+        told = json.loads(process.stdout.read())
+    assert process.returncode == 130 and seen[-1] == "foretell: stopped\n"
+    assert told["complete"] is False and told["cells"] and all(cell["rounds"] == 1 for cell in told["cells"])
 
 
 @pytest.mark.usefixtures("program_here")

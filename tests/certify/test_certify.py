@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def test_the_command_fails_with_exit_code_3_and_says_so(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foretell.certify.certificate.QUICK_DRAWS", 2000)
-    words = ["certify", "--model", str(tiny_folder), "--quick", "--json"]
+    words = ["certify", "--model", str(tiny_folder), "--quick", "--max-tokens", "9", "--json"]
     assert main([*words, "--plant", "residual-not-subtracted"]) == 3
     out, err = capsys.readouterr()
     assert json.loads(out)["lossless"] is False
@@ -201,6 +202,33 @@ def test_so_many_tokens_are_compared(
         assert main([*words, "--tokens", "600", *wrong]) == 2
     assert main([*words, "--tokens", "0"]) == main([*words, "--max-tokens", "0"]) == 2
     assert "leave out --prompts and --max-tokens" in capsys.readouterr().err
+
+
+def test_texts_that_do_not_fit_are_refused_before_anything_is_run(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(*_: object) -> None:
+        raise AssertionError("it has begun")
+
+    monkeypatch.setattr("foretell.certify.certificate.certify", begun)
+    item = Item("0", "chat", ({"role": "user", "content": "Tell me of tea."},))
+    monkeypatch.setattr("foretell.bench.workloads.own", lambda: iter([item, item]))
+    (tmp_path / "long.txt").write_text("word " * 3000)
+    words = ["certify", "--model", str(tiny_folder), "--drafter", "ngram", "--quick"]
+    for more, told in (
+        (["--tokens", "100000"], "tokens: shared out over 2 prompts they are 25000 a text"),
+        (["--max-tokens", "5000"], "max_tokens: behind a prompt of"),
+        (["--max-tokens", "60", "--max-model-len", "120"], "a text of 120 has room for"),
+        (["--prompts", str(tmp_path / "long.txt")], "give shorter ones"),
+    ):
+        assert main([*words, *more]) == 2
+        said = capsys.readouterr().err
+        assert told in said
+        if (most := re.search(r"ask for (\d+) or fewer", said)) is not None:
+            fitting = [*words, *more[:1], most[1], *more[2:]]
+            assert main(fitting) == 1 and "it has begun" in capsys.readouterr().err, "what would do does"
+            assert main([*words, *more[:1], str(int(most[1]) + 1), *more[2:]]) == 2
+            capsys.readouterr()
 
 
 def test_nothing_is_excused_where_rows_are_exact() -> None:

@@ -143,11 +143,11 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
 
 
-def attended(cache: KVCache, packed: Packed, q: Tensor, window: int | None) -> Tensor:
+def attended(cache: KVCache, packed: Packed, q: Tensor, window: int | None, height: int = 16) -> Tensor:
     """Attention of a step's rows over a first layer's keys and values."""
     share = q.shape[1] // cache.keys[0].shape[2]
-    tiles = make_tiles(packed, 16 // share)
-    sizes = replace(exact_fit(packed, share), height=16, tiles=len(tiles.together))
+    tiles = make_tiles(packed, height // share)
+    sizes = replace(exact_fit(packed, share), height=height, tiles=len(tiles.together))
     numbers = np.full(sizes.numbers, -77, np.int32)
     fill(numbers, packed, tiles, sizes)
     pages = PageTable(len(packed.spans), 400, DEVICE).update(packed.spans)
@@ -174,3 +174,13 @@ def test_a_node_sees_what_its_path_as_a_chain_would_see_bit_for_bit(window: int 
         chain = step([(start, 1, Draft.chain([TREE.tokens[node] for node in path]))], 4)
         assert (chain.table[2] == slots[: len(rows)]).all()
         assert torch.equal(attended(cache, chain, q[rows], window), found[rows])
+
+
+def test_how_many_rows_a_tile_has_changes_no_bit_in_float32() -> None:
+    """Its programs have as many each, whatever it has."""
+    config = CONFIGS["three to a head"]
+    packed = step([(20, 1, Draft.chain([3] * 12))], 4)
+    q = torch.randn(13, config.heads, config.head_dim, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    _, cache, _ = world(config, 4, torch.float32)
+    low, high = (attended(cache, packed, q, None, height) for height in (16, 64))
+    assert torch.equal(low, high)

@@ -61,6 +61,40 @@ def test_a_head_goes_on_with_more_words(place: Path, capsys: pytest.CaptureFixtu
     assert "--draft-vocab" in capsys.readouterr().err  # its Markov head has a row for each word
 
 
+SHAPES = {
+    "eagle": ["--layers", "2", "--taps", "1,2"],
+    "block": ["--layers", "1", "--draft-tokens", "4", "--markov-rank", "8", "--taps", "2"],
+    "medusa": ["--draft-tokens", "2", "--layers", "2"],
+    "distill": ["--layers", "2"],
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_head_goes_on_in_its_shape(kind: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, then = f"shaped-{kind}", ["--steps", "1", "--init", str(place / f"shaped-{kind}")]
+    assert main(words(place, kind, first, "--steps", "1", *SHAPES[kind])) == 0
+    assert main(words(place, kind, f"{first}-on", *then)) == 0
+    was, now = (json.loads((place / name / "config.json").read_text()) for name in (first, f"{first}-on"))
+    assert {**was, "accuracy": 0} == {**now, "accuracy": 0}
+    assert main(words(place, kind, f"{first}-same", *then, *SHAPES[kind])) == 0
+    capsys.readouterr()
+    for flag in SHAPES[kind][::2]:
+        assert main(words(place, kind, "refused", *then, flag, "3")) == 2
+        said = capsys.readouterr().err
+        assert f"{flag[2:].replace('-', '_')}: 3 is asked for" in said and f"{first} has" in said
+
+
+def test_what_is_no_head_of_the_kind_is_refused_before_anything_is_written(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(place, "medusa", "medusa-head", "--steps", "1")) == 0
+    for folder, told in (("medusa-head", "kind medusa"), ("model", "not a head"), ("nowhere", "no head in")):
+        capsys.readouterr()
+        assert main(words(place, "eagle", "refused", "--steps", "1", "--init", str(place / folder))) != 0
+        assert told in capsys.readouterr().err
+    assert not (place / "refused").exists()
+
+
 def test_an_older_block_head_goes_on_as_it_is(place: Path) -> None:
     """One that does not look back, as those of others do not."""
     from foretell.models.heads.files import make_head, read_head, write_head

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .room import Cut
 from .tables import NO_PARTS, RowTables
 
 TOGETHER = 8  # parts that are added up at once
@@ -39,9 +40,9 @@ def _attend(
     key_stride, heads, row_count, most_pages, tile_count, splits, scale,
     SHARE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK: tl.constexpr, WINDOW: tl.constexpr, DEEP: tl.constexpr, REACHED: tl.constexpr, WHOLE: tl.constexpr,
-    EXACT: tl.constexpr,
+    EXACT: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows, one key head, one part of the keys; scores are kept in powers of two."""
+    """One tile of rows or a piece of it, one key head, one part of the keys; scores are kept in powers of two."""
     item, head = tl.program_id(0), tl.program_id(1)
     tile, part = item // splits, item % splits
     if DEEP > 0:  # behind the tiles come the nodes, each with the part in which its tree begins and the next ones
@@ -52,12 +53,17 @@ def _attend(
     rows = tl.load(tiles + tile * 6 + 1)
     sequence = tl.load(tiles + tile * 6 + 2)
     stop = tl.load(tiles + tile * 6 + 3)
+    if PIECES > 1:
+        piece, head = head % PIECES, head // PIECES
+        stop = tl.where(piece * HEIGHT < rows * SHARE, stop, 0)
     low, high = stop * 0, stop
     if not WHOLE:
         low = _begin(part)
         high = tl.minimum(_begin(part + 1), stop)
     if low < stop:
         m = tl.arange(0, HEIGHT)
+        if PIECES > 1:
+            m += piece * HEIGHT
         d = tl.arange(0, PADDED)
         n = tl.arange(0, BLOCK)
         row = first + m // SHARE
@@ -152,13 +158,15 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
     pieces = out if whole else torch.empty(sizes.splits, n, heads, dim, dtype=torch.float32, device=q.device)
     logs = pieces if whole else torch.empty(sizes.splits, n, heads, dtype=torch.float32, device=q.device)
     splits = max(1, sizes.splits)
+    exact = q.dtype == torch.float32
+    cut = Cut.of(sizes.height, padded, exact)
     reached = 1 if whole else min(splits, 1 + triton.cdiv(sizes.deep, 64))
-    _attend[(sizes.tiles * splits + sizes.nodes * reached, kv_heads)](
+    _attend[(sizes.tiles * splits + sizes.nodes * reached, kv_heads * cut.pieces)](
         q, keys, values, pieces, logs, rows.tiles, rows.limits, rows.positions, rows.paths, rows.pages,
         kv_heads * dim, heads, n, rows.pages.shape[1], sizes.tiles, splits, scale * math.log2(math.e),
-        SHARE=heads // kv_heads, DIM=dim, PADDED=padded, PAGE=page_size, HEIGHT=sizes.height, BLOCK=block,
-        WINDOW=window or 0, DEEP=sizes.deep, REACHED=reached, WHOLE=whole, EXACT=q.dtype == torch.float32,
-        num_warps=4, num_stages=2,
+        SHARE=heads // kv_heads, DIM=dim, PADDED=padded, PAGE=page_size, HEIGHT=cut.rows, BLOCK=block,
+        WINDOW=window or 0, DEEP=sizes.deep, REACHED=reached, WHOLE=whole, EXACT=exact, PIECES=cut.pieces,
+        num_warps=cut.warps, num_stages=2,
     )  # fmt: skip
     if not whole:
         many = triton.next_power_of_2(max(sizes.splits, TOGETHER))

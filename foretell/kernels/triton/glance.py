@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .room import Cut
+
 PART = 128  # places of text that one program reads; more where there would be too many programs
 MOST_PARTS = 32
 TILE_BYTES = 8192  # of keys that a program looks at at once, at most
@@ -30,11 +32,13 @@ def _glance(
     q, keys, values, own_keys, own_values, places, pages, ways, out, logs,
     place_stride, page_stride, key_stride, heads, first, depth, rows, guesses, wide, part_size, parts, scale,
     SHARE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, HEIGHT: tl.constexpr,
-    BLOCK: tl.constexpr, WINDOW: tl.constexpr, WAYS: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK: tl.constexpr, WINDOW: tl.constexpr, WAYS: tl.constexpr, EXACT: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """All rows of one text under one key head, over one part of its places or over the guesses."""
+    """All rows of one text, or some of them, under one key head, over one part of its places or over the guesses."""
     part, head, text = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = tl.arange(0, HEIGHT)
+    if PIECES > 1:
+        head, m = head // PIECES, head % PIECES * HEIGHT + m
     d = tl.arange(0, PADDED)
     n = tl.arange(0, BLOCK)
     row = text * rows + m // SHARE
@@ -130,18 +134,19 @@ def glance(q: Tensor, text: Cells, own: Cells, sight: Sight, scale: float, windo
     padded, share = max(16, triton.next_power_of_2(dim)), heads // kv_heads
     each = max(PART, triton.cdiv(sight.columns, MOST_PARTS))
     parts = triton.cdiv(sight.columns, each)
+    exact = q.dtype == torch.float32
+    cut = Cut.of(sight.rows * share, padded, exact)
     block = max(16, min(PART, TILE_BYTES // (padded * q.element_size())))
     pieces = torch.empty(parts + 1, n, heads, dim, dtype=torch.float32, device=q.device)
     logs = torch.empty(parts + 1, n, heads, dtype=torch.float32, device=q.device)
-    _glance[(parts + 1, kv_heads, texts)](
+    _glance[(parts + 1, kv_heads * cut.pieces, texts)](
         q, text.keys, text.values, own.keys, own.values, sight.places, sight.pages,
         q if sight.ways is None else sight.ways, pieces, logs,
         sight.places.stride(0), sight.pages.stride(0), kv_heads * dim, heads, sight.first, sight.depth,
         sight.rows, guesses, sight.wide, each, parts, scale * math.log2(math.e),
         SHARE=share, DIM=dim, PADDED=padded, PAGE=text.keys.shape[1],
-        HEIGHT=max(16, triton.next_power_of_2(sight.rows * share)), BLOCK=block,
-        WINDOW=window or 0, WAYS=sight.ways is not None, EXACT=q.dtype == torch.float32,
-        num_warps=4, num_stages=2,
+        HEIGHT=cut.rows, BLOCK=block, WINDOW=window or 0, WAYS=sight.ways is not None, EXACT=exact, PIECES=cut.pieces,
+        num_warps=cut.warps, num_stages=2,
     )  # fmt: skip
     out = torch.empty(n, heads * dim, dtype=q.dtype, device=q.device)
     _together[(n, heads)](

@@ -1,12 +1,36 @@
 # mypy: ignore-errors
-"""How much of a program's memory a device has: what is on its way at once has to fit."""
+"""How much of a program's memory a device has: what is on its way at once and what is added up have to fit."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+import triton
 from triton.runtime import driver
+
+FEWEST_ROWS = 16  # that a product takes
+MOST_ROWS, MOST_NUMBERS = 128, 16384  # of a program in 16 bits: rows, and numbers that it adds up to
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows are cut for attention, so that what is added up stays in registers: what does not fit there lies in
+    memory that the driver takes for every thread a device could run at once, gigabytes of it."""
+
+    rows: int  # of a program
+    pieces: int  # programs
+    warps: int
+
+    @classmethod
+    def of(cls, rows: int, padded: int, exact: bool) -> Cut:
+        """Rows of `padded` numbers each. `exact`: in float32, without tensor cores. There a program has always as many
+        rows, for the order in which it adds up hangs on how many there are."""
+        each = FEWEST_ROWS
+        if not exact:
+            each = max(each, min(triton.next_power_of_2(rows), MOST_ROWS, MOST_NUMBERS // padded))
+        return cls(each, -(-rows // each), 8 if exact else 4)
 
 
 @lru_cache
