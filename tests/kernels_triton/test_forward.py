@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.kernels.attention import Layout
+from foretell.kernels.attention import Layout, group_spans
+from foretell.kernels.attention import attend as attend_by_torch
 from foretell.kernels.triton.attention import attend
 from foretell.kernels.triton.tables import NO_PARTS, RowTables, Sizes, parts
 from foretell.kv.cache import KVCache
@@ -143,7 +144,9 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
 
 
-def attended(cache: KVCache, packed: Packed, q: Tensor, window: int | None, height: int = 16) -> Tensor:
+def attended(
+    cache: KVCache, packed: Packed, q: Tensor, window: int | None, height: int = 16, scale: float = 0.3
+) -> Tensor:
     """Attention of a step's rows over a first layer's keys and values."""
     share = q.shape[1] // cache.keys[0].shape[2]
     tiles = make_tiles(packed, height // share)
@@ -154,7 +157,7 @@ def attended(cache: KVCache, packed: Packed, q: Tensor, window: int | None, heig
     rows = RowTables.over(torch.from_numpy(numbers).to(DEVICE), sizes, pages)
     filled = torch.zeros(sizes.rows, *q.shape[1:], dtype=q.dtype, device=DEVICE)
     filled[: len(q)] = q
-    return attend(filled, cache.keys[0], cache.values[0], rows, 0.3, window)[: len(q)]
+    return attend(filled, cache.keys[0], cache.values[0], rows, scale, window)[: len(q)]
 
 
 @pytest.mark.parametrize("start", [5, 127, 128, 250])
@@ -184,3 +187,22 @@ def test_how_many_rows_a_tile_has_changes_no_bit_in_float32() -> None:
     _, cache, _ = world(config, 4, torch.float32)
     low, high = (attended(cache, packed, q, None, height) for height in (16, 64))
     assert torch.equal(low, high)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [64, 128, 256] if DEVICE.type == "cuda" else [256])
+def test_attention_errs_by_two_roundings_and_no_more(dim: int, dtype: torch.dtype) -> None:
+    """One is that of the result. The other is that of the weights, which are multiplied in the model's type: values are
+    independent of each other here, so it is as large. Many numbers are compared and no layer makes errors larger, so
+    both are known well."""
+    if dtype == torch.bfloat16 and DEVICE.type == "cpu":
+        pytest.skip("Triton's interpreter multiplies no bfloat16")
+    config, packed = replace(BASE, heads=6, head_dim=dim), step([(90, 1, TREE)], 8)
+    q = torch.randn(7, config.heads, dim, generator=torch.Generator().manual_seed(3)).to(DEVICE, dtype)
+    _, cache, layout = world(config, 8, dtype)
+    exact = [tensor.double() for tensor in (q, cache.keys[0], cache.values[0])]
+    groups = group_spans(packed.spans, replace(layout, windows=frozenset({80}), dtype=torch.float64))
+    truth = attend_by_torch(exact[0], exact[1], exact[2], groups, dim**-0.5, 80)
+    found = attended(cache, packed, q, 80, scale=dim**-0.5).double()
+    error, rounding = (float((each - truth).norm() / truth.norm()) for each in (found, truth.to(dtype).double()))
+    assert error < 1.1 * 2**0.5 * rounding + 1e-6, f"{error} where one rounding is {rounding}"
