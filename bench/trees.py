@@ -26,6 +26,7 @@ from rounds import DeviceClock, Taken, write
 from tree_report import Record, Report, Setting, Way
 
 from foretell.bench.workloads import load
+from foretell.config import DEFAULT_TREE
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FixedController
 from foretell.control.costs import CostPrior, StepCosts
@@ -185,7 +186,8 @@ def timed(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[f
 def ways(args: argparse.Namespace) -> list[Way]:
     trees = [Way(nodes, levels) for nodes in args.nodes for levels in args.depths if levels < nodes]
     trees += [Way(*map(int, shape.split(":"))) for shape in args.shapes]
-    free = [Way(max(args.nodes), free=True)] if args.controller else []
+    # The controller may have trees as large as a server's.
+    free = [Way(min(DEFAULT_TREE, max(args.nodes)), free=True)] if args.controller else []
     return [Way(0), *(Way(length) for length in args.chains), *dict.fromkeys(trees), *free]
 
 

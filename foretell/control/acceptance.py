@@ -24,7 +24,7 @@ UNSEEN = len(LEVELS)  # the row for guesses whose confidence is not known yet
 TREE = UNSEEN + 1  # the first of a row for each width of trees: what they bring beyond what is believed of them
 CELLS = (TREE + len(WIDTHS)) * DEPTHS
 PRIOR = 0.5  # of a drafter nobody has seen
-DOUBTS = 16.0  # the more, the less is hoped of trees before they were tried
+DOUBTS = 16.0  # of trees: to hope for much at every level would be to begin with the deepest
 FAMILIAR = 64.0  # guesses after which what a drafter has done is what it will do
 HONEST, STEADY = 20.0, 0.995  # guesses it takes to doubt the rates, and how fast those are forgotten
 
@@ -90,15 +90,15 @@ class Rates:
         mine, right, weight = self.tried[at], self.stood[at], self.weight
         return (weight * found + (right if right < mine else mine)) / (weight + mine)
 
-    def hope(self, at: int) -> float:
+    def hope(self, at: int, doubts: float = 1.0) -> float:
         """The rate it may well have, for all that was tried: little of it at first, or bad luck would be believed, and
-        nothing of what was tried for long."""
+        nothing of what was tried for long. The more `doubts`, the less of it is hoped for."""
         # How sure others are makes cells that are seldom met: a drafter that was often tried is no stranger in them.
         seen, rate = UNSEEN * DEPTHS + at % DEPTHS, self.rate(at)
         tried = self.tried[seen] if self.above is None else max(self.tried[seen], self.above.tried[seen])
         if tried >= FAMILIAR:
             return rate if rate < 1.0 else 1.0
-        return min(1.0, rate + (1 - tried / FAMILIAR) * math.sqrt(rate * (1 - rate) / (1 + tried)))
+        return min(1.0, rate + (1 - tried / FAMILIAR) * math.sqrt(rate * (1 - rate) / (doubts + tried)))
 
     def level(self, first: float, depth: int, wide: float) -> float:
         """How likely a level of a tree is to stand whose first choice does so often: where that one falls, others may
@@ -324,7 +324,7 @@ class Acceptance:
         found: list[float] = []
         for at in range(1, depth + 1):
             if at <= DEPTHS:
-                stands = rates.level(rates.hope(cell(None, at)), at, wide)
+                stands = rates.level(rates.hope(cell(None, at), DOUBTS), at, wide)
             whole *= stands
             found.append(whole)
         return found
