@@ -131,7 +131,7 @@ class Bench:
         """Steps are recorded by their sizes and kernels compiled: what a server rehearses, and a text of each size in
         every way."""
         if self.args.device == "cuda":
-            some = partial(all_pieces, named=set(self.drafter.arms), nodes=16, most=max(0, *self.args.nodes))
+            some = partial(all_pieces, named=set(self.drafter.arms), nodes=16, most=max(DEFAULT_TREE, *self.args.nodes))
             Rehearsal(self.engine, some).run(REHEARSING)
         sizes = {min(size for size in SIZES if len(text.prompt) < size): text for text in self.texts}
         for number, setting in enumerate(settings):
@@ -187,7 +187,7 @@ def ways(args: argparse.Namespace) -> list[Way]:
     trees = [Way(nodes, levels) for nodes in args.nodes for levels in args.depths if levels < nodes]
     trees += [Way(*map(int, shape.split(":"))) for shape in args.shapes]
     # The controller may have trees as large as a server's.
-    free = [Way(min(DEFAULT_TREE, max(args.nodes)), free=True)] if args.controller else []
+    free = [Way(DEFAULT_TREE, free=True)] if args.controller else []
     return [Way(0), *(Way(length) for length in args.chains), *dict.fromkeys(trees), *free]
 
 
