@@ -9,14 +9,14 @@ namespace foretell {
 
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u, kFirst = 0xBF58476D1CE4E5B9u, kSecond = 0x94D049BB133111EBu;
 
-INLINED uint64_t scramble(uint64_t x) {
+FORETELL_INLINE uint64_t scramble(uint64_t x) {
     x = (x ^ (x >> 30)) * kFirst;
     x = (x ^ (x >> 27)) * kSecond;
     return x ^ (x >> 31);
 }
 
 // A number in (0, 1) that depends on the key and the lane alone.
-INLINED float uniform(uint64_t key, uint64_t lane) {
+FORETELL_INLINE float uniform(uint64_t key, uint64_t lane) {
     const auto bits = static_cast<int64_t>(scramble(key + lane * kGolden) & ((uint64_t{1} << 52) - 1));
     const float part = (static_cast<float>(bits) + 0.5f) * 0x1p-52f;
     return part < 1 - 0x1p-24f ? part : 1 - 0x1p-24f;
@@ -31,11 +31,12 @@ struct Noise {
 };
 
 // That of `count` places.
-INLINED void make_parts(const Noise& noise, int64_t from, int64_t count, float* parts) {
-    if (noise.ids == nullptr)
+FORETELL_INLINE void make_parts(const Noise& noise, int64_t from, int64_t count, float* parts) {
+    const int64_t* const ids = noise.ids;
+    if (ids == nullptr)
         for (int64_t at = 0; at < count; ++at) parts[at] = uniform(noise.key, static_cast<uint64_t>(from + at));
     else
-        for (int64_t at = 0; at < count; ++at) parts[at] = uniform(noise.key, static_cast<uint64_t>(noise.ids[from + at]));
+        for (int64_t at = 0; at < count; ++at) parts[at] = uniform(noise.key, static_cast<uint64_t>(ids[from + at]));
 }
 
 }  // namespace foretell

@@ -15,7 +15,7 @@ constexpr int kMost = 64;
 typedef float Floats __attribute__((vector_size(kLanes * 4), aligned(4)));
 typedef int32_t Masks __attribute__((vector_size(kLanes * 4)));
 
-INLINED bool any_above(const float* x, float least) {
+FORETELL_INLINE bool any_above(const float* x, float least) {
     const Floats bar = least - Floats{};
     Masks found{};
     for (int64_t at = 0; at < kRun; at += kLanes) found |= *reinterpret_cast<const Floats*>(x + at) > bar;

@@ -13,7 +13,7 @@ namespace foretell {
 namespace {
 
 // e to the x, for x from -inf to 0; what is under e to the -87 is 0.
-INLINED float exponential(float x) {
+FORETELL_INLINE float exponential(float x) {
     const float low = x > -87.0f ? x : -87.0f;
     const float turns = low * 1.44269504f + 12582912.0f;  // rounds to a whole number, which its last bits hold
     const float whole = turns - 12582912.0f;
