@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from foretell.sampling import noise
-from foretell.sampling.top import top
+from foretell.sampling.native_choice import chooser, draw_rows
 from foretell.types import Sequence
 
-from .drawing import DraftTemperature, draft_probabilities
+from .drawing import DraftTemperature, draft_params, draft_probabilities
 from .growing import ROOT
 from .tree import MOST_WIDE, Children, Tree
 
@@ -29,6 +28,11 @@ class Plot:
         """Whether the target's token is what wins a race: under `match`, whose noise the draft knows."""
         return self.seq.request.params.temperature > 0 and self.seq.request.rule == "match"
 
+    @property
+    def place(self) -> int:
+        """Where in the text the next level's tokens would stand."""
+        return len(self.seq.tokens) + self.tree.depth
+
     def before(self, node: int) -> int:
         """The token of a node, or of the root."""
         return self.seq.tokens[-1] if node == ROOT else self.tree.tokens[node]
@@ -43,7 +47,7 @@ class Chooser:
     """Grows trees by what a head says, over the tokens `ids`."""
 
     def __init__(self, ids: Tensor, temperature: DraftTemperature) -> None:
-        self.ids, self.temperature = ids, temperature
+        self.ids, self.temperature = ids.contiguous(), temperature
 
     def grow(self, plots: list[Plot], logits: Tensor, rows: list[list[int]]) -> None:
         """Grow each tree by a level. `rows` tell for each node of each tree's level which of the logits [rows, outputs]
@@ -65,21 +69,28 @@ class Chooser:
         if not plots:
             return []
         most = min(MOST_WIDE, logits.shape[-1])
+        if (native := chooser(logits)) is not None:
+            # One call: torch makes a dozen for a few rows, and its threads and the library's are in each other's way.
+            found = native.odds(logits, self.ids, self._draws(logits, plots), most)
+            return [Children(*each) for each in zip(*found, strict=True)]
         if any(plot.races for plot in plots):
             shares, at = self._odds(logits, plots).topk(most)
-        elif logits.device.type == "cpu":
-            shares, at = _top_shares(logits, most)
         else:
             best, at = logits.topk(most)
             shares = (best - logits.logsumexp(-1, keepdim=True)).exp()
         return [Children(*each) for each in zip(self.ids[at].tolist(), shares.tolist(), strict=True)]
+
+    def _draws(self, logits: Tensor, plots: list[Plot]) -> bytes:
+        """The races of the plots, as the library wants them."""
+        params = draft_params(logits, [plot.seq.request.params for plot in plots], self.temperature)
+        return draw_rows(params, [noise.key(plot.seq.request.seed, plot.place) for plot in plots])
 
     def _odds(self, logits: Tensor, plots: list[Plot]) -> Tensor:
         """How far each token is ahead in its text's race, as shares: a target that sees it as the head does takes the
         first, and the closer the second is, the likelier it takes that. Without a race, how likely each is."""
         races = torch.tensor([[plot.races] for plot in plots], device=logits.device)
         seeds = torch.tensor([plot.seq.request.seed for plot in plots], device=logits.device)
-        places = torch.tensor([len(plot.seq.tokens) + plot.tree.depth for plot in plots], device=logits.device)
+        places = torch.tensor([plot.place for plot in plots], device=logits.device)
         ahead = self._shares(logits, plots) / noise.exponential(seeds, places, noise.TOKEN_STREAM, self.ids)
         return torch.where(races, ahead / ahead.sum(-1, keepdim=True), logits.softmax(-1))
 
@@ -103,12 +114,3 @@ class Chooser:
         rows /= rows.sum(-1, keepdim=True)
         shares: list[float] = rows[torch.arange(count, device=rows.device), order].tolist()
         return Children(self.ids[order].tolist(), shares, rows)
-
-
-def _top_shares(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The likeliest of each row and where they stand; of a few rows on a CPU, where torch's threads cost more than
-    their work."""
-    at, scores = torch.tensor(top(logits, count)), logits.numpy()
-    highest = scores.max(-1, keepdims=True)
-    sums = np.exp(scores - highest).sum(-1, keepdims=True)
-    return torch.from_numpy(np.exp(np.take_along_axis(scores, at.numpy(), -1) - highest) / sums), at

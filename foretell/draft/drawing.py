@@ -50,9 +50,14 @@ def draw_nodes(
 
 def draft_probabilities(logits: Tensor, params: list[SamplingParams], temperature: DraftTemperature) -> Tensor:
     """What is drawn from, row by row of logits [rows, tokens]."""
-    if temperature == "entropy":
-        params = [_sharpened(row, each) for row, each in zip(logits, params, strict=True)]
-    return probabilities(logits, params)
+    return probabilities(logits, draft_params(logits, params, temperature))
+
+
+def draft_params(logits: Tensor, params: list[SamplingParams], temperature: DraftTemperature) -> list[SamplingParams]:
+    """How that is drawn from."""
+    if temperature == "fixed":
+        return params
+    return [_sharpened(row, each) for row, each in zip(logits, params, strict=True)]
 
 
 def _noise(seqs: list[Sequence], offset: int, like: Tensor, lanes: Tensor) -> Tensor:

@@ -47,6 +47,9 @@ class Library:
         self._choose = loaded.foretell_choose
         self._choose.argtypes = (*self._top.argtypes[:3], ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
         self._choose.restype = None
+        self._odds = loaded.foretell_odds
+        self._odds.argtypes = (*self._choose.argtypes[:5], ctypes.c_int, *(ctypes.c_void_p,) * 2, ctypes.c_int)
+        self._odds.restype = None
         self._chain, self._blocks = loaded.foretell_chain, loaded.foretell_blocks
         for guess in (self._chain, self._blocks):
             guess.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
@@ -102,6 +105,18 @@ class Library:
         ids = array("q", bytes(8 * rows))
         self._choose(x.data_ptr(), rows, width, draws, ids.buffer_info()[0], torch.get_num_threads())
         return ids.tolist()
+
+    def odds(self, x: Tensor, ids: Tensor, draws: bytes, count: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The `count` tokens that are farthest ahead in the race of each row of x [rows, width], float32 on a CPU, best
+        first, and their shares: x are the scores of the tokens `ids`, `draws` a DRAW for each row. At most 64."""
+        x, (rows, width) = x.contiguous(), x.shape
+        assert len(draws) == rows * DRAW.itemsize, "each row is drawn"
+        assert ids.dtype == torch.int64 and ids.is_contiguous() and len(ids) == width, "a token for each score"
+        tokens, shares = array("q", bytes(8 * rows * count)), array("f", bytes(4 * rows * count))
+        places = (tokens.buffer_info()[0], shares.buffer_info()[0])
+        self._odds(x.data_ptr(), rows, width, draws, ids.data_ptr(), count, *places, torch.get_num_threads())
+        starts = range(0, rows * count, count)
+        return [tokens[i : i + count].tolist() for i in starts], [shares[i : i + count].tolist() for i in starts]
 
 
 @cache

@@ -5,8 +5,7 @@
 #include <limits>
 
 #include "kernels.h"
-
-#define FORETELL_INLINE inline __attribute__((always_inline))
+#include "several.h"
 
 namespace foretell {
 

@@ -1,5 +1,4 @@
 // All layers of a step and its head, without a return to Python in between.
-#include "choose.h"
 #include "step.h"
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include "pool.h"
 #include "product.h"
 #include "trees.h"
+#include "weigh.h"
 
 namespace foretell {
 namespace {

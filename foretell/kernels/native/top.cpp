@@ -1,6 +1,11 @@
 // The largest values of a row: most of it is passed over 128 values at a time.
-#include <cstdint>
+#include "top.h"
+
 #include <limits>
+
+#include "several.h"
+
+namespace foretell {
 
 namespace {
 
@@ -10,7 +15,7 @@ constexpr int kMost = 64;
 typedef float Floats __attribute__((vector_size(kLanes * 4), aligned(4)));
 typedef int32_t Masks __attribute__((vector_size(kLanes * 4)));
 
-inline __attribute__((always_inline)) bool any_above(const float* x, float least) {
+FORETELL_INLINE bool any_above(const float* x, float least) {
     const Floats bar = least - Floats{};
     Masks found{};
     for (int64_t at = 0; at < kRun; at += kLanes) found |= *reinterpret_cast<const Floats*>(x + at) > bar;
@@ -40,11 +45,7 @@ struct Best {
     }
 };
 
-// Compiled for several instruction sets, and chosen when the library is loaded.
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
-__attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-void top_of_row(const float* x, int64_t width, int count, int64_t* ids) {
+SEVERAL void find_top(const float* x, int64_t width, int count, int64_t* ids) {
     Best best{count, ids, {}};
     for (int64_t from = 0; from < width; from += kRun) {
         const int64_t stop = from + kRun < width ? from + kRun : width;
@@ -56,9 +57,12 @@ void top_of_row(const float* x, int64_t width, int count, int64_t* ids) {
 
 }  // namespace
 
-// The ids of the `count` largest of each row of x [rows, width], best first, into ids [rows, count].
-// count is at most 64 and at most width.
+void top_of_row(const float* x, int64_t width, int count, int64_t* ids) { find_top(x, width, count, ids); }
+
+}  // namespace foretell
+
+// The same of each row of x [rows, width] into ids [rows, count].
 extern "C" __attribute__((visibility("default"))) void foretell_top(
     const float* x, int64_t rows, int64_t width, int count, int64_t* ids) {
-    for (int64_t row = 0; row < rows; ++row) top_of_row(x + row * width, width, count, ids + row * count);
+    for (int64_t row = 0; row < rows; ++row) foretell::top_of_row(x + row * width, width, count, ids + row * count);
 }
