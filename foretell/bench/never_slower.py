@@ -138,6 +138,11 @@ class _Record:
     def _times(self, arm: str) -> list[list[float]]:
         return [[each.a_token for each in rounds] for rounds in self.written[arm]]
 
+    @property
+    def says_something(self) -> bool:
+        """Whether there are rounds to compare, or a text was not plain's."""
+        return self.contest.rounds >= min(2, self.extent.rounds) or bool(self._differing())
+
     def found(self) -> tuple[Cell, Contest]:
         contest = self.contest
         return self._cell(contest), contest
@@ -199,7 +204,8 @@ def run(
     watch: Watch,
     conditions: dict[str, Any],
 ) -> Findings:
-    """Every scene, with the items of its task. Whatever stops it leaves the rounds that were finished."""
+    """Every scene, with the items of its task. Whatever stops it leaves the rounds that were finished, but for a single
+    one of the last cell, which would say nothing and take the others' verdict with it."""
     records: list[_Record] = []
     stopped: BaseException | None = None
     try:
@@ -210,7 +216,10 @@ def run(
         watch(len(scenes), len(scenes), "done")
     except BaseException as error:
         stopped = error
-    found = [record.found() for record in records if record.written]
+    told = [record for record in records if record.written]
+    if stopped is not None and len(told) > 1 and not told[-1].says_something:
+        told.pop()
+    found = [record.found() for record in told]
     if stopped is not None and not found:
         raise stopped  # there is nothing to leave
     return Findings(conditions, tuple(cell for cell, _ in found), tuple(summaries(found)), stopped)

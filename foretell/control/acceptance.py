@@ -105,9 +105,10 @@ class Rates:
         stand."""
         at = tree_cell(wide, depth)
         tried = self.tried[at] if self.above is None else max(self.tried[at], self.above.tried[at])
+        # What is counted is how much was learnt, so more is tried where first choices seldom fall; little hangs on it.
         hope = (1 - tried / FAMILIAR) / math.sqrt(DOUBTS + tried) if tried < FAMILIAR else 0.0
         rescued = rescue(wide, depth) + 2 * self.rate(at) - 1 + hope
-        return first + (1 - first) * min(1.0, max(LEAST, rescued))
+        return max(0.0, first + (1 - first) * min(1.0, max(LEAST, rescued)))
 
     def _alike(self, at: int) -> float:
         """What a cell is believed to be before it was tried: as one guess earlier; mostly as sure as its drafter is."""

@@ -207,6 +207,7 @@ class AdaptiveController(Controller):
             return Budget(nodes + farther, plan.arm, self.drafting.floor(market, plan.arm))
         most, filling = self.settings.tree_cap(seq, market.writers), bool(market.sizes)
         wanted = nodes if filling else nodes + farther
+        farther = farther if plan.depth + farther < max(nodes, min(wanted, most)) else 0  # it stays a tree
         floor = self.drafting.floor(market, plan.arm, tree=True, filling=filling)
         return Budget(max(nodes, min(wanted, most)), plan.arm, floor, levels=plan.depth + farther)
 

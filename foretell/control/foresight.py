@@ -18,10 +18,10 @@ class _Thought:
     """A plan, what it was made for, and the looks it is still good for."""
 
     plan: Plan
-    situation: tuple[int, int]
+    situation: tuple[int, int, bool]
     looks: int
 
-    def does(self, situation: tuple[int, int], most: int) -> bool:
+    def does(self, situation: tuple[int, int, bool], most: int) -> bool:
         return self.looks > 0 and self.situation == situation and self.plan.depth <= most
 
 
@@ -33,9 +33,9 @@ class Foresight:
         self._thoughts: dict[int, _Thought] = {}
 
     def plan(self, market: Market, seq: Sequence) -> Plan:
-        """Thought over anew where there are more or fewer texts, others are more or less sure, or the text's end is
-        near."""
-        situation = (market.writers, cell(self.prospects.lessons.beside(seq), 1))
+        """Thought over anew where there are more or fewer texts, a prompt wants the rows that would fill a step up,
+        others are more or less sure, or the text's end is near."""
+        situation = (market.writers, cell(self.prospects.lessons.beside(seq), 1), bool(market.sizes))
         thought = self._thoughts.get(seq.id)
         if thought is not None and thought.does(situation, self.prospects.settings.cap(seq)):
             thought.looks -= 1

@@ -97,6 +97,8 @@ def _config_in(folder: str) -> HeadConfig:
         said = json.loads((Path(folder) / HEAD_FILE).read_text())
     except (OSError, ValueError) as error:
         raise RequestError("init", f"there is no head in {folder}: {error}; give a folder that a run wrote") from None
+    if not isinstance(said, dict):
+        raise RequestError("init", f"{folder}/{HEAD_FILE} describes no head; give a folder that a run wrote")
     return read_head_config(said)
 
 

@@ -31,7 +31,7 @@ from .documents import coverage, data_hash, draft_vocabulary
 from .eagle import EagleMethod
 from .forecast import Forecast, forecast
 from .losses import DSPARK, LK, Mix
-from .making import DRAFT_VOCAB, DRAFTED, OPTIMIZED, RATES, head_config, new_head, opened_head, shaped
+from .making import DRAFT_VOCAB, DRAFTED, MARKOV_RANK, OPTIMIZED, RATES, head_config, new_head, opened_head, shaped
 from .measure import Bench, drafter_name
 from .medusa import MedusaMethod
 from .method import Method
@@ -131,6 +131,8 @@ class Run:
         given = asdict(self.config)
         for name in ("piece", "check_every", "save_every", "certify", "answers", "device"):
             given.pop(name)
+        if given["markov_rank"] is None:  # records have always said it
+            given["markov_rank"] = MARKOV_RANK
         return {"kind": self.order.kind, "target": self.order.target, **given}
 
     @property

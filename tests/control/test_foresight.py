@@ -59,9 +59,12 @@ def test_what_changes_is_thought_over(monkeypatch: pytest.MonkeyPatch) -> None:
     known.market = replace(MARKET, writers=2)
     known.look(beside=0.9)
     assert known.thoughts == 3, "another text has come"
+    known.market = replace(known.market, sizes=(1, 8, 32))
+    known.look(beside=0.9)
+    assert known.thoughts == 4, "steps are filled up now"
     known.controller.foresight.forget(known.seq.id)
     known.look(beside=0.9)
-    assert known.thoughts == 4
+    assert known.thoughts == 5
 
 
 def test_near_a_texts_end_no_plan_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

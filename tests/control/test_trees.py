@@ -157,6 +157,47 @@ def test_requests_limit_what_fills_a_step_up() -> None:
     assert controller._budget(long, seq, plan, 20, 0).floor > controller._budget(alone, seq, plan, 20, 0).floor
 
 
+def test_a_prompt_or_others_want_the_rows_that_would_fill_a_step_up() -> None:
+    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=64), StepCosts(sizes=ROWS))
+    clock.controller.costs.observe(1, 10, 0.01, 0)
+    alone, prompt = clock.sequence(), clock.sequence()
+    prompt.tokens += [1] * 30
+    assert clock.controller._market([alone]).sizes == ROWS
+    for crowd in ([alone, prompt], [alone, clock.sequence()], [prompt]):
+        assert clock.controller._market(crowd).sizes == ()
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (4, 2), (8, 2), (16, 4)])
+@pytest.mark.parametrize("most", [1, 64])
+@pytest.mark.parametrize("sizes", [(), ROWS])
+def test_a_tree_that_is_tried_deeper_stays_a_tree(shape: tuple[int, int], most: int, sizes: tuple[int, ...]) -> None:
+    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=max(most, shape[0])))
+    plan, world = Plan("head", shape[0], 2.0, (0.5,) * shape[0], shape[1]), replace(market(), sizes=sizes)
+    found = clock.controller._budget(world, clock.sequence(), plan, shape[0], 1)
+    assert found.branches and shape[0] <= found.nodes <= max(most, shape[0])
+    assert found.levels == shape[1] + (found.nodes > shape[1] + 1)
+
+
+def test_a_level_is_never_less_than_impossible() -> None:
+    """Others that were held to be worse than none, where first choices were good, and now those are bad, too."""
+    rates = Rates(None, (0.999, 12.0))
+    for _ in range(300):
+        rates.count(cell(None, 1), True)
+        rates.count(cell(None, 3), True)
+        rates.count_level(3, 2, False)
+    assert all(rates.level(first / 20, 3, 2) >= 0 for first in range(21))
+
+
+@pytest.mark.parametrize("first", [0.2, 0.5, 0.9])
+def test_of_trees_that_were_tried_for_long_nothing_more_is_hoped(first: float) -> None:
+    rates, rng = Rates(None, (1.0, 12.0)), random.Random(3)
+    for _ in range(400):
+        rates.count(cell(None, 1), rng.random() < first)
+        rates.count_level(1, 4, rng.random() < first)
+    known = rates.rate(cell(None, 1))
+    assert rates.level(known, 1, 4) == pytest.approx(first, abs=0.08)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3, 7])
 def test_wider_trees_are_believed_to_bring_more(depth: int) -> None:
     found = [rescue(wide / 4, depth) for wide in range(4, 100)]

@@ -20,6 +20,7 @@ from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.models.heads import Lender
 from foretell.params import SamplingParams
+from foretell.runner.cuda_sizes import ROWS
 from foretell.runner.runner import ModelRunner
 from foretell.types import Budget, Outcome, Sequence, StepTimes
 from tests.recordings import MadeUpSteps, Tape, make_up, play
@@ -49,6 +50,9 @@ class Anything(Controller):
             wide * depth + farther, "eagle", self.rng.choice((0.0, 0.01, 0.1)), levels=levels if wide > 1 else 0
         )
         budget = budget if wide > 1 else replace(budget, nodes=levels)
+        if budget.branches and most == NODES and self.rng.random() < 0.5:  # alone, a step is filled up
+            filled = next(size for size in ROWS if size > budget.nodes) - 1
+            budget = replace(budget, nodes=min(NODES, filled))
         self.asked.add((budget.nodes, budget.levels))
         return budget
 
@@ -69,7 +73,7 @@ class Priced(AdaptiveController):
 
 def adaptive() -> Priced:
     arms = {"eagle": ArmTraits(share=0.1, prior=0.9, grows=True)}
-    found = Priced(arms, Settings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002)))
+    found = Priced(arms, Settings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002), ROWS))
     found.asked = set()
     return found
 
