@@ -9,7 +9,7 @@ from time import perf_counter
 
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
 
-from .acceptance import ALIKE, TRUST, Acceptance, Belief
+from .acceptance import Acceptance
 from .controller import Controller, Offers
 from .costs import StepCosts
 from .decisions import (
@@ -33,6 +33,7 @@ from .lessons import Lessons, kind_of
 from .patience import Patience
 from .probes import Probes
 from .prospects import UNTRIED, Prospects
+from .rates import ALIKE, TRUST, Belief
 from .settings import TREE_ROWS, AllHere, ArmTraits, Presence, Settings
 from .spending import PLAIN, Market, Plan, best_plan, break_even, given, let_pass, share_out
 from .yardstick import Yardstick

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from foretell.types import Sequence
 
-from .acceptance import FAMILIAR, cell
 from .prospects import Prospects
+from .rates import FAMILIAR, cell
 from .spending import Market, Plan, best_plan
 
 LOOKS = 4  # at a text for which one thought does, once its drafters are known

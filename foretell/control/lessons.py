@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from foretell.types import Draft, Outcome, Sequence
 
-from .acceptance import Acceptance, Guess, Ledger, cell
+from .acceptance import Acceptance, Guess, Ledger
+from .rates import cell
 
 
 class Lessons:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance import (
+from foretell.control.acceptance import Acceptance, Guess, Honesty
+from foretell.control.rates import (
     ALIKE,
     CELLS,
     DEPTHS,
@@ -17,10 +18,7 @@ from foretell.control.acceptance import (
     MIDDLES,
     REQUEST,
     TRUST,
-    Acceptance,
     Belief,
-    Guess,
-    Honesty,
     Rates,
     cell,
 )
@@ -56,6 +54,30 @@ def test_every_branch_of_a_tree_is_found_out() -> None:
     assert (rates.tried[cell(0.5, 1)], rates.stood[cell(0.5, 1)]) == (1, 0)
     assert (rates.tried[cell(0.3, 1)], rates.stood[cell(0.3, 1)]) == (1, 1)
     assert (rates.stood[cell(0.9, 2)], rates.stood[cell(0.1, 2)]) == (0, 1)
+
+
+def taught(rates_of_requests: list[float], rng: random.Random) -> Acceptance:
+    """Requests of one kind, one after another, in which first guesses stood so often."""
+    acceptance = Acceptance()
+    for request, rate in enumerate(rates_of_requests):
+        rates = acceptance.rates(acceptance.ledger(request, "warm"), "a")
+        for _ in range(30):
+            rates.count(cell(None, 1), rng.random() < rate)
+        acceptance.forget(request)
+    return acceptance
+
+
+def test_a_new_request_is_hoped_for_as_far_as_requests_differ() -> None:
+    """Where some are good, what failed in others is tried anew in each; where all are alike it is not."""
+    alike, apart = (taught(rates, random.Random(1)) for rates in ([0.25] * 60, [0.1, 0.4] * 30))
+    mean = [each.rates(each.ledger(99, "warm"), "a").rate(cell(None, 1)) for each in (alike, apart)]
+    assert mean == [pytest.approx(0.25, abs=0.06)] * 2
+    hoped = [each.unseen(each.ledger(99, "warm"), "a", 1)[0] for each in (alike, apart)]
+    assert hoped[0] < mean[0] + 0.06 and mean[1] + 0.1 < hoped[1] < mean[1] + 0.2
+    rates = apart.rates(apart.ledger(99, "warm"), "a")
+    for _ in range(8):
+        rates.count(cell(None, 1), False)
+    assert rates.hope(cell(None, 1)) == rates.rate(cell(None, 1)), "this one is known by now"
 
 
 def test_a_request_starts_from_what_its_kind_has_taught() -> None:

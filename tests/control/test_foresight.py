@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance import FAMILIAR, cell
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.foresight import LOOKS
+from foretell.control.rates import FAMILIAR, cell
 from foretell.control.settings import ArmTraits
 from foretell.control.spending import Candidate, Market
 from foretell.params import SamplingParams

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance import Acceptance, Guess, Rates, cell
+from foretell.control.acceptance import Acceptance, Guess
 from foretell.control.costs import StepCosts
+from foretell.control.rates import Rates, cell
 from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
 from foretell.control.simulation import Always, Machine, Scenario, World, best_fixed, best_tree
 from foretell.control.spending import Bushes, Candidate, Market, Plan, best_plan, share_out
@@ -60,7 +61,7 @@ def test_alone_it_makes_trees_and_in_a_crowd_chains() -> None:
         if world.result.lengths and len(texts) in (1, 64):
             (alone if len(texts) == 1 else crowd).append(world.result.lengths[-1])
     late = alone[len(alone) // 2 :]
-    assert sum(late) / len(late) > 8
+    assert sum(late) / len(late) > 5
     assert crowd and max(crowd[len(crowd) // 2 :]) < 6
 
 
