@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 
 from foretell.control.acceptance import Acceptance, Guess
+from foretell.control.controller import Controller, Offers
 from foretell.control.costs import StepCosts
 from foretell.control.rates import Rates, cell
 from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
@@ -21,6 +23,27 @@ from tests.control.test_adaptive import Clock
 
 WITH_TREES = Settings(tree=64)
 QUICK = ("gpu 0.6", "gpu, dear levels", "cpu 0.6", "cpu 0.05", "gpu, no others")
+
+
+class Watched(Controller):
+    """Does as another and notes, by texts at once, whether a step had trees."""
+
+    def __init__(self, inner: Controller) -> None:
+        self.inner, self.grew = inner, defaultdict[int, list[bool]](list)
+
+    def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
+        return self.inner.asks(seqs)
+
+    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+        found = self.inner.budgets(seqs, offers)
+        self.grew[len(seqs)].append(any(budget.branches for budget in found))
+        return found
+
+    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+        self.inner.observe(outcomes, times)
+
+    def forget(self, seq: Sequence) -> None:
+        self.inner.forget(seq)
 
 
 def brief(name: str) -> Scenario:
@@ -55,14 +78,14 @@ def test_without_trees_it_decides_as_it_did() -> None:
 
 def test_alone_it_makes_trees_and_in_a_crowd_chains() -> None:
     scenario = replace(CHAINS["gpu, load of 1 and 64"], tokens=40)
-    world = World(scenario, adaptive(scenario, WITH_TREES))
-    alone, crowd = [], []
-    for texts in world.steps():
-        if world.result.lengths and len(texts) in (1, 64):
-            (alone if len(texts) == 1 else crowd).append(world.result.lengths[-1])
-    late = alone[len(alone) // 2 :]
-    assert sum(late) / len(late) > 5
-    assert crowd and max(crowd[len(crowd) // 2 :]) < 6
+    world = World(scenario, Watched(adaptive(scenario, WITH_TREES)))
+    assert isinstance(world.controller, Watched)
+    for _ in world.steps():
+        pass
+    alone, crowd = world.controller.grew[1], world.controller.grew[64]
+    late, later = alone[len(alone) // 2 :], crowd[len(crowd) // 2 :]
+    assert sum(late) > 0.75 * len(late) > 100, "the rest are single tries, and steps to compare with"
+    assert len(later) >= 20 and sum(later) < 0.05 * len(later)
 
 
 def test_the_world_grows_trees_fairly() -> None:

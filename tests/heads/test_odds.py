@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from tests.tiny import HEADS, World
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library here")
 NEARLY = 3e-6  # shares are of 32 bits
-ASKED: dict[str, dict[str, float]] = {
+ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "cold": {"temperature": 0.1},
     "warm": {"temperature": 0.7},
@@ -34,7 +36,7 @@ def plots_of(asked: list[str]) -> list[Plot]:
     """Texts with seeds, lengths and depths of their own."""
     found = []
     for i, name in enumerate(asked):
-        request = Request(str(i), (0,), SamplingParams(**ASKED[name]), 1000 - 7 * i, 9)  # type: ignore[arg-type]
+        request = Request(str(i), (0,), SamplingParams(**ASKED[name]), 1000 - 7 * i, 9)
         tree = LevelTree(Budget(9, levels=3))
         tree.depth = i % 3
         found.append(Plot(Sequence(i, request, [0] * (i + 1)), tree))
