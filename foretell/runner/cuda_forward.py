@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.triton.attention import attend
-from foretell.kernels.triton.gate import gate
 from foretell.kernels.triton.norm import Change, add_norm
 from foretell.kernels.triton.rotary import HeadNorms, turn_and_store
 from foretell.kernels.triton.tables import RowTables
@@ -55,8 +54,8 @@ class CudaForward:
             seen = self._attend(block.attention, normed, rows)
             after, ffn = _weight(block.attention_post_norm), rounding_of(block.ffn.gate_up)
             x, normed = add_norm(x, seen, block.ffn_norm.weight, self.eps, after, rounding=ffn)
-            both = self.products(block.ffn.gate_up, normed, rows.reads)
-            mixed = gate(both, block.ffn.gelu, rounding_of(block.ffn.down))
+            down = rounding_of(block.ffn.down)
+            mixed = self.products.gated(block.ffn.gate_up, normed, rows.reads, block.ffn.gelu, down)
             change = self._change(block.ffn.down, mixed, rows.reads)
             post = _weight(block.ffn_post_norm)
         assert change is not None, "a decoder has layers"

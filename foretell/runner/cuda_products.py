@@ -7,7 +7,8 @@ from torch import Tensor
 
 from foretell.kernels.rounded import Rounded, Rounding, rounded_sums
 from foretell.kernels.triton import rounded
-from foretell.kernels.triton.linear import LIBRARY_ROWS, MOST_ROWS, linear
+from foretell.kernels.triton.gate import gate
+from foretell.kernels.triton.linear import FEW_ROWS, LIBRARY_ROWS, MOST_ROWS, gated_linear, linear
 from foretell.kernels.triton.norm import Change
 from foretell.models.layers import Linear
 from foretell.models.quantize import RoundedLinear
@@ -33,6 +34,13 @@ class Products:
             return product
         assert layer.weight is not None, "seen above"
         return linear(x, layer.weight, layer.bias)
+
+    def gated(self, layer: Linear, x: Rows, reads: bool, gelu: bool, rounding: Rounding | None) -> Rows:
+        """[rows, in] -> [rows, out / 2]: what the gates, which come first, let through of the rest."""
+        fused = not (reads or rounding or isinstance(layer, RoundedLinear)) and len(x) <= FEW_ROWS
+        if not fused or not isinstance(x, Tensor) or layer.weight is None or _outside(layer, x):
+            return gate(self(layer, x, reads), gelu, rounding)
+        return gated_linear(x, layer.weight, layer.bias, gelu)
 
     def in_parts(self, layer: Linear, x: Rows, reads: bool) -> Change:
         """[rows, in] -> [parts, rows, out], for a reader that adds them up."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foretell.kernels.attention import Layout, group_spans
 from foretell.kernels.attention import attend as attend_by_torch
+from foretell.kernels.triton import attention
 from foretell.kernels.triton.attention import attend
 from foretell.kernels.triton.tables import NO_PARTS, RowTables, Sizes, parts
 from foretell.kv.cache import KVCache
@@ -177,6 +178,27 @@ def test_a_node_sees_what_its_path_as_a_chain_would_see_bit_for_bit(window: int 
         chain = step([(start, 1, Draft.chain([TREE.tokens[node] for node in path]))], 4)
         assert (chain.table[2] == slots[: len(rows)]).all()
         assert torch.equal(attended(cache, chain, q[rows], window), found[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 90, 300])
+def test_who_puts_short_parts_together_changes_no_bit(
+    window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that has read four of them, or whoever joins them all."""
+    if dtype == torch.bfloat16 and DEVICE.type == "cpu":
+        pytest.skip("Triton's interpreter multiplies no bfloat16")
+    config = replace(BASE, heads=6, head_dim=64)
+    packed = step(
+        [(1090, 1, Draft.chain([3, 4])), (1, 1, Draft()), (250, 1, Draft.chain([5] * 8)), (700, 1, Draft())], 8
+    )
+    q = torch.randn(packed.rows, config.heads, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE, dtype)
+    _, cache, _ = world(config, 8, dtype)
+    found = []
+    for enough in (1, 1 << 30):
+        monkeypatch.setattr(attention, "ENOUGH", enough)
+        found.append(attended(cache, packed, q, window))
+    assert torch.equal(*found)
 
 
 def test_how_many_rows_a_tile_has_changes_no_bit_in_float32() -> None:

@@ -5,6 +5,10 @@
 The keys are cut at fixed places, whatever else is in the batch, and the parts are put together in a fixed order, so a
 row's bits do not depend on who stands beside it. Keys of a tree's node are taken in the order of its path: its bits are
 those of the same tokens in a chain. Parts that end before the tree are the same for all of its nodes.
+
+A part is what its blocks of keys are, put together one after the other. Short parts are put together by four, then
+these fours and the longer parts. Who does it makes no difference: where there are many rows one program reads four
+parts, where there are few each has its own, so that the device has enough to do, and `_join` does the rest.
 """
 
 from __future__ import annotations
@@ -17,9 +21,12 @@ import triton.language as tl
 from torch import Tensor
 
 from .room import Cut
-from .tables import NO_PARTS, RowTables
+from .tables import NO_PARTS, RowTables, Sizes
 
-TOGETHER = 8  # parts that are added up at once
+FOUR = 4  # short parts that are put together first
+SHORT_PARTS, SHORT_KEYS = 16, 64
+TOGETHER = 4  # longer parts that are asked for at once
+ENOUGH = 20_000  # rows of programs that keep an H200 busy
 TILE_BYTES = 16384  # of keys that a program looks at at once, at most
 
 
@@ -30,25 +37,48 @@ def _begin(part):
     return tl.where(part < 16, part * 64, tl.where(part < 28, middle, 4096 + (part - 28) * 512))
 
 
+@triton.jit
+def _weights(best, other):
+    """Of what was seen and of what else is: the larger of their largest scores, and what each counts beside it."""
+    higher = tl.maximum(best, other)
+    level = tl.where(higher == float("-inf"), 0.0, higher)
+    return higher, tl.exp2(best - level), tl.exp2(other - level)
+
+
+@triton.jit
+def _parts(keys):
+    """The twin of `tables.parts`."""
+    middle = 16 + (tl.maximum(keys, 1024) - 1024 + 255) // 256
+    far = 28 + (tl.maximum(keys, 4096) - 4096 + 511) // 512
+    return tl.where(keys <= 1024, (keys + 63) // 64, tl.where(keys <= 4096, middle, far))
+
+
 # A kernel for each size a step may have would be compiled where these were taken for constants, or for aligned.
 @triton.jit(
     do_not_specialize=["row_count", "most_pages", "tile_count", "splits"],
     do_not_specialize_on_alignment=["tiles", "limits", "positions", "paths"],
 )
 def _attend(
-    q, keys, values, out, logs, tiles, limits, positions, paths, pages,
+    q, keys, values, out, tops, totals, tiles, limits, positions, paths, pages,
     key_stride, heads, row_count, most_pages, tile_count, splits, scale,
     SHARE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK: tl.constexpr, WINDOW: tl.constexpr, DEEP: tl.constexpr, REACHED: tl.constexpr, WHOLE: tl.constexpr,
-    EXACT: tl.constexpr, PIECES: tl.constexpr,
+    FOURS: tl.constexpr, EXACT: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows or a piece of it, one key head, one part of the keys; scores are kept in powers of two."""
+    """One tile of rows or a piece of it, one key head, one part of the keys or four short ones; scores are kept in
+    powers of two."""
     item, head = tl.program_id(0), tl.program_id(1)
     tile, part = item // splits, item % splits
+    behind = part + 1
+    if FOURS:
+        short = part < 4
+        behind = tl.where(short, 4 * part + 4, part + 13)
+        part = tl.where(short, 4 * part, part + 12)
     if DEEP > 0:  # behind the tiles come the nodes, each with the part in which its tree begins and the next ones
         node_item = item - tile_count * splits
         tile = tl.where(node_item < 0, tile, tile_count + node_item // REACHED)
         part = tl.where(node_item < 0, part, node_item % REACHED + tl.load(tiles + tile * 6 + 4))
+        behind = part + 1
     first = tl.load(tiles + tile * 6)
     rows = tl.load(tiles + tile * 6 + 1)
     sequence = tl.load(tiles + tile * 6 + 2)
@@ -59,7 +89,7 @@ def _attend(
     low, high = stop * 0, stop
     if not WHOLE:
         low = _begin(part)
-        high = tl.minimum(_begin(part + 1), stop)
+        high = tl.minimum(_begin(behind), stop)
     if low < stop:
         m = tl.arange(0, HEIGHT)
         if PIECES > 1:
@@ -98,52 +128,66 @@ def _attend(
             if WINDOW > 0:
                 seen = seen & (key[:, None] > position[None, :] - WINDOW)
             scores = tl.where(seen & inside[:, None], scores, float("-inf"))
-            higher = tl.maximum(best, tl.max(scores, 0))
-            level = tl.where(higher == float("-inf"), 0.0, higher)
-            weight = tl.exp2(scores - level[None, :])
-            fade = tl.exp2(best - level)
-            total = total * fade + tl.sum(weight, 0)
             v = tl.load(values + place[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-            mixed = tl.dot(v, weight.to(v.dtype), mixed * fade[None, :], input_precision="ieee" if EXACT else None)
+            if WHOLE:
+                higher, fade, _ = _weights(best, tl.max(scores, 0))
+                weight = tl.exp2(scores - tl.where(higher == float("-inf"), 0.0, higher)[None, :])
+                total = total * fade + tl.sum(weight, 0)
+                mixed = tl.dot(v, weight.to(v.dtype), mixed * fade[None, :], input_precision="ieee" if EXACT else None)
+            else:  # a block by itself, and then with those before it, as `_join` would put them together
+                top = tl.max(scores, 0)
+                weight = tl.exp2(scores - tl.where(top == float("-inf"), 0.0, top)[None, :])
+                here = tl.dot(v, weight.to(v.dtype), input_precision="ieee" if EXACT else None)
+                higher, fade, gain = _weights(best, top)
+                total = tl.fma(tl.sum(weight, 0), gain, total * fade)
+                mixed = tl.fma(here, gain[None, :], mixed * fade[None, :])
             best = higher
-        total = tl.where(total == 0, 1.0, total)  # a row that sees nothing here: its best is -inf
-        mixed = mixed / total[None, :]
-        if not WHOLE:
+        if WHOLE:
+            mixed = mixed / tl.where(total == 0, 1.0, total)[None, :]  # of a row that sees nothing it is 0
+        else:
             at += part.to(tl.int64) * row_count * heads
-            tl.store(logs + at, best + tl.log2(total), mask=own)
+            tl.store(tops + at, best, mask=own)
+            tl.store(totals + at, total, mask=own)
         target = out + at[None, :] * DIM + d[:, None]
         tl.store(target, mixed.to(out.dtype.element_ty), mask=own[None, :] & real[:, None])
 
 
+@triton.jit
+def _with_part(best, total, mixed, place, seen, pieces, tops, totals, d, DIM: tl.constexpr):
+    """What was seen so far and what one part left: the largest score, the sum of weights, and their values."""
+    top = tl.load(tops + place, mask=seen, other=float("-inf"))
+    count = tl.load(totals + place, mask=seen, other=0.0)
+    values = tl.load(pieces + place * DIM + d, mask=d < tl.where(seen, DIM, 0), other=0.0)
+    best, fade, gain = _weights(best, top)
+    return best, tl.fma(count, gain, total * fade), tl.fma(values, gain, mixed * fade)
+
+
 @triton.jit(do_not_specialize=["row_count"], do_not_specialize_on_alignment=["reaches"])
 def _join(
-    parts_out, logs, out, reaches, heads, row_count,
-    DIM: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr,
+    pieces, tops, totals, out, reaches, heads, row_count,
+    DIM: tl.constexpr, PADDED: tl.constexpr, FOURS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """The parts of one row under one query head, weighed by what they hold."""
+    """The parts of one row under one query head, in their order: the short ones by four, unless that is done."""
     row, head = tl.program_id(0), tl.program_id(1)
     reach = tl.load(reaches + row)
-    i = tl.arange(0, SPLITS)
-    at = row * heads + head
-    every = at + i.to(tl.int64) * row_count * heads
-    best = tl.max(tl.load(logs + every, mask=_begin(i) < reach, other=float("-inf")), 0)
-    best = tl.where(best == float("-inf"), 0.0, best)
     d = tl.arange(0, PADDED)
-    real = d < DIM
-    total = best * 0
-    mixed = tl.zeros([PADDED], tl.float32)
-    some = tl.arange(0, TOGETHER)
-    for begin in range(0, SPLITS, TOGETHER):
-        part = begin + some
-        place = at + part.to(tl.int64) * row_count * heads
-        log = tl.load(logs + place, mask=_begin(part) < reach, other=float("-inf"))
-        weight = tl.exp2(log - best)
-        held = (log > float("-inf"))[:, None] & real[None, :]  # elsewhere lies what an earlier step left
-        piece = tl.load(parts_out + place[:, None] * DIM + d[None, :], mask=held, other=0.0)
-        total += tl.sum(weight, 0)
-        mixed += tl.sum(piece * weight[:, None], 0)
+    at = (row * heads + head).to(tl.int64)
+    each = row_count.to(tl.int64) * heads
+    none, nothing, empty = tl.full((), float("-inf"), tl.float32), tl.full((), 0.0, tl.float32), d.to(tl.float32) * 0
+    best, total, mixed = none, nothing, empty
+    for four in tl.static_range(0, 16, 4):
+        top, count, values = none, nothing, empty
+        for part in tl.static_range(four, four + (1 if FOURS else 4)):
+            place, seen = at + part * each, reach > part * 64
+            top, count, values = _with_part(top, count, values, place, seen, pieces, tops, totals, d, DIM)
+        best, fade, gain = _weights(best, top)
+        total, mixed = tl.fma(count, gain, total * fade), tl.fma(values, gain, mixed * fade)
+    for first in range(16, _parts(reach), TOGETHER):
+        for more in tl.static_range(TOGETHER):
+            place, seen = at + (first + more) * each, reach > _begin(first + more)
+            best, total, mixed = _with_part(best, total, mixed, place, seen, pieces, tops, totals, d, DIM)
     mixed = mixed / tl.where(total == 0, 1.0, total)
-    tl.store(out + at.to(tl.int64) * DIM + d, mixed.to(out.dtype.element_ty), mask=real)
+    tl.store(out + at * DIM + d, mixed.to(out.dtype.element_ty), mask=d < DIM)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: float, window: int | None) -> Tensor:
@@ -152,26 +196,39 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
     _, page_size, kv_heads, _ = keys.shape
     sizes, padded = rows.sizes, max(16, triton.next_power_of_2(dim))
     whole = sizes.splits == NO_PARTS
-    block = max(16, min(128 if whole else 64, TILE_BYTES // (padded * q.element_size())))
+    block = max(16, min(128 if whole else SHORT_KEYS, TILE_BYTES // (padded * q.element_size())))
+    exact = q.dtype == torch.float32
+    cut = Cut.of(sizes.height, padded, exact)
     # Rows that only fill up are in no tile; their parts join to zeros, and whole they would be what lay there before.
     out = (torch.zeros if whole else torch.empty)(n, heads * dim, dtype=q.dtype, device=q.device)
     pieces = out if whole else torch.empty(sizes.splits, n, heads, dim, dtype=torch.float32, device=q.device)
-    logs = pieces if whole else torch.empty(sizes.splits, n, heads, dtype=torch.float32, device=q.device)
-    splits = max(1, sizes.splits)
-    exact = q.dtype == torch.float32
-    cut = Cut.of(sizes.height, padded, exact)
+    tops, totals = (out, out) if whole else torch.empty(2, sizes.splits, n, heads, dtype=torch.float32, device=q.device)
+    fours = _by_four(sizes, block, kv_heads)
+    splits = max(1, fours_of(sizes.splits) if fours else sizes.splits)
     reached = 1 if whole else min(splits, 1 + triton.cdiv(sizes.deep, 64))
     _attend[(sizes.tiles * splits + sizes.nodes * reached, kv_heads * cut.pieces)](
-        q, keys, values, pieces, logs, rows.tiles, rows.limits, rows.positions, rows.paths, rows.pages,
+        q, keys, values, pieces, tops, totals, rows.tiles, rows.limits, rows.positions, rows.paths, rows.pages,
         kv_heads * dim, heads, n, rows.pages.shape[1], sizes.tiles, splits, scale * math.log2(math.e),
         SHARE=heads // kv_heads, DIM=dim, PADDED=padded, PAGE=page_size, HEIGHT=cut.rows, BLOCK=block,
-        WINDOW=window or 0, DEEP=sizes.deep, REACHED=reached, WHOLE=whole, EXACT=exact, PIECES=cut.pieces,
-        num_warps=cut.warps, num_stages=2,
+        WINDOW=window or 0, DEEP=sizes.deep, REACHED=reached, WHOLE=whole, FOURS=fours, EXACT=exact,
+        PIECES=cut.pieces, num_warps=cut.warps, num_stages=2,
     )  # fmt: skip
     if not whole:
-        many = triton.next_power_of_2(max(sizes.splits, TOGETHER))
         _join[(n, heads)](
-            pieces, logs, out, rows.reaches, heads, n,
-            DIM=dim, PADDED=padded, SPLITS=many, TOGETHER=TOGETHER, num_warps=1,
+            pieces, tops, totals, out, rows.reaches, heads, n,
+            DIM=dim, PADDED=padded, FOURS=fours, TOGETHER=TOGETHER, num_warps=1,
         )  # fmt: skip
     return out
+
+
+def fours_of(splits: int) -> int:
+    """So many parts, the short ones by four."""
+    return triton.cdiv(min(splits, SHORT_PARTS), FOUR) + max(0, splits - SHORT_PARTS)
+
+
+def _by_four(sizes: Sizes, block: int, kv_heads: int) -> bool:
+    """Whether a program has four short parts: where a part is a block of keys, and where there are programs enough.
+    The nodes of a tree share their short parts one by one."""
+    if sizes.splits == NO_PARTS or sizes.deep or block != SHORT_KEYS:
+        return False
+    return sizes.tiles * fours_of(sizes.splits) * kv_heads * sizes.height >= ENOUGH

@@ -16,21 +16,28 @@ BLOCK = 1024
 
 
 @triton.jit
+def gated(gate, up, GELU: tl.constexpr):
+    """Both in the model's type, and so is what comes out; every step rounded as its definition rounds it."""
+    kind = gate.dtype
+    gate, up = gate.to(tl.float32), up.to(tl.float32)
+    if GELU:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        gate = gate * tl.sigmoid(2 * inner)  # (1 + tanh(x)) / 2 is sigmoid(2 x)
+    else:
+        gate = gate * tl.sigmoid(gate)
+    return (gate.to(kind).to(tl.float32) * up).to(kind)
+
+
+@triton.jit
 def _gate(
     gate_up, out, scales, width, BLOCK: tl.constexpr, GELU: tl.constexpr, KIND: tl.constexpr, LARGEST: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = i < width
-    kind = gate_up.dtype.element_ty
-    gate = tl.load(gate_up + row * 2 * width + i, mask=real, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * width + width + i, mask=real, other=0.0).to(tl.float32)
-    if GELU:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        gate = gate * tl.sigmoid(2 * inner)  # (1 + tanh(x)) / 2 is sigmoid(2 x)
-    else:
-        gate = gate * tl.sigmoid(gate)
-    mixed = (gate.to(kind).to(tl.float32) * up).to(kind)
+    gate = tl.load(gate_up + row * 2 * width + i, mask=real, other=0.0)
+    up = tl.load(gate_up + row * 2 * width + width + i, mask=real, other=0.0)
+    mixed = gated(gate, up, GELU)
     if KIND == 0:
         tl.store(out + row * width + i, mixed, mask=real)
     else:

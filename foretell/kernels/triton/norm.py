@@ -34,6 +34,7 @@ def _add_norm(
     real = i < width
     kind = x.dtype.element_ty
     value = tl.load(x + row * width + i, mask=real, other=0.0).to(tl.float32)
+    scale = tl.load(weight + i, mask=real, other=0.0).to(tl.float32)  # asked for now, it is here when it is needed
     if ADDS:
         change = tl.load(delta + row * width + i, mask=real, other=0)
         if PARTS > 1:
@@ -44,12 +45,11 @@ def _add_norm(
             change = change * tl.load(by_row + row) * tl.load(by_output + i, mask=real, other=0.0)
         change = change.to(kind).to(tl.float32)
         if POST:
-            scale = tl.load(post + i, mask=real, other=0.0).to(tl.float32)
-            change = normed_row(change, scale, width, eps).to(kind).to(tl.float32)
+            by = tl.load(post + i, mask=real, other=0.0).to(tl.float32)
+            change = normed_row(change, by, width, eps).to(kind).to(tl.float32)
         value = (value + change).to(kind).to(tl.float32)
     if KEEPS:
         tl.store(summed + to * width + i, value.to(kind), mask=real)
-    scale = tl.load(weight + i, mask=real, other=0.0).to(tl.float32)
     normed = normed_row(value, scale, width, eps).to(kind)
     if KIND == 0:
         tl.store(out + to * width + i, normed, mask=real)
@@ -117,6 +117,6 @@ def add_norm(
         weight if rounded is None else rounded.scales, width, len(x), eps,
         PARTS=len(delta.parts), BLOCK=block, ADDS=change is not None, POST=post is not None, PICKS=rows is not None,
         KEEPS=keeps, SCALES=scales, KIND=KINDS[rounding], LARGEST=LARGEST.get(rounding, 1.0),
-        num_warps=max(1, min(8, block // 512)),
+        num_warps=max(1, min(8, block // 128)),
     )  # fmt: skip
     return summed, out if rounded is None else rounded

@@ -68,7 +68,7 @@ class Plan:
         if parts:
             return cls(block, 256, cuts, 4, 3) if inputs >= 8192 else cls(block, 128, cuts, 4, 4)
         if programs <= ONE_WAVE:
-            return cls(block, 256, cuts, 4, 4)
+            return cls(block, 256, cuts, 4, 5)
         return cls(block, 256, cuts, 4, 3) if rows <= 32 else cls(block, 128, cuts, 4, 4)
 
 
