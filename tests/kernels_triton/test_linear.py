@@ -25,7 +25,7 @@ def test_gates_on_the_way_change_no_bit(
 ) -> None:
     noise = torch.Generator().manual_seed(rows)
     x, weight, bias = (
-        torch.randn(shape, generator=noise).to(DEVICE, dtype)
+        (torch.randn(shape, generator=noise) * shape[-1] ** -0.25).to(DEVICE, dtype)
         for shape in ((rows, inputs), (2 * outputs, inputs), (2 * outputs,))
     )
     given = bias if biased else None
