@@ -3,8 +3,12 @@ tenth: with kernels compiled anew, and with those of the run before.
 
 Run it as `python bench/gpu_start.py [--folder DIR] [--base smollm2-135m] [--drafter auto]`. A folder that is not there
 is written first, 12 GB in bf16 (`inflate.py`), and stays; what that takes is said apart. After that the files lie in
-the page cache, unless `--from-disk` has them dropped. Texts differ in how well they can be guessed, and drafters know
-more by the tenth: steps are told with the seconds, and with `--drafter none` all requests take as many.
+the page cache, unless `--from-disk` has them dropped.
+
+The tenth request has the first one's prompt, those between have others, and each has a tenant of its own: nothing that
+was read or written before is found again, in the cache or by drafters that copy. What is left of a difference is what
+was compiled, recorded and learnt about costs and about how well drafters do; as that decides how much is guessed,
+steps are told with the seconds, and with `--drafter none` all requests take as many.
 `--device cpu --times 1 --layers 2` tries the script elsewhere.
 """
 
@@ -60,11 +64,15 @@ def start(folder: Path, drafter: str, device: str) -> Iterator[dict[str, Any]]:
     yield {"ready": monotonic()} | seconds
     took, steps = [], []
     params = SamplingParams(max_tokens=WRITTEN, temperature=0.0, ignore_eos=True)
-    for request in range(REQUESTS):
+    for number in range(REQUESTS):
+        prompt = [(7 * i + 13 * (number % (REQUESTS - 1))) % 250 + 1 for i in range(PROMPT)]
         began = perf_counter()
-        (output,) = llm.generate([[(7 * i + 13 * request) % 250 + 1 for i in range(PROMPT)]], params)
+        (request,) = llm.assembly.requests.make(str(number), prompt, params, tenant=str(number))
+        track = llm.engine.add(request)
+        while track.seq.finish is None:
+            llm.engine.step()
         took.append(perf_counter() - began)
-        steps.append(output.speculation.steps)
+        steps.append(track.speculation.steps)
     yield {"requests": took, "steps": steps, "rehearsed": llm.assembly.rehearsal.done}
 
 

@@ -84,7 +84,7 @@ class ModelDrafter(Drafter):
 
     def _catch_up(self, seq: Sequence) -> Sequence:
         """Keep what shadow and sequence agree on: rejection, pre-emption and other drafters' turns need no more."""
-        shadow = self._shadows.setdefault(seq.id, self._fresh(seq))
+        shadow = self._shadow(seq)
         mine = shadow.seq
         agreed = shadow.agreed
         while agreed < min(len(mine.tokens), len(seq.tokens)) and mine.tokens[agreed] == seq.tokens[agreed]:
@@ -94,8 +94,11 @@ class ModelDrafter(Drafter):
         shadow.agreed = len(seq.tokens)
         return mine
 
-    def _fresh(self, seq: Sequence) -> _Shadow:
-        return _Shadow(Sequence(seq.id, _blank(seq), []))
+    def _shadow(self, seq: Sequence) -> _Shadow:
+        """Empty at first. It is made once: a request's parameters are checked, which takes longer than a look at it."""
+        if seq.id not in self._shadows:
+            self._shadows[seq.id] = _Shadow(Sequence(seq.id, _blank(seq), []))
+        return self._shadows[seq.id]
 
     def _reserve(self, shadow: Sequence, tokens: int, keep: set[int]) -> bool:
         """Pages for the shadow, taken from shadows that are not asked for now if need be."""

@@ -17,7 +17,7 @@ class SharedDrafter(ModelDrafter):
     reads = False
 
     def _catch_up(self, seq: Sequence) -> Sequence:
-        shadow = self._shadows.setdefault(seq.id, self._fresh(seq)).seq
+        shadow = self._shadow(seq).seq
         shadow.tokens, shadow.cached, shadow.pages = list(seq.tokens), seq.cached, seq.pages
         return shadow
 

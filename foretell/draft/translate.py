@@ -184,7 +184,7 @@ class Translator(ModelDrafter):
 
     def _catch_up(self, seq: Sequence) -> Sequence:
         """Keep what the shadow and the text as told anew agree on; up to what is settled they always do."""
-        shadow, told = self._shadows.setdefault(seq.id, self._fresh(seq)), self._told(seq)
+        shadow, told = self._shadow(seq), self._told(seq)
         told.follow(seq.tokens)
         mine, new = shadow.seq, told.since(shadow.agreed)
         same = shadow.agreed + shared_length(mine.tokens[shadow.agreed :], new)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from foretell.kernels.triton.fetch import fetch
 from foretell.kernels.triton.pick import pick_next
 from foretell.kernels.triton.tables import RowTables, Sizes
 
@@ -27,12 +27,15 @@ class CudaChain:
         page_size: int,
         recorder: Recorder[ChainSizes, Tensor],
     ) -> None:
-        device = pages.device.device
+        self.device = device = pages.device.device
         self.forward, self.pages, self.page_size, self.recorder = forward, pages, page_size, recorder
         room = Sizes(most_rows, most_rows, 32, 0).numbers
         self._first = torch.zeros(room + most_rows, dtype=torch.int32, device=device)
         self._host = torch.zeros(room + most_rows, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host_numbers: Numbers = self._host.numpy()
         self._following = torch.zeros(room, dtype=torch.int32, device=device)
+        # Pinned, by steps and sequences: the device writes there, and the host has only to wait for its end.
+        self._found: dict[tuple[int, int], Tensor] = {}
 
     def __call__(
         self, packed: Packed, tiles: Tiles | None, wanted: ChainSizes, ends: list[int]
@@ -41,31 +44,41 @@ class CudaChain:
         sizes = self.recorder.serving(wanted)
         # In steps beyond those that are wanted nothing is run: there might be more keys than parts for them.
         stops = [span.stop + wanted.steps - 1 for span in packed.spans]
-        self._send(packed, tiles, sizes, [min(both) for both in zip(ends, stops, strict=True)])
+        self._write(packed, tiles, sizes, [min(both) for both in zip(ends, stops, strict=True)])
         found = self.recorder(sizes, lambda: self._run(sizes))
-        # To ask waits, so the tables may be written again.
+        self._wait()
         tokens, sure = found[:, : wanted.steps, : len(packed.spans)].tolist()
         chains = [[int(token) for token in chain] for chain in zip(*tokens, strict=True)]
         return chains, [list(chain) for chain in zip(*sure, strict=True)]
 
-    def _send(self, packed: Packed, tiles: Tiles | None, sizes: ChainSizes, ends: list[int]) -> None:
-        numbers: Numbers = self._host.numpy()
+    def _wait(self) -> None:
+        """Until all is found; then the tables may be written again, too."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _write(self, packed: Packed, tiles: Tiles | None, sizes: ChainSizes, ends: list[int]) -> None:
+        """The tables, where the graph fetches them."""
         self.pages.update(packed.spans)
-        fill(numbers, packed, tiles, sizes.first)
+        fill(self._host_numbers, packed, tiles, sizes.first)
         count = sizes.first.numbers
-        numbers[count : count + len(ends)] = np.array(ends, np.int32)
-        numbers[count + len(ends) : count + sizes.sequences] = 0
-        count += sizes.sequences
-        self._first[:count].copy_(self._host[:count], non_blocking=True)
+        self._host_numbers[count : count + sizes.sequences] = ends + [0] * (sizes.sequences - len(ends))
 
     def _run(self, sizes: ChainSizes) -> Tensor:
+        count = sizes.first.numbers + sizes.sequences
+        fetch(self._host[:count], self._first[:count])
         rows = RowTables.over(self._first, sizes.first, self.pages.device)
         following = RowTables.over(self._following, sizes.following, self.pages.device)
-        following.wanted.copy_(torch.arange(sizes.sequences, device=self._first.device))
-        ends = self._first[sizes.first.numbers : sizes.first.numbers + sizes.sequences]
-        found = torch.empty(2, sizes.steps, sizes.sequences, device=self._first.device)
+        ends = self._first[sizes.first.numbers : count]
+        found = self._room(sizes.steps, sizes.sequences)
         for step in range(sizes.steps):
             logits, _ = self.forward(rows, rows.wanted[: sizes.sequences], ())
             pick_next(logits, sizes.vocab, rows, ends, following, found[:, step], self.page_size)
             rows = following
         return found
+
+    def _room(self, steps: int, sequences: int) -> Tensor:
+        """For tokens and how sure they are. A chain is run plainly before it is recorded, so none is made in there."""
+        if (steps, sequences) not in self._found:
+            pinned = self.device.type == "cuda"
+            self._found[steps, sequences] = torch.zeros(2, steps, sequences, pin_memory=pinned)
+        return self._found[steps, sequences]

@@ -7,32 +7,46 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .choose import first_of_largest
 from .tables import RowTables
 
-BLOCK = 4096
+BLOCK = 8192  # as many as registers hold: a program waits for memory once for each block
+NOTHING: tl.constexpr = tl.constexpr(-1e30)  # what is forbidden weighs as much: differences stay numbers
+
+# Read and written number by number, at places that hang on the sizes: they need no kernels of their own.
+SINGLE = (
+    "tokens_out", "sure_out", "last", "positions", "pages", "ends",
+    "tokens", "next_positions", "slots", "limits", "reaches", "wanted", "tiles",
+)  # fmt: skip
 
 
 @triton.jit
+def _likeliest(scores, vocab, BLOCK: tl.constexpr):
+    """The first token of the largest score, and its share of the whole. Lanes go by themselves and meet at the end."""
+    i = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)  # of a lane, over its own best
+    place = i
+    for begin in range(0, vocab, BLOCK):
+        x = tl.load(scores + begin + i, mask=begin + i < vocab, other=float("-inf")).to(tl.float32)
+        less = tl.exp(-tl.abs(tl.maximum(x, NOTHING) - tl.maximum(best, NOTHING)))
+        total = tl.where(x > best, total * less + 1.0, total + less)
+        place = tl.where(x > best, begin + i, place)
+        best = tl.maximum(best, x)
+    high, token = first_of_largest(best, place)
+    return token, 1.0 / tl.sum(total * tl.exp(tl.maximum(best, NOTHING) - tl.maximum(high, NOTHING)), 0)
+
+
+@triton.jit(do_not_specialize_on_alignment=SINGLE)
 def _pick(
     logits, tokens_out, sure_out, last, positions, pages, ends, stride, vocab, most_pages,
-    tokens, next_positions, slots, limits, reaches, tiles, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    tokens, next_positions, slots, limits, reaches, wanted, tiles, PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One sequence."""
     seq = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    best = tl.full((), float("-inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    token = tl.full((), 0, tl.int32)
-    for begin in range(0, vocab, BLOCK):
-        scores = tl.load(logits + seq.to(tl.int64) * stride + begin + i, mask=begin + i < vocab, other=float("-inf"))
-        scores = scores.to(tl.float32)
-        high, place = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
-        higher = tl.maximum(best, high)
-        total = total * tl.exp(best - higher) + tl.sum(tl.exp(scores - higher), 0)
-        token = tl.where(high > best, begin + place, token)  # of equals the first
-        best = higher
+    token, sure = _likeliest(logits + seq.to(tl.int64) * stride, vocab, BLOCK)
     tl.store(tokens_out + seq, token.to(tl.float32))
-    tl.store(sure_out + seq, 1 / total)
+    tl.store(sure_out + seq, sure)
     position = tl.load(positions + tl.load(last + seq)) + 1
     runs = position < tl.load(ends + seq)
     page = tl.load(pages + seq * most_pages + position // PAGE, mask=runs, other=0)
@@ -41,6 +55,7 @@ def _pick(
     tl.store(slots + seq, tl.where(runs, page * PAGE + position % PAGE, -1))
     tl.store(limits + seq, position + 1)
     tl.store(reaches + seq, tl.where(runs, position + 1, 0))
+    tl.store(wanted + seq, seq)
     tl.store(tiles + seq * 6, seq)
     tl.store(tiles + seq * 6 + 1, 1)
     tl.store(tiles + seq * 6 + 2, seq)
@@ -54,11 +69,13 @@ def pick_next(
 ) -> None:
     """Of logits [sequences, .] the likeliest of the first `vocab`, and how sure that is, to found [2, sequences].
 
-    `following` becomes the tables of the rows that run these tokens; a sequence whose next place is not before its
-    end runs no more.
+    `found` may lie in pinned memory of the host. `following` becomes the tables of the rows that run these tokens; a
+    sequence whose next place is not before its end runs no more.
     """
+    block = max(64, min(BLOCK, triton.next_power_of_2(vocab)))
     _pick[(len(logits),)](
         logits, found[0], found[1], rows.wanted, rows.positions, rows.pages, ends, logits.stride(0), vocab,
         rows.pages.shape[1], following.tokens, following.positions, following.slots, following.limits,
-        following.reaches, following.tiles, PAGE=page_size, BLOCK=BLOCK, num_warps=8,
+        following.reaches, following.wanted, following.tiles, PAGE=page_size, BLOCK=block,
+        num_warps=16 if block == BLOCK else 4,
     )  # fmt: skip
