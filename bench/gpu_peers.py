@@ -26,9 +26,9 @@ GIB = 1 << 30
 LONGEST = 4096  # tokens of a text, prompt included
 ONE_CACHE, MANY_CACHE = 0.8, 4.0  # GiB for keys and values of one text at a time, and of 32
 ONE_WORK, MANY_WORK = 2.0, 2.8  # GiB beside: what steps work with, graphs, what libraries take
-SPARE = 4.0  # GiB of the device that nobody is to have
+SPARE = 10.0  # GiB of the device that nobody is to have
 ONE_STEP = 4096  # the most tokens a step of vLLM reads where texts come one at a time
-DRAFTS, NGRAMS = (2, 4, 3, 1, 5), (3, 5)  # tokens that vLLM guesses, in the order of their weight
+DRAFTS, NGRAMS = (2, 4, 3, 1, 5), (5, 3)  # tokens that vLLM guesses, in the order of their weight
 BASE_LAYERS = 30
 
 

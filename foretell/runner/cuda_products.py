@@ -37,10 +37,16 @@ class Products:
 
     def gated(self, layer: Linear, x: Rows, reads: bool, gelu: bool, rounding: Rounding | None) -> Rows:
         """[rows, in] -> [rows, out / 2]: what the gates, which come first, let through of the rest."""
-        fused = not (reads or rounding or isinstance(layer, RoundedLinear)) and len(x) <= FEW_ROWS
-        if not fused or not isinstance(x, Tensor) or layer.weight is None or _outside(layer, x):
+        if reads or len(x) > FEW_ROWS:
             return gate(self(layer, x, reads), gelu, rounding)
-        return gated_linear(x, layer.weight, layer.bias, gelu)
+        if isinstance(layer, RoundedLinear):
+            rows = _in_8_bits(x, layer)
+            through = rounded.gated_product(rows, layer.rounded, layer.bias, self.dtype, gelu)
+        elif isinstance(x, Rounded) or layer.weight is None or _outside(layer, x):
+            return gate(self(layer, x, reads), gelu, rounding)
+        else:
+            through = gated_linear(x, layer.weight, layer.bias, gelu)
+        return through if rounding is None else rounded.round_rows(through, rounding)
 
     def in_parts(self, layer: Linear, x: Rows, reads: bool) -> Change:
         """[rows, in] -> [parts, rows, out], for a reader that adds them up."""

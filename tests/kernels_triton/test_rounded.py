@@ -13,6 +13,7 @@ import torch
 from foretell.kernels import rounded as definition
 from foretell.kernels.rounded import Rounding
 from foretell.kernels.triton import room, rounded
+from foretell.kernels.triton.gate import gate
 from foretell.models.decoder import Decoder
 from foretell.models.variants import round_weights
 from foretell.runner.executor import EagerExecutor
@@ -53,6 +54,26 @@ def test_a_product_equals_its_definition_in_any_batch(rounding: Rounding, inputs
         totals = definition.rounded_sums(rows, weights)
         assert torch.equal(sums.sum(0), totals), "sums of integers are exact"
         assert torch.equal(rounded.scaled(totals, rows, weights, bias, torch.float32), whole)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 96, 20), (17, 300, 1030)])
+def test_gates_on_the_way_change_no_bit(rows: int, inputs: int, outputs: int, gelu: bool, rounding: Rounding) -> None:
+    torch.manual_seed(2)
+    weights = definition.round_rows(torch.randn(2 * outputs, inputs) * inputs**-0.5, rounding)
+    weights = definition.Rounded(weights.values.to(DEVICE), weights.scales.to(DEVICE))
+    bias = torch.randn(2 * outputs, device=DEVICE)
+    x = rounded.round_rows(torch.randn(rows, inputs, device=DEVICE), rounding)
+    apart = gate(rounded.product(x, weights, bias, torch.float16), gelu)
+    assert isinstance(apart, torch.Tensor)
+    together = rounded.gated_product(x, weights, bias, torch.float16, gelu)
+    assert torch.equal(together, apart)
+    later = rounded.round_rows(together, rounding)
+    at_once = gate(rounded.product(x, weights, bias, torch.float16), gelu, rounding)
+    assert isinstance(at_once, definition.Rounded)
+    assert torch.equal(later.values.float(), at_once.values.float())
+    assert torch.equal(later.scales, at_once.scales)
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)

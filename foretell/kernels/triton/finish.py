@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .choose import first_of_largest
 
-BLOCK = 4096
+BLOCK = 8192  # as many as registers hold: a program waits for memory once for each block
 
 
 @triton.jit
@@ -36,4 +36,4 @@ def finish(logits: Tensor, out: Tensor, tokens: Tensor) -> None:
     """
     rows, vocab = logits.shape
     block = max(64, min(BLOCK, triton.next_power_of_2(vocab)))
-    _finish[(rows,)](logits, out, tokens, logits.stride(0), vocab, BLOCK=block, num_warps=8)
+    _finish[(rows,)](logits, out, tokens, logits.stride(0), vocab, BLOCK=block, num_warps=16 if block == BLOCK else 4)

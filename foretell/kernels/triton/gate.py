@@ -10,22 +10,10 @@ from torch import Tensor
 
 from foretell.kernels.rounded import LARGEST, Rounded, Rounding
 
+from .activation import gated
 from .rounded import KINDS, empty_rows, on_grid
 
 BLOCK = 1024
-
-
-@triton.jit
-def gated(gate, up, GELU: tl.constexpr):
-    """Both in the model's type, and so is what comes out; every step rounded as its definition rounds it."""
-    kind = gate.dtype
-    gate, up = gate.to(tl.float32), up.to(tl.float32)
-    if GELU:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        gate = gate * tl.sigmoid(2 * inner)  # (1 + tanh(x)) / 2 is sigmoid(2 x)
-    else:
-        gate = gate * tl.sigmoid(gate)
-    return (gate.to(kind).to(tl.float32) * up).to(kind)
 
 
 @triton.jit

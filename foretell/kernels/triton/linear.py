@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .gate import gated
+from .activation import gated
 from .room import stages_that_fit
 
 MOST_ROWS = 256

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from foretell.kernels.rounded import LARGEST, TYPES, Rounded, Rounding
 
+from .activation import gated
 from .room import stages_that_fit
 
 MOST_ROWS = 256
@@ -76,10 +77,13 @@ class Plan:
 def _product(
     x, x_scales, weight, scales, bias, out, rows, inputs, outputs,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
-    BIAS: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr,
+    BIAS: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of all rows, by one part of the inputs."""
+    """Some outputs of all rows, by one part of the inputs; or some gates with what they let through, in pairs."""
     o = tl.program_id(0) * OUT + tl.arange(0, OUT)
+    real = o < outputs
+    if GATED:
+        o = o // 2 + o % 2 * (outputs // 2)
     part = tl.program_id(1)
     each = tl.cdiv(tl.cdiv(inputs, UNIT), PARTS) * UNIT
     r = tl.arange(0, ROWS)
@@ -89,17 +93,23 @@ def _product(
     right = x + r[None, :] * inputs
     for begin in range(part * each, tl.minimum(part * each + each, inputs), IN):
         at = begin + i
-        w = tl.load(left + at[None, :], mask=(o < outputs)[:, None] & (at < inputs)[None, :], other=0.0)
+        w = tl.load(left + at[None, :], mask=real[:, None] & (at < inputs)[None, :], other=0.0)
         v = tl.load(right + at[:, None], mask=(r < rows)[None, :] & (at < inputs)[:, None], other=0.0)
         total = tl.dot(w, v, total, out_dtype=tl.int32 if KIND == 1 else tl.float32)
     if SCALED:
         by_row = tl.load(x_scales + r, mask=r < rows, other=0.0)
-        by_output = tl.load(scales + o, mask=o < outputs, other=0.0)
+        by_output = tl.load(scales + o, mask=real, other=0.0)
         total = total.to(tl.float32) * by_row[None, :] * by_output[:, None]
         if BIAS:
-            total += tl.load(bias + o, mask=o < outputs, other=0.0).to(tl.float32)[:, None]
+            total += tl.load(bias + o, mask=real, other=0.0).to(tl.float32)[:, None]
+    value = total.to(out.dtype.element_ty)
+    if GATED:
+        gate, up = value.reshape(OUT // 2, 2, ROWS).permute(0, 2, 1).split()
+        value, outputs = gated(gate, up, GELU), outputs // 2
+        o = tl.program_id(0) * (OUT // 2) + tl.arange(0, OUT // 2)
+        real = o < outputs
     target = out + (part * rows + r[None, :]).to(tl.int64) * outputs + o[:, None]
-    tl.store(target, total.to(out.dtype.element_ty), mask=(o < outputs)[:, None] & (r < rows)[None, :])
+    tl.store(target, value, mask=real[:, None] & (r < rows)[None, :])
 
 
 @triton.jit
@@ -139,6 +149,13 @@ def product(x: Rounded, weights: Rounded, bias: Tensor | None, dtype: torch.dtyp
     return out[0]
 
 
+def gated_product(x: Rounded, weights: Rounded, bias: Tensor | None, dtype: torch.dtype, gelu: bool) -> Tensor:
+    """What `gate` makes of `product`, bit for bit: weights [2 * out, in], gates first -> [rows, out]."""
+    out = torch.empty(1, len(x), len(weights) // 2, dtype=dtype, device=x.values.device)
+    _multiply(x, weights, bias, out, Plan.of(len(weights), x.values.shape[1], len(x), False), True, gelu)
+    return out[0]
+
+
 def sums(x: Rounded, weights: Rounded) -> Tensor:
     """The same before any scale, [parts, rows, out] in int32 or float32, for a reader that adds them up."""
     plan = Plan.of(len(weights), x.values.shape[1], len(x), True)
@@ -159,7 +176,16 @@ def scaled(totals: Tensor, x: Rounded, weights: Rounded, bias: Tensor | None, dt
     return out
 
 
-def _multiply(x: Rounded, weights: Rounded, bias: Tensor | None, out: Tensor, plan: Plan, scale: bool) -> None:
+def _multiply(
+    x: Rounded,
+    weights: Rounded,
+    bias: Tensor | None,
+    out: Tensor,
+    plan: Plan,
+    scale: bool,
+    gelu: bool | None = None,
+) -> None:
+    """`gelu`: by which gates go; None: there are none."""
     rows, inputs = x.values.shape
     outputs, wide = len(weights), max(16, triton.next_power_of_2(rows))
     stages = stages_that_fit(plan.stages, (plan.outputs + wide) * plan.inputs, x.values.device)
@@ -167,5 +193,6 @@ def _multiply(x: Rounded, weights: Rounded, bias: Tensor | None, out: Tensor, pl
         x.values, x.scales, weights.values, weights.scales, weights.scales if bias is None else bias, out,
         rows, inputs, outputs,
         ROWS=wide, OUT=plan.outputs, IN=plan.inputs, PARTS=plan.parts, UNIT=UNIT,
-        BIAS=bias is not None, SCALED=scale, KIND=KINDS[x.rounding], num_warps=plan.warps, num_stages=stages,
+        BIAS=bias is not None, SCALED=scale, GATED=gelu is not None, GELU=bool(gelu),
+        KIND=KINDS[x.rounding], num_warps=plan.warps, num_stages=stages,
     )  # fmt: skip
