@@ -65,6 +65,7 @@ PLAIN = (
     Nothing(cached=0, take=600),
     Nothing(texts=2),
     Nothing(texts=16),
+    Nothing(texts=64),
     Nothing(cached=700),
     Nothing(cached=2000),
     Nothing(cached=3000),
@@ -75,6 +76,7 @@ GUESSED = (
     Nothing(draft=long_tree(16)),
     Nothing(cached=2000, draft=chain(3)),
     Nothing(draft=chain(63)),
+    Nothing(cached=700, draft=chain(63)),
 )
 GROWN = tuple(Nothing(draft=tree(nodes)) for nodes in (32, 63, 64))  # by heads, for which rows are cheap
 
