@@ -20,6 +20,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
+ENDING = 5.0  # seconds, the most that is waited for what a child said last
 LAST_LINES = 12  # of a log, shown of a child that ended
 
 
@@ -166,10 +167,10 @@ class Child:
 
     def end(self) -> None:
         """It and all it has started."""
-        if self.process.poll() is None:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self._ear.join()
+        self._ear.join(ENDING)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):  # what was asked last may still be in it

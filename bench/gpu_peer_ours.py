@@ -20,7 +20,7 @@ from foretell.outputs import RequestOutput
 from foretell.version import VERSION
 
 WARM_UP = 8  # tokens
-IDLE = 30.0  # seconds, the most for what a server does while it is idle: graphs and costs
+IDLE = 45.0  # seconds, the most for what a server does while it is idle: graphs and costs
 
 
 class OurEngine:

@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from engine_child import Job, Written, answer
-from vllm import LLM, SamplingParams, TokensPrompt
-from vllm import __version__ as version
 
+WARM_UP = 8  # tokens, as ours has
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 
@@ -20,17 +19,20 @@ class VllmEngine:
     """`settings` are those of its `LLM`."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        import vllm  # only now does what it prints go to the log
+
+        self.vllm = vllm
         guesses = settings.get("speculative_config")
         if guesses is not None and guesses["method"] == "ngram" and find_spec("numba") is None:
             guesses["method"] = "ngram_gpu"  # the same without numba
         self.settings = settings
-        self.llm = LLM(**settings)
+        self.llm = vllm.LLM(**settings)
         self.accepted = 0
 
     def about(self) -> dict[str, Any]:
         guesses = self.settings.get("speculative_config") or {}
         return {
-            "vllm": version, "torch": installed("torch"), "method": guesses.get("method", "none"),
+            "vllm": self.vllm.__version__, "torch": installed("torch"), "method": guesses.get("method", "none"),
             "graphs": self._graphs(),
         }  # fmt: skip
 
@@ -39,14 +41,17 @@ class VllmEngine:
             self.begin(job)(job.prompts[: job.batch])
 
     def begin(self, job: Job) -> Callable[[list[list[int]]], Any]:
-        params = SamplingParams(temperature=job.temperature, max_tokens=job.tokens, ignore_eos=True)
+        warm_up, params = (
+            self.vllm.SamplingParams(temperature=job.temperature, max_tokens=tokens, ignore_eos=True)
+            for tokens in (min(WARM_UP, job.tokens), job.tokens)
+        )
+        self._write([job.prompts[0][::-1]], warm_up)
         self.accepted = self._count()
+        return lambda prompts: self._write(prompts, params)
 
-        def write(prompts: list[list[int]]) -> Any:
-            asked = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
-            return self.llm.generate(asked, params, use_tqdm=False)
-
-        return write
+    def _write(self, prompts: list[list[int]], params: Any) -> Any:
+        asked = [self.vllm.TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
+        return self.llm.generate(asked, params, use_tqdm=False)
 
     def read(self, outputs: Any) -> Written:
         before, self.accepted = self.accepted, self._count()
@@ -63,7 +68,7 @@ class VllmEngine:
         try:
             config = self.llm.llm_engine.vllm_config.compilation_config
             (drafter,) = self.llm.collective_rpc(drafter_graphs)
-        except (AttributeError, TypeError, ValueError) as error:  # no part of what vLLM promises
+        except Exception as error:  # no part of what vLLM promises, and no reason to go without the rest
             return f"unknown ({error})"
         return config.cudagraph_mode.name + (f" + {drafter}" if drafter else "")
 

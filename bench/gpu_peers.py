@@ -128,7 +128,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--loading", type=float, default=240.0, help="seconds, the most until all are ready")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--texts", type=int, default=8, help="at batch 1")
-    parser.add_argument("--tokens", type=int, default=256, help="of a text at batch 1; at batch 32 half as many")
+    parser.add_argument("--tokens", type=int, default=256, help="of a text")
     parser.add_argument("--longest", type=int, default=LONGEST, help="tokens of a text, prompt included")
     parser.add_argument("--utilization", type=float, default=0.09, help="of memory, what vLLM wants to be free first")
     parser.add_argument("--alone", action="store_true", help="in the end start ours and plain vLLM by themselves, too")

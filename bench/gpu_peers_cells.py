@@ -42,14 +42,14 @@ def prompts_of(folder: Path, count: int, longest: int) -> list[list[int]]:
 
 
 class Cells:
-    """The jobs, by what is measured with them: `texts` of `tokens` one after the other, 32 of half as many at once."""
+    """The jobs, by what is measured with them: `texts` of `tokens` one after the other, 32 at once."""
 
     def __init__(self, prompts: list[list[int]], texts: int, tokens: int, longest: int) -> None:
         words = [token for prompt in prompts for token in prompt]
         size = min(LONG_PROMPT, longest // 2)
         long = [list(islice(cycle(words[97 * i :] + words[: 97 * i]), size)) for i in range(LONG_PROMPTS)]
         self.one = Job(prompts[:texts], 1, tokens)
-        many = Job(prompts, len(prompts), max(1, tokens // 2))
+        many = Job(prompts, len(prompts), tokens)
         self.plain: list[Cell] = [(ONE, self.one), (MANY, many), (FIRST, Job(long, 1, 1))]
         drawn = replace(self.one, temperature=1.0)
         self.ours: list[Cell] = [(DRAWN, drawn)]

@@ -150,6 +150,10 @@ class Run:
             "FLASHINFER_WORKSPACE_BASE": str(caches),
             "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled, by a compiler that may not be there
             "VLLM_NO_USAGE_STATS": "1",
+            # Its processes are all here, and a name may lead nowhere.
+            "VLLM_HOST_IP": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
         }
 
     def prepare(self) -> None:
@@ -157,7 +161,8 @@ class Run:
         for name in list(self.children):
             cells = self.cells.plain if name in (OURS, VLLM) else self.cells.guesses
             cells = cells + self.cells.ours if name == OURS else cells
-            jobs = [replace(job, tokens=min(job.tokens, WARM_UP)) for _, job in cells]
+            # Of many texts the whole: what is recorded for longer ones is recorded when they come to it.
+            jobs = [job if job.batch > 1 else replace(job, tokens=min(job.tokens, WARM_UP)) for _, job in cells]
             try:
                 self.children[name].prepare(jobs, min(A_JOB, self.left))
             except Lost as why:

@@ -66,6 +66,7 @@ PLAIN = (
     Nothing(texts=2),
     Nothing(texts=16),
     Nothing(texts=64),
+    Nothing(texts=64, cached=700),
     Nothing(cached=700),
     Nothing(cached=2000),
     Nothing(cached=3000),
@@ -77,6 +78,7 @@ GUESSED = (
     Nothing(cached=2000, draft=chain(3)),
     Nothing(draft=chain(63)),
     Nothing(cached=700, draft=chain(63)),
+    Nothing(texts=32, cached=700, draft=chain(7)),
 )
 GROWN = tuple(Nothing(draft=tree(nodes)) for nodes in (32, 63, 64))  # by heads, for which rows are cheap
 

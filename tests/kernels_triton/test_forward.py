@@ -189,14 +189,12 @@ def test_who_puts_short_parts_together_changes_no_bit(
     if dtype == torch.bfloat16 and DEVICE.type == "cpu":
         pytest.skip("Triton's interpreter multiplies no bfloat16")
     config = replace(BASE, heads=6, head_dim=64)
-    packed = step(
-        [(1090, 1, Draft.chain([3, 4])), (1, 1, Draft()), (250, 1, Draft.chain([5] * 8)), (700, 1, Draft())], 8
-    )
+    packed = step([(2100, 1, Draft.chain([3, 4])), (1, 1, Draft()), (250, 1, Draft.chain([5] * 8))], 8)
     q = torch.randn(packed.rows, config.heads, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE, dtype)
     _, cache, _ = world(config, 8, dtype)
     found = []
-    for enough in (1, 1 << 30):
-        monkeypatch.setattr(attention, "ENOUGH", enough)
+    for by_four in (True, False):
+        monkeypatch.setattr(attention, "_by_four", lambda *_, chosen=by_four: chosen)
         found.append(attended(cache, packed, q, window))
     assert torch.equal(*found)
 
