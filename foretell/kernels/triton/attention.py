@@ -203,7 +203,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
     out = (torch.zeros if whole else torch.empty)(n, heads * dim, dtype=q.dtype, device=q.device)
     pieces = out if whole else torch.empty(sizes.splits, n, heads, dim, dtype=torch.float32, device=q.device)
     tops, totals = (out, out) if whole else torch.empty(2, sizes.splits, n, heads, dtype=torch.float32, device=q.device)
-    fours = not exact and _by_four(sizes, block, kv_heads)
+    fours = _by_four(sizes, block, kv_heads)
     splits = max(1, fours_of(sizes.splits) if fours else sizes.splits)
     reached = 1 if whole else min(splits, 1 + triton.cdiv(sizes.deep, 64))
     _attend[(sizes.tiles * splits + sizes.nodes * reached, kv_heads * cut.pieces)](
