@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .activation import gated
+from .activation import through_gates
 from .room import stages_that_fit
 
 MOST_ROWS = 256
@@ -84,8 +84,7 @@ def _linear(
         total += tl.where(part == 0, added, 0.0)[:, None]
     value = total.to(out.dtype.element_ty)
     if GATED:
-        gate, up = value.reshape(OUT // 2, 2, ROWS).permute(0, 2, 1).split()
-        value, outputs = gated(gate, up, GELU), outputs // 2
+        value, outputs = through_gates(value, OUT, ROWS, GELU), outputs // 2
         o = tl.program_id(0) * (OUT // 2) + tl.arange(0, OUT // 2)
         real = o < outputs
     target = out + (part * rows + r[None, :]).to(tl.int64) * outputs + o[:, None]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretell.kernels.rounded import LARGEST, TYPES, Rounded, Rounding
 
-from .activation import gated
+from .activation import through_gates
 from .room import stages_that_fit
 
 MOST_ROWS = 256
@@ -104,8 +104,7 @@ def _product(
             total += tl.load(bias + o, mask=real, other=0.0).to(tl.float32)[:, None]
     value = total.to(out.dtype.element_ty)
     if GATED:
-        gate, up = value.reshape(OUT // 2, 2, ROWS).permute(0, 2, 1).split()
-        value, outputs = gated(gate, up, GELU), outputs // 2
+        value, outputs = through_gates(value, OUT, ROWS, GELU), outputs // 2
         o = tl.program_id(0) * (OUT // 2) + tl.arange(0, OUT // 2)
         real = o < outputs
     target = out + (part * rows + r[None, :]).to(tl.int64) * outputs + o[:, None]
