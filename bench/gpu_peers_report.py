@@ -12,7 +12,7 @@ from engine_child import Taken
 
 OURS, VLLM = "foretell", "vllm plain"
 PLAIN, ONE, MANY, FIRST = "plain", "batch 1", "batch 32", "first token"
-SAME = 32  # tokens a text begins with, compared: in half precision texts of two engines part sooner or later
+SAME = 32  # tokens a text begins with: in half precision texts of two engines part sooner or later
 
 
 def first_ms(taken: Taken) -> float:
@@ -80,12 +80,13 @@ class Report:
                 file.write(text + "\n")
 
     def same(self, engine: str, way: str, cell: str) -> float | None:
-        """Texts that begin as plain ones do: as those of ours of the same cell, or, of ours plain, as vLLM's."""
+        """Texts that are plain ones: ours as a whole; vLLM's, and ours beside vLLM's, by how they begin."""
         other = (OURS, PLAIN, cell) if (engine, way) != (OURS, PLAIN) else (VLLM, PLAIN, cell)
         if other not in self.found or (engine, way, cell) not in self.found:
             return None
         texts = [self.found[key][-1].texts for key in ((engine, way, cell), other)]
-        equal = [a[:SAME] == b[:SAME] for a, b in zip(*texts, strict=True)]
+        length = None if engine == OURS and way != PLAIN else SAME
+        equal = [a[:length] == b[:length] for a, b in zip(*texts, strict=True)]
         return round(sum(equal) / len(equal), 3)
 
     def tell(self) -> None:
@@ -119,7 +120,7 @@ class Report:
 
     def _ways(self) -> list[str]:
         lines = [
-            "| | cell | tokens/s | of its own plain | tokens a step | ms a step | same beginning | graphs |",
+            "| | cell | tokens/s | of its own plain | tokens a step | ms a step | same text | graphs |",
             "|---|---|---:|---:|---:|---:|---:|---|",
         ]
         for (engine, way, cell), takens in self.found.items():

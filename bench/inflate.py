@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--base", help="a model's name; else random weights of SmolLM2-135M's shape")
     parser.add_argument("--times", type=int, default=7)
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--bits", type=int, help="round the layers' matrices to so many")
+    parser.add_argument("--bits", type=int, choices=range(2, 9), help="round the layers' matrices to so many")
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
     model = inflate(load_base(given.base, given.device), given.times, given.layers)

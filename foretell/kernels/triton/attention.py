@@ -53,6 +53,42 @@ def _parts(keys):
     return tl.where(keys <= 1024, (keys + 63) // 64, tl.where(keys <= 4096, middle, far))
 
 
+@triton.jit
+def _work(tiles, tile_count, splits, DEEP: tl.constexpr, REACHED: tl.constexpr, FOURS: tl.constexpr):
+    """What this program does: a tile, from one part of the keys up to another."""
+    item = tl.program_id(0)
+    tile, part = item // splits, item % splits
+    behind = part + 1
+    if FOURS:
+        short = part < 4
+        behind = tl.where(short, 4 * part + 4, part + 13)
+        part = tl.where(short, 4 * part, part + 12)
+    if DEEP > 0:  # behind the tiles come the nodes, each with the part in which its tree begins and the next ones
+        node_item = item - tile_count * splits
+        tile = tl.where(node_item < 0, tile, tile_count + node_item // REACHED)
+        part = tl.where(node_item < 0, part, node_item % REACHED + tl.load(tiles + tile * 6 + 4))
+        behind = part + 1
+    return tile, part, behind
+
+
+@triton.jit
+def _with_block(best, total, mixed, scores, v, WHOLE: tl.constexpr, EXACT: tl.constexpr):
+    """What was seen so far and a block of keys: the largest score, the sum of weights, and their values."""
+    if WHOLE:
+        higher, fade, _ = _weights(best, tl.max(scores, 0))
+        weight = tl.exp2(scores - tl.where(higher == float("-inf"), 0.0, higher)[None, :])
+        total = total * fade + tl.sum(weight, 0)
+        mixed = tl.dot(v, weight.to(v.dtype), mixed * fade[None, :], input_precision="ieee" if EXACT else None)
+    else:  # a block by itself, and then with those before it, as `_join` would put them together
+        top = tl.max(scores, 0)
+        weight = tl.exp2(scores - tl.where(top == float("-inf"), 0.0, top)[None, :])
+        here = tl.dot(v, weight.to(v.dtype), input_precision="ieee" if EXACT else None)
+        higher, fade, gain = _weights(best, top)
+        total = tl.fma(tl.sum(weight, 0), gain, total * fade)
+        mixed = tl.fma(here, gain[None, :], mixed * fade[None, :])
+    return higher, total, mixed
+
+
 # A kernel for each size a step may have would be compiled where these were taken for constants, or for aligned.
 @triton.jit(
     do_not_specialize=["row_count", "most_pages", "tile_count", "splits"],
@@ -67,18 +103,8 @@ def _attend(
 ):  # fmt: skip
     """One tile of rows or a piece of it, one key head, one part of the keys or four short ones; scores are kept in
     powers of two."""
-    item, head = tl.program_id(0), tl.program_id(1)
-    tile, part = item // splits, item % splits
-    behind = part + 1
-    if FOURS:
-        short = part < 4
-        behind = tl.where(short, 4 * part + 4, part + 13)
-        part = tl.where(short, 4 * part, part + 12)
-    if DEEP > 0:  # behind the tiles come the nodes, each with the part in which its tree begins and the next ones
-        node_item = item - tile_count * splits
-        tile = tl.where(node_item < 0, tile, tile_count + node_item // REACHED)
-        part = tl.where(node_item < 0, part, node_item % REACHED + tl.load(tiles + tile * 6 + 4))
-        behind = part + 1
+    head = tl.program_id(1)
+    tile, part, behind = _work(tiles, tile_count, splits, DEEP, REACHED, FOURS)
     first = tl.load(tiles + tile * 6)
     rows = tl.load(tiles + tile * 6 + 1)
     sequence = tl.load(tiles + tile * 6 + 2)
@@ -129,19 +155,7 @@ def _attend(
                 seen = seen & (key[:, None] > position[None, :] - WINDOW)
             scores = tl.where(seen & inside[:, None], scores, float("-inf"))
             v = tl.load(values + place[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-            if WHOLE:
-                higher, fade, _ = _weights(best, tl.max(scores, 0))
-                weight = tl.exp2(scores - tl.where(higher == float("-inf"), 0.0, higher)[None, :])
-                total = total * fade + tl.sum(weight, 0)
-                mixed = tl.dot(v, weight.to(v.dtype), mixed * fade[None, :], input_precision="ieee" if EXACT else None)
-            else:  # a block by itself, and then with those before it, as `_join` would put them together
-                top = tl.max(scores, 0)
-                weight = tl.exp2(scores - tl.where(top == float("-inf"), 0.0, top)[None, :])
-                here = tl.dot(v, weight.to(v.dtype), input_precision="ieee" if EXACT else None)
-                higher, fade, gain = _weights(best, top)
-                total = tl.fma(tl.sum(weight, 0), gain, total * fade)
-                mixed = tl.fma(here, gain[None, :], mixed * fade[None, :])
-            best = higher
+            best, total, mixed = _with_block(best, total, mixed, scores, v, WHOLE, EXACT)
         if WHOLE:
             mixed = mixed / tl.where(total == 0, 1.0, total)[None, :]  # of a row that sees nothing it is 0
         else:
