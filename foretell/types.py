@@ -319,6 +319,9 @@ class StepTimes:
     `proposing` is the part of `drafting` that drafters took for the guesses they were asked for; the rest, such as
     looking at free guesses and deciding, is spent whoever guesses. None: all of it.
 
+    `waiting`: what a device had nothing to do for before the step, guesses aside, because the host had to know the
+    tokens of the one before; None where it did not stand between two steps of written texts, or never goes ahead.
+
     `odd`: something took longer than it will take again, such as to be recorded, so the times tell of no price.
     """
 
@@ -326,6 +329,7 @@ class StepTimes:
     running: float
     proposing: float | None = None
     odd: bool = False
+    waiting: float | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from .decisions import (
     COMPARED,
     FIXED,
     HURRY,
+    LATE,
     NOT_ASKED,
     PAYS,
     SKIPPED,
@@ -36,11 +37,13 @@ from .prospects import UNTRIED, Prospects
 from .rates import ALIKE, TRUST, Belief
 from .settings import TREE_ROWS, AllHere, ArmTraits, Presence, Settings
 from .spending import PLAIN, Market, Plan, best_plan, break_even, given, let_pass, share_out
+from .waits import Waits
 from .yardstick import Yardstick
 
 SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
 STRETCH_EVERY = 24  # of so many drafts one goes a node farther
 FADING = 0.95  # nodes that are hardly ever taken are not guessed: a tree of sixteen costs the host as much as a row
+HOPE = 0.25  # how fast it is learnt what guesses are worth in steps of late
 NOTHING = Budget()
 
 
@@ -63,7 +66,7 @@ class AdaptiveController(Controller):
         self.acceptance = Acceptance(beliefs)
         self.decisions, self.probes, self.hurry = Decisions(), Probes(), Hurry(clock)
         self.lessons = Lessons(self.acceptance, self.drafting.is_paid, self.probes.succeeded)
-        self.yardstick = Yardstick()
+        self.yardstick, self.waits = Yardstick(), Waits()
         self.prospects = Prospects(self.arms, settings, self.lessons, self.drafting)
         self.foresight = Foresight(self.prospects)
         self._free = self.drafting.free
@@ -74,12 +77,14 @@ class AdaptiveController(Controller):
         self._why: dict[int, str] = {}
         self._due: list[Sequence] = []  # looked at in this step
         self._worth: dict[int, float] = {}  # seconds that the guesses of this step should save
+        self._hope = 0.0  # seconds that guesses should save in a step, by those of late
         self._reach = float(UNTRIED)  # nodes that free drafters are asked for
         self._hurried: frozenset[int] = frozenset()  # of them those behind the speed they asked for
 
     def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         self.lessons.begin()
         self._why.clear()
+        self._hope *= 1 - HOPE
         writers = [seq for seq in seqs if seq.request.drafters and seq.writing]
         late = self.hurry.behind(seqs, self.costs.single)
         self._due, self._hurried = self.patience.due(writers, self.costs.single) if writers else [], frozenset()
@@ -122,10 +127,7 @@ class AdaptiveController(Controller):
             writers = sum(seq.pending == 1 for seq in seqs)
             found = self._fixed(due, offers, self.settings.fixed(writers))
         elif self.costs.known:
-            if self._all_free and not self._hurried and not any(offers.values()):
-                found = self._passed(seqs, due)
-            else:
-                found = self._adapted(self._market(seqs), due, offers)
+            found = self._weighed(seqs, due, offers)
             for seq in due:
                 self.patience.note(seq.id, self._worth.get(seq.id, 0.0))
         else:  # the first step tells what steps cost
@@ -135,11 +137,44 @@ class AdaptiveController(Controller):
                 for arm in seq.request.drafters:
                     self.decisions.note(arm, SKIPPED, UNKNOWN)
         for seq in due:
-            self.lessons.note_offers(seq, offers.get(seq.id, {}))
             if seq.id not in found and seq.request.params.structured_outputs is not None:
                 found[seq.id] = Budget(self.settings.cap(seq))  # room for what a grammar forces, which always stands
-        self.patience.done()
+        self._looked(due, offers)
         return [found.get(seq.id, NOTHING) for seq in seqs]
+
+    def _weighed(
+        self, seqs: list[Sequence], due: list[Sequence], offers: Offers, late: bool = False
+    ) -> dict[int, Budget]:
+        if self._all_free and not self._hurried and not any(offers.values()):
+            return self._passed(seqs, due)
+        found = self._adapted(self._market(seqs), due, offers, late)
+        self._hope += HOPE * sum(self._worth.values())
+        return found
+
+    def _looked(self, due: list[Sequence], offers: Offers) -> None:
+        for seq in due:
+            self.lessons.note_offers(seq, offers.get(seq.id, {}))
+        self.patience.done()
+
+    def rests(self, seqs: list[Sequence]) -> bool:
+        """A step that begins early saves what the device would wait for the host; it can guess nothing."""
+        if super().rests(seqs):
+            return True
+        adapts = self.settings.fixed is None and self.costs.known and not self._hurried
+        return adapts and self._hope < self.waits.seconds(len(seqs))
+
+    def stays_plain(self, seqs: list[Sequence], offers: Offers) -> bool:
+        """A single free guess is for the step that runs, and of no use for the next."""
+        due = self._due
+        if not due:
+            return True
+        if self.settings.fixed is not None or not self.costs.known:
+            return False
+        found = self._weighed(seqs, due, offers, late=True)
+        for seq in due:
+            self.patience.note(seq.id, 0.0)  # it comes too late to save anything
+        self._looked(due, offers)
+        return not any(each.nodes > 1 or each.drafter not in self._free for each in found.values())
 
     def watches(self, seq: Sequence) -> bool:
         return bool(seq.request.drafters) and not self.patience.left_alone(seq.id)
@@ -155,9 +190,11 @@ class AdaptiveController(Controller):
         curve = self.costs.prices(rows + writers * widest)
         # Each further row looks at what is cached of its text.
         sizes = self.costs.sizes if rows == 1 else ()
-        return Market(writers, rows, curve, self.costs.looking(cached), self.costs.pair * cached / len(seqs), sizes)
+        held, further = self.costs.looking(cached), self.costs.pair * cached / len(seqs)
+        return Market(writers, rows, curve, held, further, self.waits.seconds(writers), sizes)
 
-    def _adapted(self, market: Market, due: list[Sequence], offers: Offers) -> dict[int, Budget]:
+    def _adapted(self, market: Market, due: list[Sequence], offers: Offers, late: bool = False) -> dict[int, Budget]:
+        """`late`: what should be guessed in the next step, for this one is under way."""
         hurried = [seq.id in self._hurried for seq in due]
         alone = replace(market, writers=1) if self._hurried else market  # it makes way for nobody, and plans like that
         pairs = zip(due, hurried, strict=True)
@@ -166,17 +203,17 @@ class AdaptiveController(Controller):
         self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.depth + 1 for budget in found.values()))
         gain = max(plan.gain for plan in plans)
         compared = set()
-        if found and not self._hurried and self.yardstick.wanted(self.costs.steps, gain):
+        if found and not self._hurried and not late and self.yardstick.wanted(self.costs.steps, gain):
             compared = set(found)
             found.clear()
-        trials = set() if compared else self._probe(market, due, found)
+        trials = set() if compared else self._probe(market, due, found, late)
         for seq in due:
             why = TRIAL if seq.id in trials else HURRY if seq.id in self._hurried else PAYS
-            why = COMPARED if seq.id in compared else why
-            taken, offered = found.get(seq.id, NOTHING).drafter, offers.get(seq.id, {})
+            why = COMPARED if seq.id in compared else LATE if late and seq.id in found else why
+            taken, offered = "" if late else found.get(seq.id, NOTHING).drafter, offers.get(seq.id, {})
             guessed = [arm for arm in seq.request.drafters if arm in offered or arm not in self._free]
             self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, taken, why)
-        self.yardstick.note(bool(found))
+        self.yardstick.note(bool(found) and not late)
         self.decisions.step(bool(found or compared), lambda: self._reason(market, due))
         return found
 
@@ -282,7 +319,7 @@ class AdaptiveController(Controller):
             return drafts
         return [Draft() if len(draft) < least and not any(draft.drawn or ()) else draft for draft in drafts]
 
-    def _probe(self, market: Market, due: list[Sequence], found: dict[int, Budget]) -> set[int]:
+    def _probe(self, market: Market, due: list[Sequence], found: dict[int, Budget], late: bool) -> set[int]:
         """Try a drafter that is not used, rarely and for one sequence, so that its day is noticed when it comes."""
         tried: set[int] = set()
         used, step = {budget.drafter for budget in found.values()}, self.patience.step
@@ -293,8 +330,12 @@ class AdaptiveController(Controller):
             seq = min(able, key=lambda each: self.drafting.behind(each, arm))
             nodes = min(max(Probes.NODES, self.settings.shortest), self.settings.cap(seq))
             seconds = self.drafting.for_trial(market, seq, arm, nodes)
-            if self.probes.is_due(arm, step, seconds + market.extra(nodes), market.plain):
-                if arm in self.presence.away:
+            cost = seconds + market.extra(nodes), market.plain
+            if self.probes.is_due(arm, step, *cost):
+                away = arm in self.presence.away
+                if away or not late:
+                    self.probes.begin(arm, step, *cost)
+                if away:
                     self._call(arm)
                     continue
                 found[seq.id] = Budget(nodes, arm, trial=True)
@@ -303,6 +344,8 @@ class AdaptiveController(Controller):
         return tried
 
     def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+        if times.waiting is not None and not times.odd:
+            self.waits.observe(len(outcomes), times.waiting)
         rows = drafted = 0
         for outcome in outcomes:
             rows += outcome.share.take + len(outcome.draft.tokens)

@@ -23,6 +23,14 @@ class Controller(ABC):
     def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
         """A budget for each sequence; 0 nodes is a normal answer. `offers` are the free guesses it asked for."""
 
+    def rests(self, seqs: list[Sequence]) -> bool:
+        """Whether guesses in the next step are unlikely: it may begin before this one's tokens are known."""
+        return not any(seq.request.drafters for seq in seqs)
+
+    def stays_plain(self, seqs: list[Sequence], offers: Offers) -> bool:
+        """A look that comes late, at a step that runs already and guesses nothing: whether the next should not, too."""
+        return not any(budget.nodes for budget in self.budgets(seqs, offers))
+
     def trim(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
         """Cut drafts by their confidence."""
         return drafts

@@ -16,6 +16,7 @@ DRAFTED, SKIPPED = "drafted", "skipped"
 PAYS, TRIAL, FIXED, HURRY = "pays", "trial", "fixed", "hurry"  # why a drafter was let guess
 NO_GUESS, LOW_ACCEPT, OUTDONE, NOT_ASKED, UNKNOWN = "no_guess", "low_accept", "outdone", "not_asked", "no_costs"
 COMPARED = "compared"  # it would have paid, but a plain step was wanted to compare with
+LATE = "late"  # it would have paid, but the step was under way before its text was looked at
 
 Decision = tuple[str, str, str]  # a drafter, whether it was let guess, and why
 
@@ -45,7 +46,7 @@ class Decisions:
 
     def note_all(self, arms: tuple[str, ...], guessed: Collection[str], taken: str, why: str) -> str:
         """Of a text's drafters `taken` guesses, because of `why`, or none does; returns why none does."""
-        beaten = COMPARED if why == COMPARED else LOW_ACCEPT
+        beaten = why if why in (COMPARED, LATE) else LOW_ACCEPT
         lost = OUTDONE if taken else beaten
         for arm in arms:
             if arm == taken:

@@ -21,13 +21,16 @@ class Probes:
         return step - self._last[arm] >= max(self.EVERY, self._wait.get(arm, 0))
 
     def is_due(self, arm: str, step: int, seconds: float, plain: float) -> bool:
-        """Whether to try a rested one in this step, which takes `plain` without it; a trial costs `seconds`."""
-        wait = max(self.EVERY, int(seconds / (self.SHARE * plain)), self._wait.get(arm, 0))
-        if step - self._last[arm] < wait:
-            return False
+        """Whether a rested one may be tried in this step, which takes `plain` without it; a trial costs `seconds`."""
+        return step - self._last[arm] >= self._waits(arm, seconds, plain)
+
+    def begin(self, arm: str, step: int, seconds: float, plain: float) -> None:
+        """It is tried in this step."""
+        self._wait[arm] = min(2 * self._waits(arm, seconds, plain), self.SELDOM)
         self._last[arm] = step
-        self._wait[arm] = min(2 * wait, self.SELDOM)
-        return True
+
+    def _waits(self, arm: str, seconds: float, plain: float) -> int:
+        return max(self.EVERY, int(seconds / (self.SHARE * plain)), self._wait.get(arm, 0))
 
     def succeeded(self, arm: str) -> None:
         """A guess of it stood: the waiting starts anew."""

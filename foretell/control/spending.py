@@ -41,7 +41,8 @@ class Market:
     """The step to be planned: `writers` sequences write, `rows` are run anyway, `curve[i]` prices a step of i rows.
 
     `held` is what the step costs besides its rows, such as looking at what is cached, `further` what each further row
-    costs beside its place in the curve.
+    costs beside its place in the curve, `waiting` what the device waits for the host where anybody guesses: a step of
+    guesses cannot be sent before the tokens are known that they stand behind.
     """
 
     writers: int
@@ -49,6 +50,7 @@ class Market:
     curve: Values[float]
     held: float = 0.0
     further: float = 0.0
+    waiting: float = 0.0
     sizes: tuple[int, ...] = ()  # rows that the step of a text alone is filled up to
     plain: float = field(init=False)  # seconds of the step without drafts
     share: float = field(init=False)  # of that, what each sequence pays
@@ -86,7 +88,7 @@ class Market:
         if taken is None:
             at = min(self.rows + nodes * self.writers, len(self.curve) - 1)
             extra = (self.curve[at] - self.curve[self.rows]) / self.writers + nodes * self.further
-            taken = self._taken[nodes] = self.share + extra
+            taken = self._taken[nodes] = self.share + extra + (self.waiting / self.writers if nodes else 0.0)
         return taken
 
 
@@ -186,7 +188,7 @@ def share_out(
     for count, (worth, _) in enumerate(items, 1):
         gained += worth
         tokens = writers + gained if throughput else 1 / (1 - gained / writers)
-        speed = tokens / (market.plain + market.extra(count) + drafting)
+        speed = tokens / (market.plain + market.extra(count) + drafting + market.waiting)
         if speed > fastest:
             fastest, taken = speed, count
     nodes = [0] * len(plans)
@@ -233,4 +235,5 @@ def let_pass(market: Market, plans: list[Plan], hurried: list[bool], throughput:
 
 def break_even(market: Market, draft_seconds: float = 0.0) -> float:
     """How often a single guess must stand to pay for its row."""
-    return (market.extra(market.writers) / market.writers + draft_seconds) / (market.plain / market.writers)
+    row = (market.extra(market.writers) + market.waiting) / market.writers
+    return (row + draft_seconds) / (market.plain / market.writers)

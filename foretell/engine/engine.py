@@ -13,16 +13,29 @@ from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
 from foretell.errors import CapacityError
 from foretell.kv.shortage import lacks_memory
-from foretell.runner.executor import StepOutput
+from foretell.runner.executor import Landed
 from foretell.runner.pack import logit_rows
 from foretell.runner.runner import ModelRunner
 from foretell.runner.stock import Watch
 from foretell.sampling.grammar import Grammar
 from foretell.sampling.grammar_matcher import GrammarError, Matcher
 from foretell.tokenizer import Tokenizer
-from foretell.types import Budget, Delta, Draft, Outcome, Request, Sequence, Share, StepTimes, TokenLogprob
+from foretell.types import (
+    NO_DRAFT,
+    Budget,
+    Delta,
+    Draft,
+    Outcome,
+    Request,
+    Sequence,
+    Share,
+    StepTimes,
+    TokenLogprob,
+    Verdict,
+)
 
 from .constrain import constrain
+from .flight import Flight, draws_of, followers, next_shares
 from .guard import Guard
 from .judge import Case, Judge, prompt_logprobs
 from .relief import Relief
@@ -78,6 +91,8 @@ class Engine:
         self._ids = itertools.count()
         self._guard = Guard(drafter, runner.model.config.vocab)
         self.relief = Relief(scheduler)
+        self._ahead: Flight | None = None  # a step that was begun and not ended
+        self._landed: float | None = None  # when the last step of these texts had its tokens
 
     @property
     def drafter(self) -> Drafter:
@@ -87,6 +102,7 @@ class Engine:
     def drafter(self, drafter: Drafter) -> None:
         if drafter.taps:  # what it keeps beside the target's it has not kept yet: all texts are read anew
             self.scheduler.start_over()
+        self._ahead = None  # nothing is lost: it writes the same once more
         self._guard = Guard(drafter, self.runner.model.config.vocab)
 
     @property
@@ -131,10 +147,34 @@ class Engine:
             return self._step(watch)
 
     def _step(self, watch: Watch) -> list[Delta]:
-        began = perf_counter()
-        plan = self.scheduler.plan(self._budgets(self.scheduler.running))
-        if not plan:
-            return []
+        flight, self._ahead = self._ahead, None  # what fails in here leaves nothing behind that is half done
+        if flight is None or not any(self._lives(share) for share in flight.plan):
+            began = perf_counter()
+            plan = self.scheduler.plan(self._budgets(self.scheduler.running))
+            if not plan:
+                return []
+            flight = None
+        else:
+            plan = flight.plan
+        try:
+            flight = flight or self._launch(plan, began)
+            ahead = self._send_ahead(flight) if self.runner.goes_ahead else None
+            outcomes, curious = self._judge(flight) if flight.landed is None else self._land(flight, flight.landed())
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            return self._shed([share for share in plan if self._lives(share)], error)
+        landed = perf_counter()
+        if self.runner.followers is not None:
+            self.runner.followers.check()
+        judged = [self.commit(outcome) for outcome in outcomes]
+        self.relief.went_well()
+        self._finish([outcome for outcome, _ in judged], self._times(flight, landed, curious, watch.odd))
+        self._ahead = ahead
+        return [delta for _, delta in judged if delta is not None]
+
+    def _launch(self, plan: list[Share], began: float) -> Flight:
+        """Guess, and give the step to the device."""
         self._note_starts(plan)
         planned = perf_counter()
         proposed = self._propose(plan)
@@ -142,25 +182,74 @@ class Engine:
         trimmed = self.controller.trim(plan, proposed)
         drafts = [self._constrain(share, draft) for share, draft in zip(plan, trimmed, strict=True)]
         drafted = perf_counter()
-        try:
-            outcomes, curious = self._judge(plan, drafts, self.runner.forward(plan, drafts))
-        except RuntimeError as error:
-            if not lacks_memory(error):
-                raise
-            return self._shed(plan, error)
-        if self.runner.followers is not None:
-            self.runner.followers.check()
-        judged = [self.commit(outcome) for outcome in outcomes]
-        times = StepTimes(drafted - began + curious, perf_counter() - drafted - curious, proposing, watch.odd)
-        self.relief.went_well()
+        output = self.runner.forward(plan, drafts)
+        return Flight(plan, drafts, output, began, drafted, perf_counter(), proposing)
+
+    def _send_ahead(self, flight: Flight) -> Flight | None:
+        """The step behind this one, begun before this one's tokens are known, where it will guess nothing; a text whose
+        end they bring is in it for nothing."""
+        running = self.scheduler.running
+        stays = not flight.is_ahead or self._stays_plain(running)
+        if not stays or not self.controller.rests(running):
+            return None
+        rows = followers(flight, self.scheduler, self._lives)
+        shares = next_shares(flight, rows)
+        if not shares or not all(self.runner.reserve(share.seq, share.length) for share in shares):
+            return None
+        wants = any(map(self._wants_top, flight.plan, flight.drafts)) if self.drafter.wants_top else False
+        began = perf_counter()
+        sent = self.runner.ahead(shares, rows, draws_of(flight), self.drafter.wants_top if wants else 0)
+        if sent is None:
+            return None
+        flight.landed = sent.landed
+        return Flight(shares, [NO_DRAFT] * len(shares), sent.output, began, began, perf_counter(), is_ahead=True)
+
+    def _stays_plain(self, running: list[Sequence]) -> bool:
+        """A look at texts whose step runs already. What it finds cannot help that step, and costs no time either."""
+        asked, nodes = self.controller.asks(running)
+        return self.controller.stays_plain(running, self._guard.offers(asked, nodes))
+
+    def _land(self, flight: Flight, landed: Landed) -> tuple[list[Outcome], float]:
+        """A step without guesses that another was sent behind: its tokens are all there is of it."""
+        pairs = list(zip(flight.plan, flight.drafts, strict=True))
+        states = split_features(flight.output, pairs)
+        outcomes = []
+        for row, ((share, draft), features) in enumerate(zip(pairs, states, strict=True)):
+            if self._lives(share):
+                token = landed.tokens[row]
+                top = (tuple(landed.top[row]),) if landed.top and self._wants_top(share, draft) else ()
+                outcomes.append(Outcome(share, draft, Verdict((), token), (token,), (), None, features, top))
+        return outcomes, 0.0
+
+    def _lives(self, share: Share) -> bool:
+        """Whether its text still stands where the step was planned for: one that was sent ahead may have ended since,
+        or had to leave its pages."""
+        return share.seq.id in self.tracks and share.seq.cached == share.start
+
+    def _times(self, flight: Flight, landed: float, curious: float, odd: bool) -> StepTimes:
+        """Where nothing is sent ahead all the host does belongs to a step; else it is counted what the device waits."""
+        if not self.runner.goes_ahead:
+            running = perf_counter() - flight.drafted - curious
+            return StepTimes(flight.drafted - flight.began + curious, running, flight.proposing, odd)
+        before, self._landed = self._landed, landed
+        since = flight.launched if before is None else max(before, flight.launched)
+        waiting = None
+        if before is not None and all(share.take == 1 for share in flight.plan):
+            waiting = since - before - flight.proposing if not flight.is_ahead else None
+        drafting = 0.0 if flight.is_ahead else flight.drafted - flight.began
+        return StepTimes(drafting + curious, landed - since - curious, flight.proposing, odd, waiting)
+
+    def _finish(self, outcomes: list[Outcome], times: StepTimes) -> None:
+        """All that is written: let others learn from it, and give back what is not needed."""
         if not times.odd:
-            self.scheduler.learn(plan, times.running)
+            self.scheduler.learn([outcome.share for outcome in outcomes], times.running)
         try:
-            self._learn([outcome for outcome, _ in judged], times)
+            self._learn(outcomes, times)
         finally:  # only now: what drafters learn from may lie in these pages
-            for share in plan:
-                self.settle(share.seq)
-        return [delta for _, delta in judged if delta is not None]
+            for outcome in outcomes:
+                self.settle(outcome.share.seq)
+        if not self.tracks:
+            self._landed = None
 
     def _shed(self, plan: list[Share], error: RuntimeError) -> list[Delta]:
         """Nothing was written: the same texts go on in smaller steps."""
@@ -201,15 +290,17 @@ class Engine:
         except GrammarError:  # if it is more than this guess, the text itself will say so
             return Draft()
 
-    def _judge(self, plan: list[Share], drafts: list[Draft], output: StepOutput) -> tuple[list[Outcome], float]:
+    def _judge(self, flight: Flight) -> tuple[list[Outcome], float]:
         """What the target makes of each draft, and the seconds in this of what only drafters want to know."""
-        pairs = list(zip(plan, drafts, strict=True))
+        pairs, output = list(zip(flight.plan, flight.drafts, strict=True)), flight.output
         cases: list[Case] = []
         ends: list[int] = []
         end = 0
         for share, draft in pairs:
             first, end = end, end + logit_rows(share, draft)
             ends.append(end)
+            if not self._lives(share):
+                continue
             if share.reaches_end:
                 cases.append(Case(share, draft, output.logits, end - 1 - len(draft), self._masks(share, draft)))
             if share.reads_prompt_logprobs:
@@ -225,6 +316,7 @@ class Engine:
         return [
             outcome_of(share, draft, next(judged) if share.reaches_end else None, states, each)
             for (share, draft), states, each in zip(pairs, split_features(output, pairs), top, strict=True)
+            if self._lives(share)
         ], curious
 
     def _wants_top(self, share: Share, draft: Draft) -> bool:
@@ -233,7 +325,7 @@ class Engine:
         seq = share.seq
         if draft.source in self._guard.copiers or self._guard.top_arms.isdisjoint(seq.request.drafters):
             return False
-        return self.controller.watches(seq)
+        return self._lives(share) and self.controller.watches(seq)
 
     def _masks(self, share: Share, draft: Draft) -> torch.Tensor | None:
         track = self.tracks[share.seq.id]

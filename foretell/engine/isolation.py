@@ -33,6 +33,9 @@ class Plainly(Controller):
     def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
         return [Budget()] * len(seqs)
 
+    def rests(self, seqs: list[Sequence]) -> bool:
+        return False  # each step is one of its own
+
     def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
         self.inner.observe(outcomes, times)
 

@@ -11,15 +11,17 @@ from torch import Tensor
 from foretell.kernels.attention import Layout
 from foretell.kernels.triton.finish import finish
 from foretell.kernels.triton.tables import NO_PARTS, RowTables, Sizes
+from foretell.kernels.triton.take_up import take_up
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
+from foretell.sampling.on_device import Draws, leave_there
 
 from .cuda_chain import CudaChain
 from .cuda_forward import CudaForward
 from .cuda_passes import passes
 from .cuda_sizes import DEEP, HIGH, ROWS, WHOLE, ChainSizes, fit, fit_chain, levels_for, power
 from .cuda_tables import Numbers, PageTable, Tiles, fill, make_tiles
-from .executor import StepOutput
+from .executor import Ahead, Landed, StepOutput
 from .pack import Packed
 from .recording import Capture, Recorder
 
@@ -42,8 +44,12 @@ class CudaExecutor:
         self._host_numbers: Numbers = self._host.numpy()
         self._logits = torch.empty(0, self.vocab, device=layout.device)
         self._features = torch.empty(0, 0, dtype=model.dtype, device=layout.device)
-        self._tokens = torch.zeros(ROWS[-1], dtype=torch.int32, pin_memory=layout.device.type == "cuda")
+        self._tokens, self._landed = self._for_host(ROWS[-1]), self._for_host(ROWS[-1])
+        self._drawn = torch.zeros(ROWS[-1], dtype=torch.int32, device=layout.device)
+        self._top = self._for_host(0)
         self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._over = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._count = 0  # rows of logits that the last step left
         self._idle = True  # whether the host has seen the end of the last step
         self._capture = Capture(layout.device)
         self._recorders: dict[tuple[int, ...], Recorder[Sizes, Left]] = {}
@@ -52,6 +58,10 @@ class CudaExecutor:
         self._shares = model.ranks is None
         chains: Recorder[ChainSizes, Tensor] = Recorder(layout.device, self._capture, self._shares)
         self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size, chains)
+
+    def _for_host(self, numbers: int) -> Tensor:
+        """Where the device leaves whole numbers for the host."""
+        return torch.zeros(numbers, dtype=torch.int32, pin_memory=self.layout.device.type == "cuda")
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         """In passes, so that the bits of what is written hang neither on prompts nor on how many write."""
@@ -72,14 +82,48 @@ class CudaExecutor:
         wanted, tiles = fit(packed, self.layout.share)
         if wanted.rows > ROWS[-1]:
             return self._run_unrecorded(packed, taps)
-        recorder = self.recorder(taps)
-        sizes = recorder.serving(wanted)
+        sizes = self.recorder(taps).serving(wanted)
         self._send(packed, tiles, sizes)
+        return self._replay(packed, sizes, taps)
+
+    def _replay(self, packed: Packed, sizes: Sizes, taps: tuple[int, ...]) -> StepOutput:
+        """Run what was sent."""
         self._make_room(sizes.rows, taps)
-        logits, features = recorder(sizes, lambda: self._run(sizes, taps))
-        count = len(packed.wanted)
+        logits, features = self.recorder(taps)(sizes, lambda: self._run(sizes, taps))
+        count = self._count = len(packed.wanted)
         own = None if features is None else features[: packed.rows].clone()
         return StepOutput(logits[:count], own, lambda: self._likeliest(count))
+
+    def ahead(self, packed: Packed, taps: tuple[int, ...], draws: Draws | None, top: int) -> Ahead | None:
+        """See `Outrunner`. The host waits for an event between the two steps."""
+        wanted, tiles = fit(packed, self.layout.share)
+        if wanted.rows > ROWS[-1]:
+            return None
+        sizes, count = self.recorder(taps).serving(wanted), self._count
+        chosen = self._tokens
+        if draws is not None:
+            chosen = self._drawn
+            leave_there(self._logits[:count], draws, chosen[:count])
+        best = self._best(count, top)
+        self._send(packed, tiles, sizes)
+        take_up(self._numbers[: sizes.rows], chosen, self._landed, count)
+        self._over.record()
+        return Ahead(self._replay(packed, sizes, taps), lambda: self._land(count, best))
+
+    def _best(self, count: int, top: int) -> Tensor:
+        """On its way to the host: of each row the likeliest tokens, [count, top]."""
+        if not top:
+            return self._top[:0]
+        if len(self._top) < ROWS[-1] * top:
+            self._top = self._for_host(ROWS[-1] * top)
+        found = self._top[: count * top].view(count, top)
+        return found.copy_(self._logits[:count].topk(top).indices, non_blocking=True)
+
+    def _land(self, count: int, best: Tensor) -> Landed:
+        """What the step came to that another was sent behind; what comes of that one is not waited for."""
+        self._over.synchronize()
+        tokens: list[int] = self._landed[:count].tolist()
+        return Landed(tokens, best.tolist())
 
     def _likeliest(self, count: int) -> list[int]:
         """Of the last step; only now does the host wait for the device."""

@@ -106,8 +106,13 @@ def rehearse(runner: ModelRunner, steps: Iterable[Nothing], stopped: Callable[[]
 
 @torch.inference_mode()
 def choose_and_move(runner: ModelRunner) -> None:
-    """What comes behind a step: a token is drawn, and what was accepted of a tree moves up, one node or several."""
+    """What comes behind a step: a token is drawn, another step is sent, and what was accepted of a tree moves up, one
+    node or several."""
     choose(torch.zeros(1, runner.model.outputs, device=runner.device), [Row(SamplingParams(temperature=1.0), 0, 0)])
+    share = _share(0, Nothing(), runner.layout.page_size)
+    runner.forward([share], [Draft()])
+    if runner.goes_ahead:
+        runner.ahead([replace(share, start=share.length, length=share.length + 1)], [0], None, 0)
     for nodes in (1, 2):
         runner.cache.move(list(range(1, nodes + 1)), list(range(nodes)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from foretell.kernels.attention import Layout, group_spans
 from foretell.kv.cache import KVCache
 from foretell.models.batch import Batch
 from foretell.models.decoder import Decoder
+from foretell.sampling.on_device import Draws
 
 from .pack import Packed
 
@@ -30,6 +31,30 @@ class Executor(Protocol):
     """Runs packed rows and writes their keys and values into the cache."""
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput: ...
+
+
+class Landed(NamedTuple):
+    """The tokens of a step's rows, and of each row the likeliest ones where they were asked for."""
+
+    tokens: list[int]
+    top: list[list[int]]
+
+
+class Ahead(NamedTuple):
+    """A step that was given to a device behind another one; `landed` waits for that one's tokens, not for this step."""
+
+    output: StepOutput
+    landed: Callable[[], Landed]
+
+
+@runtime_checkable
+class Outrunner(Protocol):
+    """An executor that works beside the host, and takes a step before the host knows the tokens it begins with."""
+
+    def ahead(self, packed: Packed, taps: tuple[int, ...], draws: Draws | None, top: int) -> Ahead | None:
+        """Behind the last step, which left a row of logits for each of its sequences: a token below 0 is what row
+        -1 - token of it comes to, the likeliest or what `draws` make of it. `top` is how many of the likeliest are
+        wanted of that step. What the last step left is lost; None, and nothing done, where this is too much."""
 
 
 class EagerExecutor:

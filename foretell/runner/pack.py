@@ -58,6 +58,15 @@ def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:
     return Packed(tokens, positions, slots, spans, wanted)
 
 
+def pack_ahead(shares: list[Share], rows: list[int], page_size: int) -> Packed:
+    """One row for each share: the token that this row of the step before comes to, which nobody knows yet."""
+    starts = [share.start for share in shares]
+    pages = [tuple(share.seq.pages[: share.start // page_size + 1]) for share in shares]
+    slots = [each[-1] * page_size + start % page_size for each, start in zip(pages, starts, strict=True)]
+    spans = [Span(i, 1, start, each) for i, (start, each) in enumerate(zip(starts, pages, strict=True))]
+    return Packed([-1 - row for row in rows], starts, slots, spans, list(range(len(shares))))
+
+
 def logit_rows(share: Share, draft: Draft) -> int:
     """How many of a share's rows, the last ones, have their logits wanted."""
     if share.reads_prompt_logprobs:

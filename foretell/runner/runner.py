@@ -15,13 +15,14 @@ from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
 from foretell.models.heads import HeadConfig
+from foretell.sampling.on_device import Draws
 from foretell.types import Draft, Sequence, Share
 
 from .cuda_or_eager import cuda_or_eager
-from .executor import EagerExecutor, Executor, StepOutput
+from .executor import Ahead, EagerExecutor, Executor, Outrunner, StepOutput
 from .head_work import HeadWork, Work
 from .native import NativeExecutor, native_executor
-from .pack import pack
+from .pack import pack, pack_ahead
 
 
 class Followers(Protocol):
@@ -83,6 +84,18 @@ class ModelRunner:
         if self.answers_on is None or self.answers_on == self.device:
             return output
         return replace(output, logits=output.logits.to(self.answers_on))
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether a step can be begun before the tokens of the one before are known."""
+        return isinstance(self.executor, Outrunner) and self.followers is None and self.answers_on is None
+
+    @torch.inference_mode()
+    def ahead(self, shares: list[Share], rows: list[int], draws: Draws | None, top: int) -> Ahead | None:
+        """A step of one token a share behind the one that runs: see `Outrunner`. `rows` are those of that one which
+        come to the tokens."""
+        assert isinstance(self.executor, Outrunner), "asked before"
+        return self.executor.ahead(pack_ahead(shares, rows, self.layout.page_size), self.taps, draws, top)
 
     @torch.inference_mode()
     def chain(self, shares: list[Share], steps: int, vocab: int) -> tuple[list[list[int]], list[list[float]]] | None:

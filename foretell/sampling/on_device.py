@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,24 +25,37 @@ def works() -> bool:
     return find_spec("triton") is not None
 
 
-def choose_there(logits: Tensor, params: list[SamplingParams], seeds: list[int], positions: list[int]) -> list[int]:
-    """For each row of logits [rows, vocab] what `sampling.choose` defines."""
-    from foretell.kernels.triton.choose import choose_tokens
+class Draws(NamedTuple):
+    """How the token of each row is drawn."""
 
-    host = torch.from_numpy(settings(params, seeds, positions))
-    if logits.is_cuda:
-        host = host.pin_memory()
-    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    choose_tokens(logits, host.to(logits.device, non_blocking=True), tokens)
+    params: list[SamplingParams]
+    seeds: list[int]
+    positions: list[int]
+
+
+def choose_there(logits: Tensor, draws: Draws) -> list[int]:
+    """For each row of logits [rows, vocab] what `sampling.choose` defines."""
+    tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    leave_there(logits, draws, tokens)
     chosen: list[int] = tokens.tolist()
     return chosen
 
 
-def settings(params: list[SamplingParams], seeds: list[int], positions: list[int]) -> npt.NDArray[np.int64]:
+def leave_there(logits: Tensor, draws: Draws, tokens: Tensor) -> None:
+    """The same left in `tokens` [rows], int32; nobody waits for it."""
+    from foretell.kernels.triton.choose import choose_tokens
+
+    host = torch.from_numpy(settings(draws))
+    if logits.is_cuda:
+        host = host.pin_memory()
+    choose_tokens(logits, host.to(logits.device, non_blocking=True), tokens)
+
+
+def settings(draws: Draws) -> npt.NDArray[np.int64]:
     """[rows, FIELDS] as the kernel reads them."""
-    kinds, places = distinct(params)
+    kinds, places = distinct(draws.params)
     floats = np.array([_floats(each) for each in kinds], np.float32).view(np.int64)
-    return np.concatenate([noise.keys(seeds, positions)[:, None], floats[places]], 1)
+    return np.concatenate([noise.keys(draws.seeds, draws.positions)[:, None], floats[places]], 1)
 
 
 def _floats(params: SamplingParams) -> tuple[float, float, float, float]:

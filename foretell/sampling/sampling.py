@@ -13,7 +13,7 @@ from foretell.params import SamplingParams
 from . import noise
 from .history import History, adjust, forbidden
 from .native_choice import choose_natively, chooser
-from .on_device import choose_there, works
+from .on_device import Draws, choose_there, works
 
 FIRST_LOOK = 2048  # candidates a top-p search sorts before it sorts them all
 
@@ -61,7 +61,7 @@ def choose(logits: Tensor, rows: list[Row]) -> list[int]:
         positions.append(row.position)
         drawn |= row.params.temperature > 0
     if logits.is_cuda and works():
-        return choose_there(logits, params, seeds, positions)
+        return choose_there(logits, Draws(params, seeds, positions))
     if not drawn:
         return likeliest(logits)
     if (native := chooser(logits)) is not None:

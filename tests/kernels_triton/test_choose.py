@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from foretell.params import SamplingParams
-from foretell.sampling.on_device import choose_there
+from foretell.sampling.on_device import Draws, choose_there
 from foretell.sampling.sampling import Row, choose
 from tests.kernels_triton.test_forward import DEVICE
 
@@ -32,7 +32,7 @@ def both(logits: torch.Tensor, params: list[SamplingParams]) -> tuple[list[int],
     seeds = [-(7**i) for i in range(len(params))]
     positions = [3 * i for i in range(len(params))]
     rows = [Row(*each) for each in zip(params, seeds, positions, strict=True)]
-    return choose_there(logits.to(DEVICE), params, seeds, positions), choose(logits.cpu(), rows)
+    return choose_there(logits.to(DEVICE), Draws(params, seeds, positions)), choose(logits.cpu(), rows)
 
 
 @pytest.mark.parametrize("vocab", [32, 300, 5000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from foretell.engine.rehearsal import Rehearsal
+from foretell.kernels.triton.take_up import take_up
 from foretell.runner.cuda import CudaExecutor
 from foretell.runner.cuda_warm import GUESSED, PLAIN, Nothing, rehearse, tree
 from foretell.runner.executor import EagerExecutor
@@ -112,3 +114,48 @@ def test_a_step_of_several_passes_equals_its_definition(
     torch.testing.assert_close(mine.logits, defined.logits, rtol=2e-4, atol=2e-4)
     torch.testing.assert_close(mine.features, defined.features, rtol=2e-4, atol=2e-4)
     torch.testing.assert_close(fast, cache.keys[1], rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_steps_sent_ahead_write_what_the_definition_writes(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two texts, of which one ends first: the other's row is then another one."""
+    stand_still(monkeypatch)
+    engine = World(pages=32, device=DEVICE.type, config=BASE).engine()
+    runner = engine.runner
+    runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
+    sent: list[int] = []
+    before = executor.ahead
+    monkeypatch.setattr(executor, "ahead", lambda packed, *rest: (sent.append(packed.rows), before(packed, *rest))[1])
+    settings: dict[str, object] = {"temperature": temperature, "ignore_eos": True}
+    texts = [(prompt, tokens) for prompt, tokens in (([4, 9], 3), ([7], 6))]
+    tracks = [add(engine, str(i), prompt, max_tokens=n, **settings)[0] for i, (prompt, n) in enumerate(texts)]
+    run(engine)
+    assert sent == [2, 2, 1, 1, 1]
+    for i, ((prompt, tokens), track) in enumerate(zip(texts, tracks, strict=True)):
+        alone = World(config=BASE).engine()
+        (right,) = add(alone, str(i), prompt, max_tokens=tokens, **settings)
+        run(alone)
+        assert track.seq.tokens == right.seq.tokens
+
+
+def test_open_tokens_are_those_the_step_before_came_to() -> None:
+    chosen = torch.tensor([11, 12, 13, 99], dtype=torch.int32, device=DEVICE)
+    tokens = torch.tensor([-3, 5, -1, 0, 7], dtype=torch.int32, device=DEVICE)
+    landed = torch.zeros(4, dtype=torch.int32, device=DEVICE)
+    take_up(tokens, chosen, landed, 3)
+    assert tokens.tolist() == [13, 5, 11, 0, 7]
+    assert landed.tolist() == [11, 12, 13, 0]
+
+
+@torch.inference_mode()
+def test_what_the_likeliest_were_is_told_of_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_still(monkeypatch)
+    model, cache, layout = world(BASE, 4, torch.float32)
+    executor = CudaExecutor(model, cache, layout)
+    first = executor(packed := step([(9, 1, Draft()), (14, 1, Draft())], 4), ())
+    likeliest, best = first.logits.argmax(-1).tolist(), first.logits.topk(3).indices.tolist()
+    sent = executor.ahead(replace(packed, tokens=[-2, -1]), (), None, 3)
+    assert sent is not None and sent.landed() == (likeliest, best)
+    found = sent.output.logits.clone()
+    again = executor(replace(packed, tokens=likeliest[::-1]), ())
+    assert torch.equal(found, again.logits) and not torch.equal(found, found[[1, 0]])

@@ -9,7 +9,7 @@ from foretell.kernels.native.library import DRAW
 from foretell.params import SamplingParams
 from foretell.sampling import noise
 from foretell.sampling.native_choice import draw_rows
-from foretell.sampling.on_device import settings
+from foretell.sampling.on_device import Draws, settings
 
 
 def test_keys_are_those_the_definition_adds_its_lanes_to() -> None:
@@ -34,7 +34,7 @@ def test_rows_are_written_down_as_the_library_reads_them() -> None:
 
 def test_settings_are_laid_out_as_the_kernel_reads_them() -> None:
     params = [SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.1), SamplingParams(temperature=0.0)]
-    words = settings(params, [3, 4], [10, 11])
+    words = settings(Draws(params, [3, 4], [10, 11]))
     assert words.shape == (2, 3)
     assert words[:, 0].tolist() == noise.keys([3, 4], [10, 11]).tolist()
     floats = torch.from_numpy(words).view(torch.float32)[:, 2:]

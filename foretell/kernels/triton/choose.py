@@ -157,11 +157,11 @@ def _choose(logits, words, settings, tokens, stride, vocab, BLOCK: tl.constexpr,
             while _mass(scores, vocab, peak, warmth, edge, least, beyond, BLOCK) >= goal:
                 token = _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK, True)
                 beyond = tl.load(scores + token).to(tl.float32)
-    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(tokens + row, token.to(tokens.dtype.element_ty))
 
 
 def choose_tokens(logits: Tensor, settings: Tensor, tokens: Tensor) -> None:
-    """Of each row of logits [rows, vocab] one token, to `tokens` [rows].
+    """Of each row of logits [rows, vocab] one token, to `tokens` [rows], whole numbers of any size.
 
     `settings` [rows, FIELDS] are words of 64 bits, on the logits' device: the noise's key, then two floats each of
     temperature and top-p, min-p and top-k. At temperature 0 the likeliest token is taken, of equals the first.

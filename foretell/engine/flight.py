@@ -1,0 +1,82 @@
+"""A step between its beginning and its end, and the one that begins before it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foretell.runner.executor import Landed, StepOutput
+from foretell.sampling.history import looks_back
+from foretell.sampling.on_device import Draws
+from foretell.types import Draft, Request, Share
+
+from .scheduler import Scheduler
+
+
+@dataclass
+class Flight:
+    """A step that was given to the device, and when; what it was planned for and how long guessing took."""
+
+    plan: list[Share]
+    drafts: list[Draft]
+    output: StepOutput
+    began: float  # when it was planned
+    drafted: float  # when its guesses were made
+    launched: float
+    proposing: float = 0.0
+    is_ahead: bool = False  # whether it began before the tokens were known that it begins with
+    landed: Callable[[], Landed] | None = None  # set where another was sent behind it: its logits are lost
+
+
+def draws_alone(request: Request, written: int) -> bool:
+    """Whether a text's next token comes of its row of logits by its own settings, and nothing else is wanted of that
+    row. Without a guess `match` draws as plain decoding does; the rules of chance draw from noise of their own."""
+    params = request.params
+    return (
+        (request.rule == "match" or params.temperature == 0)
+        and params.logprobs is None
+        and params.prompt_logprobs is None
+        and not request.speculation.details
+        and not looks_back(request, written)
+    )
+
+
+def followers(flight: Flight, scheduler: Scheduler, lives: Callable[[Share], bool]) -> list[int]:
+    """The rows of a step whose texts go on in the next, if that can begin before the tokens are known; else none.
+
+    It can where all that run are in the step, write one token each by themselves, and nobody could come in.
+    """
+    if flight.output.likeliest is None or any(map(len, flight.drafts)):
+        return []
+    going: list[int] = []
+    there = 0
+    for row, share in enumerate(flight.plan):
+        seq = share.seq
+        if not share.reaches_end:
+            return []
+        if not lives(share):
+            continue
+        there += 1
+        if not draws_alone(seq.request, seq.written) or (share.take > 1 and seq.request.drafters):
+            return []  # behind a prompt guesses may pay at once, and nobody has looked yet
+        if seq.room > 1:
+            going.append(row)
+    crowded = len(going) >= scheduler.max_num_seqs
+    if there < len(scheduler.running) or (scheduler.waiting and not crowded):
+        return []
+    return going
+
+
+def next_shares(flight: Flight, rows: list[int]) -> list[Share]:
+    """Of these rows' texts one token each, behind the one that the step comes to."""
+    shares = [flight.plan[row] for row in rows]
+    return [Share(share.seq, 1, start=share.length, length=share.length + 1) for share in shares]
+
+
+def draws_of(flight: Flight) -> Draws | None:
+    """How the tokens of a step's rows are drawn; None: all are the likeliest."""
+    requests = [share.seq.request for share in flight.plan]
+    if all(request.params.temperature == 0 for request in requests):
+        return None
+    params, seeds = [request.params for request in requests], [request.seed for request in requests]
+    return Draws(params, seeds, [share.length for share in flight.plan])

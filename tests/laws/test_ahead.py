@@ -1,0 +1,127 @@
+"""A step that begins before its tokens are known changes when they come, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from foretell.draft.base import Drafter
+from foretell.engine.engine import Engine
+from tests.laws.test_same_text import DRAFTERS, SAMPLING, Truth, truth_for
+from tests.outruns import Outruns, Sometimes
+from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, check_pages, run
+
+WORLDS = {
+    "page 4": World(),
+    "page 1": World(page_size=1, pages=600),
+    "few pages": World(page_size=4, pages=12, max_num_seqs=5),
+    "two at a time": World(max_num_seqs=2, prefix_cache=False),
+}
+HEADED = {f"head: {name}": lambda truth, config=config: OwnHead(config) for name, config in HEADS.items()}
+ALL: dict[str, Callable[[Truth], Drafter | None]] = {"nobody": lambda truth: None, **DRAFTERS, **HEADED}
+
+
+def outrunning(world: World, drafter: Drafter | None, seed: int = 0) -> tuple[Engine, Outruns]:
+    engine = world.engine(drafter)
+    executor = engine.runner.executor = Outruns(engine.runner.executor)
+    if drafter is not None:
+        engine.controller = Sometimes(world.budget, world.levels, seed)
+    return engine, executor
+
+
+def written(engine: Engine, after_step: Callable[[Engine], None] = lambda engine: None, **params: object) -> Truth:
+    tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, **params)]
+    run(engine, after_step)
+    assert engine.runner.pool.held == 0, "all pages are back"
+    return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize("sampling", ["greedy", "top p", "stop token"])
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+def test_the_text_is_the_same(make: Callable[[Truth], Drafter | None], sampling: str, world: World) -> None:
+    truth = truth_for(sampling)
+    engine, executor = outrunning(world, make(truth))
+    assert written(engine, **SAMPLING[sampling]) == truth
+    assert executor.sent
+
+
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+def test_preemption_between_two_steps_changes_nothing(make: Callable[[Truth], Drafter | None]) -> None:
+    truth, rng = truth_for("sampled"), random.Random(0)
+
+    def preempt_some(engine: Engine) -> None:
+        for seq in list(engine.scheduler.running):
+            if rng.random() < 0.1:
+                engine.scheduler.preempt(seq)
+
+    engine, executor = outrunning(World(), make(truth))
+    assert written(engine, preempt_some, temperature=1.0) == truth
+    assert executor.sent
+
+
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+def test_an_abort_between_two_steps_touches_nobody_else(make: Callable[[Truth], Drafter | None]) -> None:
+    truth = truth_for("sampled")
+    for moment in range(2, 7):
+        engine, _ = outrunning(World(), make(truth), moment)
+        tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=1.0)]
+        for _ in range(moment):
+            engine.step()
+        for gone in ("1", "3"):
+            engine.abort(gone)
+        check_pages(engine)
+        run(engine)
+        assert engine.runner.pool.held == 0
+        for i in (0, 2, 4):
+            assert tracks[i].seq.tokens[len(PROMPTS[i]) :] == truth[i]
+
+
+@pytest.mark.parametrize("moment", range(2, 8))
+def test_who_comes_later_finds_a_place(moment: int) -> None:
+    """Also where all before it have ended, or were given up, in the meantime."""
+    truth = truth_for("greedy")
+    engine, _ = outrunning(World(), None)
+    first = add(engine, "0", PROMPTS[0], max_tokens=moment)
+    for _ in range(moment - 1):
+        engine.step()
+    if moment % 2:
+        engine.abort("0")
+    second = add(engine, "1", PROMPTS[1])
+    run(engine)
+    assert second[0].seq.tokens[len(PROMPTS[1]) :] == truth[1]
+    if not moment % 2:
+        assert first[0].seq.tokens[len(PROMPTS[0]) :] == truth[0][:moment]
+
+
+OTHERS: dict[str, dict[str, object]] = {
+    "penalties": {"temperature": 1.0, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    "least tokens": {"min_tokens": 9, "stop_token_ids": [7, 8], "temperature": 1.0},
+    "likelihoods": {"logprobs": 3, "temperature": 1.0},
+    "of the prompt": {"prompt_logprobs": 2},
+    "biased": {"logit_bias": {5: 3.0, 9: -2.0}},
+}
+
+
+@pytest.mark.parametrize("params", OTHERS.values(), ids=OTHERS)
+def test_what_looks_back_or_asks_for_more_is_not_sent_ahead(params: dict[str, object]) -> None:
+    plain = World().engine()
+    right = written(plain, **params)
+    engine, executor = outrunning(World(), None)
+    assert written(engine, **params) == right
+    if "min_tokens" in params:
+        assert executor.sent, "behind the least there must be"
+    else:
+        assert not executor.sent
+
+
+def test_a_step_that_is_sent_ahead_is_not_waited_for() -> None:
+    """Plain texts of one length: after the first two every step but the last begins before the one before has ended."""
+    engine, executor = outrunning(World(), None)
+    for i, prompt in enumerate(PROMPTS):
+        add(engine, str(i), prompt, max_tokens=20, ignore_eos=True)
+    run(engine)
+    assert executor.sent >= 18
+    assert engine.stats.speculation.tokens == 20 * len(PROMPTS)

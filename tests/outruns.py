@@ -1,0 +1,65 @@
+"""An executor that takes steps ahead, as a device does, around one that computes at once."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import torch
+
+from foretell.control.controller import FixedController, Offers
+from foretell.runner.executor import Ahead, Executor, Landed, StepOutput
+from foretell.runner.pack import Packed
+from foretell.sampling.on_device import Draws
+from foretell.sampling.sampling import Row, choose
+from foretell.types import Budget, Sequence
+
+
+class Outruns:
+    """The definition of `Outrunner`. What a step left is spoilt by the next, and tokens are told when they are asked
+    for, once."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.sent = 0  # steps that began before their tokens were known
+        self._left = torch.empty(0)
+
+    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        self._left.fill_(float("nan"))
+        output = self.inner(packed, taps)
+        self._left = logits = output.logits.clone()
+        return StepOutput(logits, output.features, lambda: logits.argmax(-1).tolist())
+
+    def ahead(self, packed: Packed, taps: tuple[int, ...], draws: Draws | None, top: int) -> Ahead | None:
+        self.sent += 1
+        logits = self._left
+        assert not logits.isnan().any()
+        tokens: list[int] = logits.argmax(-1).tolist()
+        if draws is not None:
+            tokens = choose(logits, [Row(*each) for each in zip(*draws, strict=True)])
+        likeliest = logits.topk(min(top, logits.shape[-1])).indices.tolist() if top else []
+        known = [token if token >= 0 else tokens[-1 - token] for token in packed.tokens]
+        return Ahead(self(replace(packed, tokens=known), taps), lambda: Landed(tokens, likeliest))
+
+
+class Sometimes(FixedController):
+    """Guesses in some steps, and lets others begin before it is known what they follow; looks late, as it likes."""
+
+    def __init__(self, nodes: int, levels: int = 0, seed: int = 0) -> None:
+        super().__init__(nodes, levels)
+        self.rng = random.Random(seed)
+
+    def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
+        return ([seq for seq in seqs if seq.request.drafters], self.nodes) if self.rng.random() < 0.5 else ([], 0)
+
+    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+        if self.rng.random() < 0.75:
+            return [Budget()] * len(seqs)
+        arms = [self.rng.choice(seq.request.drafters) if seq.request.drafters else "" for seq in seqs]
+        return [self._budget(seq, arm) for seq, arm in zip(seqs, arms, strict=True)]
+
+    def rests(self, seqs: list[Sequence]) -> bool:
+        return self.rng.random() < 0.8
+
+    def stays_plain(self, seqs: list[Sequence], offers: Offers) -> bool:
+        return self.rng.random() < 0.8
