@@ -22,9 +22,10 @@ from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.chained import ChainedDrafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.engine.engine import Engine, Track
+from foretell.engine.engine import Engine
 from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
+from foretell.engine.track import Track
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.decoder import Decoder
 from foretell.params import SamplingParams

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from foretell.engine.engine import Engine, Track
+from foretell.engine.engine import Engine
+from foretell.engine.track import Track
 from foretell.runner.executor import StepOutput
 from foretell.runner.pack import Packed
 from foretell.runner.runner import ModelRunner

@@ -12,8 +12,8 @@ from typing import Any
 from .build import Assembly, build_engine
 from .config import EngineConfig, SpeculationConfig
 from .draft.base import Drafter
-from .engine.engine import Track
 from .engine.stats import Speculation
+from .engine.track import Track
 from .errors import RequestError
 from .opened import say_nothing, say_on_stderr
 from .options import known_as, nearest

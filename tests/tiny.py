@@ -17,9 +17,10 @@ from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.shared import SharedDrafter
-from foretell.engine.engine import Engine, Track
+from foretell.engine.engine import Engine
 from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
+from foretell.engine.track import Track
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from foretell.engine.engine import Track
+from foretell.engine.track import Track
 from foretell.llm import LLM
 from foretell.types import Request
 

@@ -43,7 +43,6 @@ from .yardstick import Yardstick
 SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
 STRETCH_EVERY = 24  # of so many drafts one goes a node farther
 FADING = 0.95  # nodes that are hardly ever taken are not guessed: a tree of sixteen costs the host as much as a row
-HOPE = 0.25  # how fast it is learnt what guesses are worth in steps of late
 NOTHING = Budget()
 
 
@@ -77,14 +76,12 @@ class AdaptiveController(Controller):
         self._why: dict[int, str] = {}
         self._due: list[Sequence] = []  # looked at in this step
         self._worth: dict[int, float] = {}  # seconds that the guesses of this step should save
-        self._hope = 0.0  # seconds that guesses should save in a step, by those of late
         self._reach = float(UNTRIED)  # nodes that free drafters are asked for
         self._hurried: frozenset[int] = frozenset()  # of them those behind the speed they asked for
 
     def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         self.lessons.begin()
         self._why.clear()
-        self._hope *= 1 - HOPE
         writers = [seq for seq in seqs if seq.request.drafters and seq.writing]
         late = self.hurry.behind(seqs, self.costs.single)
         self._due, self._hurried = self.patience.due(writers, self.costs.single) if writers else [], frozenset()
@@ -95,6 +92,7 @@ class AdaptiveController(Controller):
         if len(self._due) < len(writers):
             self._leave_alone(seqs, writers)
         if not self._due:
+            self.waits.hope(0.0)
             return [], 0
         for seq in self._due:
             self.lessons.find_out(seq)
@@ -146,9 +144,10 @@ class AdaptiveController(Controller):
         self, seqs: list[Sequence], due: list[Sequence], offers: Offers, late: bool = False
     ) -> dict[int, Budget]:
         if self._all_free and not self._hurried and not any(offers.values()):
-            return self._passed(seqs, due)
-        found = self._adapted(self._market(seqs), due, offers, late)
-        self._hope += HOPE * sum(self._worth.values())
+            found = self._passed(seqs, due)
+        else:
+            found = self._adapted(self._market(seqs), due, offers, late)
+        self.waits.hope(sum(self._worth.values()))
         return found
 
     def _looked(self, due: list[Sequence], offers: Offers) -> None:
@@ -161,7 +160,7 @@ class AdaptiveController(Controller):
         if super().rests(seqs):
             return True
         adapts = self.settings.fixed is None and self.costs.known and not self._hurried
-        return adapts and self._hope < self.waits.seconds(len(seqs))
+        return adapts and self.waits.outweigh_guesses(len(seqs))
 
     def stays_plain(self, seqs: list[Sequence], offers: Offers) -> bool:
         """A single free guess is for the step that runs, and of no use for the next."""

@@ -22,7 +22,8 @@ from .loop_calls import LoopCalls
 from .streams import Load, Piece, QueueFull, StepClock, StepFailed, StepReport, Stream, Unavailable
 
 if TYPE_CHECKING:
-    from foretell.engine.engine import Engine, Track
+    from foretell.engine.engine import Engine
+    from foretell.engine.track import Track
     from foretell.sampling.grammar import Grammar
     from foretell.types import Delta, Request
 

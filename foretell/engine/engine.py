@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -18,7 +16,7 @@ from foretell.runner.pack import logit_rows
 from foretell.runner.runner import ModelRunner
 from foretell.runner.stock import Watch
 from foretell.sampling.grammar import Grammar
-from foretell.sampling.grammar_matcher import GrammarError, Matcher
+from foretell.sampling.grammar_matcher import GrammarError
 from foretell.tokenizer import Tokenizer
 from foretell.types import (
     NO_DRAFT,
@@ -30,7 +28,6 @@ from foretell.types import (
     Sequence,
     Share,
     StepTimes,
-    TokenLogprob,
     Verdict,
 )
 
@@ -41,35 +38,10 @@ from .judge import Case, Judge, prompt_logprobs
 from .relief import Relief
 from .rows import likeliest, outcome_of, split_features
 from .scheduler import Scheduler
-from .stats import Speculation, Stats, origins
+from .stats import Speculation, Stats
+from .stopwatch import Stopwatch
+from .track import Track
 from .writer import Writer
-
-
-@dataclass
-class Timings:
-    """Seconds of one text by the wall clock: until it was taken up, until its first token, until its end."""
-
-    added: float
-    started: float | None = None
-    first_token: float | None = None
-    finished: float | None = None
-
-
-@dataclass
-class Track:
-    """What the engine keeps beside a sequence: its words, its grammar, its record, its clock."""
-
-    seq: Sequence
-    writer: Writer
-    matcher: Matcher | None = None
-    speculation: Speculation = field(default_factory=Speculation)
-    timings: Timings = field(default_factory=lambda: Timings(perf_counter()))
-    cached_prompt_tokens: int = 0
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the prompt
-    error: str | None = None  # why the text could not go on
-    outbox: deque[Delta] = field(default_factory=deque)  # what its caller has not taken yet
-    patient: bool = False  # whether the caller waits for the end and need not hear of every step
 
 
 class Engine:
@@ -92,7 +64,7 @@ class Engine:
         self._guard = Guard(drafter, runner.model.config.vocab)
         self.relief = Relief(scheduler)
         self._ahead: Flight | None = None  # a step that was begun and not ended
-        self._landed: float | None = None  # when the last step of these texts had its tokens
+        self._clock = Stopwatch()
 
     @property
     def drafter(self) -> Drafter:
@@ -156,9 +128,10 @@ class Engine:
             flight = None
         else:
             plan = flight.plan
+        goes_ahead = self.runner.goes_ahead
         try:
             flight = flight or self._launch(plan, began)
-            ahead = self._send_ahead(flight) if self.runner.goes_ahead else None
+            ahead = self._send_ahead(flight) if goes_ahead else None
             outcomes, curious = self._judge(flight) if flight.landed is None else self._land(flight, flight.landed())
         except RuntimeError as error:
             if not lacks_memory(error):
@@ -169,7 +142,9 @@ class Engine:
             self.runner.followers.check()
         judged = [self.commit(outcome) for outcome in outcomes]
         self.relief.went_well()
-        self._finish([outcome for outcome, _ in judged], self._times(flight, landed, curious, watch.odd))
+        clock, odd = self._clock, watch.odd
+        times = clock.beside(flight, landed, curious, odd) if goes_ahead else clock.apart(flight, curious, odd)
+        self._finish([outcome for outcome, _ in judged], times)
         self._ahead = ahead
         return [delta for _, delta in judged if delta is not None]
 
@@ -226,19 +201,6 @@ class Engine:
         or had to leave its pages."""
         return share.seq.id in self.tracks and share.seq.cached == share.start
 
-    def _times(self, flight: Flight, landed: float, curious: float, odd: bool) -> StepTimes:
-        """Where nothing is sent ahead all the host does belongs to a step; else it is counted what the device waits."""
-        if not self.runner.goes_ahead:
-            running = perf_counter() - flight.drafted - curious
-            return StepTimes(flight.drafted - flight.began + curious, running, flight.proposing, odd)
-        before, self._landed = self._landed, landed
-        since = flight.launched if before is None else max(before, flight.launched)
-        waiting = None
-        if before is not None and all(share.take == 1 for share in flight.plan):
-            waiting = since - before - flight.proposing if not flight.is_ahead else None
-        drafting = 0.0 if flight.is_ahead else flight.drafted - flight.began
-        return StepTimes(drafting + curious, landed - since - curious, flight.proposing, odd, waiting)
-
     def _finish(self, outcomes: list[Outcome], times: StepTimes) -> None:
         """All that is written: let others learn from it, and give back what is not needed."""
         if not times.odd:
@@ -249,7 +211,7 @@ class Engine:
             for outcome in outcomes:
                 self.settle(outcome.share.seq)
         if not self.tracks:
-            self._landed = None
+            self._clock.rest()
 
     def _shed(self, plan: list[Share], error: RuntimeError) -> list[Delta]:
         """Nothing was written: the same texts go on in smaller steps."""
@@ -346,50 +308,12 @@ class Engine:
             seq.cached += share.take
             return outcome, None
         self.runner.keep(seq, share.length - 1, verdict.path)
-        track = self.tracks[seq.id]
-        tokens = [*(outcome.draft.tokens[node] for node in verdict.path), verdict.next_token]
-        kept, text = self._write(track, tokens)
+        track, draft = self.tracks[seq.id], outcome.draft
+        kept, text = track.write([*(draft.tokens[node] for node in verdict.path), verdict.next_token])
         seq.tokens += kept
         seq.cached = min(share.length + len(verdict.path), len(seq.tokens) - 1)
         outcome = outcome.with_kept(kept)
-        track.logprobs += outcome.logprobs or ()
-        written_by = origins(outcome)
-        track.speculation.observe(outcome, written_by)
-        self._note_tokens(track)
-        track.outbox.append(delta := self._delta(seq, outcome, text, written_by))
-        return outcome, delta
-
-    def _write(self, track: Track, tokens: list[int]) -> tuple[tuple[int, ...], str]:
-        """Let tokens into the text up to its end: an end token, a stop string, the limit or the grammar's end."""
-        if track.matcher is not None and track.error is None:
-            try:
-                tokens = tokens[: track.matcher.advance(tokens)]
-            except GrammarError as error:  # other settings left nothing the grammar allows
-                track.error = str(error)
-        written = track.writer.write(tokens)
-        track.seq.finish = written.finish
-        text = written.text
-        if track.error is not None:
-            track.seq.finish = "error"
-        elif written.finish is None and track.matcher is not None and track.matcher.finished:
-            track.seq.finish, text = "stop", text + track.writer.close()
-        return tuple(tokens[: written.count]), text
-
-    def _delta(self, seq: Sequence, outcome: Outcome, text: str, written_by: tuple[str, ...]) -> Delta:
-        request = seq.request
-        return Delta(
-            request.id,
-            request.choice,
-            outcome.kept,
-            text,
-            written_by,
-            len(outcome.draft),
-            outcome.logprobs,
-            seq.finish,
-            "" if len(outcome.draft) else self.controller.why(seq),
-            outcome.draft.source,
-            outcome.details,
-        )
+        return outcome, track.note(outcome, text, "" if len(draft) else self.controller.why(seq))
 
     def settle(self, seq: Sequence) -> None:
         """A step is over for a sequence: give back what it does not need, all of it where it has ended."""
@@ -411,10 +335,3 @@ class Engine:
                 track.timings.started = perf_counter()
                 track.cached_prompt_tokens = share.start
                 self.stats.cached_prompt_tokens += share.start
-
-    def _note_tokens(self, track: Track) -> None:
-        now = perf_counter()
-        if track.timings.first_token is None:
-            track.timings.first_token = now
-        if track.seq.finish is not None:
-            track.timings.finished = now

@@ -57,8 +57,10 @@ def followers(flight: Flight, scheduler: Scheduler, lives: Callable[[Share], boo
         if not lives(share):
             continue
         there += 1
-        if not draws_alone(seq.request, seq.written) or (share.take > 1 and seq.request.drafters):
-            return []  # behind a prompt guesses may pay at once, and nobody has looked yet
+        if not draws_alone(seq.request, seq.written):
+            return []
+        if share.take > 1 and seq.request.drafters and len(flight.plan) == 1:
+            return []  # alone, guesses may pay at once behind a prompt, and nobody has looked yet
         if seq.room > 1:
             going.append(row)
     crowded = len(going) >= scheduler.max_num_seqs

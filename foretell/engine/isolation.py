@@ -15,7 +15,8 @@ from foretell.params import SamplingParams
 from foretell.types import Budget, Delta, Draft, Outcome, Request, Sequence, Share, StepTimes
 
 if TYPE_CHECKING:
-    from .engine import Engine, Track
+    from .engine import Engine
+    from .track import Track
 
 LOG = logging.getLogger("foretell")
 

@@ -20,7 +20,7 @@ from .settings import DEFAULT_MAX_TOKENS, Settings
 
 if TYPE_CHECKING:
     from foretell.engine.async_engine import AsyncEngine
-    from foretell.engine.engine import Track
+    from foretell.engine.track import Track
 
 # What the server has below the model's own recommendation, so that a program draws alike on both.
 DEFAULTS = {"temperature": 1.0, "max_tokens": DEFAULT_MAX_TOKENS}

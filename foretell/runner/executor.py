@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -47,7 +47,6 @@ class Ahead(NamedTuple):
     landed: Callable[[], Landed]
 
 
-@runtime_checkable
 class Outrunner(Protocol):
     """An executor that works beside the host, and takes a step before the host knows the tokens it begins with."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -88,14 +88,14 @@ class ModelRunner:
     @property
     def goes_ahead(self) -> bool:
         """Whether a step can be begun before the tokens of the one before are known."""
-        return isinstance(self.executor, Outrunner) and self.followers is None and self.answers_on is None
+        return hasattr(self.executor, "ahead") and self.followers is None and self.answers_on is None
 
     @torch.inference_mode()
     def ahead(self, shares: list[Share], rows: list[int], draws: Draws | None, top: int) -> Ahead | None:
         """A step of one token a share behind the one that runs: see `Outrunner`. `rows` are those of that one which
         come to the tokens."""
-        assert isinstance(self.executor, Outrunner), "asked before"
-        return self.executor.ahead(pack_ahead(shares, rows, self.layout.page_size), self.taps, draws, top)
+        executor = cast(Outrunner, self.executor)
+        return executor.ahead(pack_ahead(shares, rows, self.layout.page_size), self.taps, draws, top)
 
     @torch.inference_mode()
     def chain(self, shares: list[Share], steps: int, vocab: int) -> tuple[list[list[int]], list[list[float]]] | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .answers import Answer
 
 if TYPE_CHECKING:
-    from foretell.engine.engine import Track
+    from foretell.engine.track import Track
 
 PREDICTION = "prediction"  # the drafter that copies what the client expects
 

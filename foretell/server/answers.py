@@ -15,8 +15,8 @@ from .reasoning import ThinkReader
 from .tools.reader import ToolReader
 
 if TYPE_CHECKING:
-    from foretell.engine.engine import Track
     from foretell.engine.streams import Piece
+    from foretell.engine.track import Track
     from foretell.types import FinishReason, Request, TokenLogprob
 
 ID_LENGTH = 9  # Mistral's templates take ids of just this length, and the others any

@@ -14,9 +14,10 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.constrain import GRAMMAR
-from foretell.engine.engine import Engine, Track
+from foretell.engine.engine import Engine
 from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.stats import Speculation
+from foretell.engine.track import Track
 from foretell.grammar import GrammarSpec
 from foretell.models.heads import HeadConfig
 from foretell.params import SamplingParams

@@ -16,9 +16,10 @@ from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.async_engine import FAILURES, AsyncEngine
-from foretell.engine.engine import Engine, Track
+from foretell.engine.engine import Engine
 from foretell.engine.isolation import Torn, rescue
 from foretell.engine.streams import StepFailed
+from foretell.engine.track import Track
 from foretell.sampling.grammar_matcher import Matcher
 from foretell.types import Draft, Outcome, Sequence, Share, StepTimes
 from tests.server.test_async_engine import PROMPT, WORLD, alone, go, requests, written

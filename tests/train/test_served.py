@@ -12,8 +12,9 @@ from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
 from foretell.draft.heads_kinds import head_drafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.engine.engine import Engine, Track
+from foretell.engine.engine import Engine
 from foretell.engine.scheduler import Scheduler
+from foretell.engine.track import Track
 from foretell.models.heads import Head, Lender, read_head
 from foretell.runner.head_pages import beside
 from foretell.runner.runner import ModelRunner

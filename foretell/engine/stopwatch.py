@@ -1,0 +1,39 @@
+"""What steps take, and what a device waits for between them."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from foretell.types import StepTimes
+
+from .flight import Flight
+
+
+class Stopwatch:
+    """Where nothing is sent ahead, all that the host does belongs to the step it does it for. Where steps are, it runs
+    beside the device, and what counts is when a step had its tokens and how long the device had nothing to do."""
+
+    def __init__(self) -> None:
+        self._landed: float | None = None  # when the last step had its tokens
+        self._texts = 0  # in that step, if each of them ran one token
+
+    def apart(self, flight: Flight, curious: float, odd: bool) -> StepTimes:
+        """Of a step that is over and written down; `curious` are seconds of what only drafters want to know of it."""
+        running = perf_counter() - flight.drafted - curious
+        return StepTimes(flight.drafted - flight.began + curious, running, flight.proposing, odd)
+
+    def beside(self, flight: Flight, landed: float, curious: float, odd: bool) -> StepTimes:
+        """Of one that had its tokens at `landed`, on a device that steps are sent to ahead."""
+        before, texts = self._landed, self._texts
+        self._landed = landed
+        self._texts = len(flight.plan) if all(share.take == 1 for share in flight.plan) else 0
+        since = flight.launched if before is None else max(before, flight.launched)
+        drafting = 0.0 if flight.is_ahead else flight.drafted - flight.began
+        waiting = None
+        if before is not None and not flight.is_ahead and 0 < self._texts == texts:
+            waiting = since - before - flight.proposing
+        return StepTimes(drafting + curious, landed - since - curious, flight.proposing, odd, waiting)
+
+    def rest(self) -> None:
+        """Nobody writes any more: until somebody does, no device waits for anything."""
+        self._landed = None

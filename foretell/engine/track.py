@@ -1,0 +1,83 @@
+"""What the engine keeps beside a sequence."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from foretell.sampling.grammar_matcher import GrammarError, Matcher
+from foretell.types import Delta, Outcome, Sequence, TokenLogprob
+
+from .stats import Speculation, origins
+from .writer import Writer
+
+
+@dataclass
+class Timings:
+    """Seconds of one text by the wall clock: until it was taken up, until its first token, until its end."""
+
+    added: float
+    started: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass
+class Track:
+    """Of one text: its words, its grammar, its record, its clock."""
+
+    seq: Sequence
+    writer: Writer
+    matcher: Matcher | None = None
+    speculation: Speculation = field(default_factory=Speculation)
+    timings: Timings = field(default_factory=lambda: Timings(perf_counter()))
+    cached_prompt_tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the prompt
+    error: str | None = None  # why the text could not go on
+    outbox: deque[Delta] = field(default_factory=deque)  # what its caller has not taken yet
+    patient: bool = False  # whether the caller waits for the end and need not hear of every step
+
+    def write(self, tokens: list[int]) -> tuple[tuple[int, ...], str]:
+        """Let tokens into the text up to its end: an end token, a stop string, the limit or the grammar's end."""
+        if self.matcher is not None and self.error is None:
+            try:
+                tokens = tokens[: self.matcher.advance(tokens)]
+            except GrammarError as error:  # other settings left nothing the grammar allows
+                self.error = str(error)
+        written = self.writer.write(tokens)
+        self.seq.finish = written.finish
+        text = written.text
+        if self.error is not None:
+            self.seq.finish = "error"
+        elif written.finish is None and self.matcher is not None and self.matcher.finished:
+            self.seq.finish, text = "stop", text + self.writer.close()
+        return tuple(tokens[: written.count]), text
+
+    def note(self, outcome: Outcome, text: str, skip: str) -> Delta:
+        """A step has written: keep its record, and tell it. `skip`: why nothing was guessed, where that is known."""
+        self.logprobs += outcome.logprobs or ()
+        written_by = origins(outcome)
+        self.speculation.observe(outcome, written_by)
+        now, timings = perf_counter(), self.timings
+        if timings.first_token is None:
+            timings.first_token = now
+        if self.seq.finish is not None:
+            timings.finished = now
+        request, draft = self.seq.request, outcome.draft
+        delta = Delta(
+            request.id,
+            request.choice,
+            outcome.kept,
+            text,
+            written_by,
+            len(draft),
+            outcome.logprobs,
+            self.seq.finish,
+            skip,
+            draft.source,
+            outcome.details,
+        )
+        self.outbox.append(delta)
+        return delta
