@@ -172,6 +172,8 @@ class AdaptiveController(Controller):
         found = self._weighed(seqs, due, offers, late=True)
         for seq in due:
             self.patience.note(seq.id, 0.0)  # it comes too late to save anything
+        for seq_id in found:
+            self.patience.recall(seq_id)
         self._looked(due, offers)
         return not any(each.nodes > 1 or each.drafter not in self._free for each in found.values())
 

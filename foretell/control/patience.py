@@ -105,6 +105,11 @@ class Patience:
         self._earning += RECORD * (earned - self._earning)
         looks.alarm = self.step + 1 if looks.credit > 0 else self.step + 2
 
+    def recall(self, seq_id: int) -> None:
+        """A look found something, too late: there is one more in the next step."""
+        looks = self._looks[seq_id]
+        looks.credit, looks.alarm = max(looks.credit, 1.0), self.step + 1
+
     def done(self) -> None:
         """All looks of the step are taken: pay what they took."""
         if self._read:

@@ -57,9 +57,10 @@ def test_preemption_between_two_steps_changes_nothing(make: Callable[[Truth], Dr
             if rng.random() < 0.1:
                 engine.scheduler.preempt(seq)
 
-    engine, executor = outrunning(World(), make(truth))
-    assert written(engine, preempt_some, temperature=1.0) == truth
-    assert executor.sent
+    for world in (World(), World(prefix_cache=False)):
+        engine, executor = outrunning(world, make(truth))
+        assert written(engine, preempt_some, temperature=1.0) == truth
+        assert executor.sent
 
 
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
@@ -79,17 +80,23 @@ def test_an_abort_between_two_steps_touches_nobody_else(make: Callable[[Truth], 
             assert tracks[i].seq.tokens[len(PROMPTS[i]) :] == truth[i]
 
 
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("moment", range(2, 8))
-def test_who_comes_later_finds_a_place(moment: int) -> None:
+def test_who_comes_later_finds_a_place(moment: int, alone: bool) -> None:
     """Also where all before it have ended, or were given up, in the meantime."""
     truth = truth_for("greedy")
     engine, _ = outrunning(World(), None)
+    if not alone:
+        add(engine, "2", PROMPTS[2], ignore_eos=True)
     first = add(engine, "0", PROMPTS[0], max_tokens=moment)
     for _ in range(moment - 1):
         engine.step()
     if moment % 2:
         engine.abort("0")
     second = add(engine, "1", PROMPTS[1])
+    for _ in range(2):
+        engine.step()
+    assert second[0].timings.started is not None, "it waits for the step that was sent, and for no other"
     run(engine)
     assert second[0].seq.tokens[len(PROMPTS[1]) :] == truth[1]
     if not moment % 2:

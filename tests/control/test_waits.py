@@ -1,0 +1,119 @@
+"""Steps that begin early: when the controller lets them, what it makes of a late look, what guesses have to bring."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from foretell.control.adaptive import AdaptiveController
+from foretell.control.costs import CostPrior, StepCosts
+from foretell.control.settings import ArmTraits, Settings
+from foretell.control.spending import Candidate, Market, best_plan, break_even, share_out
+from foretell.control.waits import Waits
+from foretell.draft.mix import MixDrafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
+from foretell.draft.suffix import SuffixDrafter
+from foretell.engine.engine import Engine
+from foretell.types import Budget, Draft, Outcome, Sequence, StepTimes
+from tests.control.test_adaptive import ticking, write
+from tests.outruns import Outruns
+from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, run
+
+
+def test_what_is_usual_is_known_after_a_few_and_a_hiccup_does_not_tell() -> None:
+    waits = Waits()
+    assert waits.seconds(1) == 0 and not waits.outweigh_guesses(1), "who never waited saves nothing"
+    for seconds in (4e-3, 1e-3, 1e-3, 1e-3, 1.0, 1e-3):
+        waits.observe(32, seconds)
+    assert 1e-3 < waits.seconds(32) < 2.5e-3
+    assert waits.seconds(40) == waits.seconds(8) == waits.seconds(32), "the nearest there is"
+
+
+def test_guesses_that_are_worth_more_than_the_wait_keep_steps_from_beginning_early() -> None:
+    waits = Waits()
+    waits.observe(1, 4e-4)
+    assert waits.outweigh_guesses(1)
+    waits.hope(7e-3)
+    assert not waits.outweigh_guesses(1)
+    for _ in range(12):
+        waits.hope(0.0)
+    assert waits.outweigh_guesses(1)
+
+
+@pytest.mark.parametrize("writers", [1, 8])
+def test_a_guess_must_pay_for_the_wait(writers: int) -> None:
+    curve = [3e-3] * 64
+    weak = [Candidate("ngram", [0.15, 0.02])]
+    free, dear = Market(writers, writers, curve), Market(writers, writers, curve, waiting=6e-4)
+    assert best_plan(free, weak, 0.01).nodes and not best_plan(dear, weak, 0.01).nodes
+    assert break_even(free) == 0 and break_even(dear) == pytest.approx(0.2)
+    plans = [best_plan(free, weak, 0.01)] * writers
+    if writers > 1:
+        assert sum(share_out(free, plans, 0.0, True, 0.01)) and not sum(share_out(dear, plans, 0.0, True, 0.01))
+
+
+class Priced(AdaptiveController):
+    """One to which steps take what they take on a large model's GPU; what the host did meanwhile does not count."""
+
+    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+        rows = sum(outcome.share.take + len(outcome.draft) for outcome in outcomes)
+        drafted = any(outcome.share.budget.nodes for outcome in outcomes)
+        waiting = None if times.waiting is None else 4e-4
+        proposing = 8e-4 if drafted else 0.0
+        super().observe(outcomes, StepTimes(proposing, 3.4e-3 * (1 + 0.004 * rows), proposing, False, waiting))
+
+
+def outrunning(drafter: MixDrafter | ScriptedDrafter | OracleDrafter) -> tuple[Engine, Outruns, Priced]:
+    engine = World().engine(drafter)
+    executor = engine.runner.executor = Outruns(engine.runner.executor)
+    arms = {name: ArmTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.arms.items()}
+    costs = StepCosts(CostPrior(row=0.002))
+    controller = engine.controller = Priced(arms, Settings(), costs, clock=ticking())
+    return engine, executor, controller
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_the_same_and_steps_begin_early_where_nothing_is_guessed(temperature: float) -> None:
+    truth = generate(temperature=temperature, max_tokens=60)
+    engine, executor, controller = outrunning(
+        MixDrafter([NGramDrafter(1, 3), SuffixDrafter(offset=2), model_drafter(seed=5)])
+    )
+    assert write(engine, temperature=temperature, max_tokens=60) == truth
+    assert controller.waits.seconds(5) == pytest.approx(4e-4)
+    assert executor.sent or not temperature, "greedy, these repeat themselves"
+
+
+def test_useless_guesses_are_soon_left_alone_and_useful_ones_are_made() -> None:
+    """Each step is decided once, and in a text of useless guesses nearly all begin early."""
+    shares = {}
+    for rate in (0.0, 1.0):
+        truth = generate(max_tokens=100, ignore_eos=True)
+        known = {tuple(p): t for p, t in zip(PROMPTS, truth, strict=True)}
+        engine, executor, controller = outrunning(OracleDrafter(known, VOCAB, 1 - rate))
+        for i, prompt in enumerate(PROMPTS):
+            add(engine, str(i), prompt, max_tokens=100, ignore_eos=True)
+        run(engine)
+        shares[rate] = executor.sent / engine.stats.forwards
+        noted = Counter(controller.decided)
+        assert sum(noted.values()) <= engine.stats.speculation.steps
+    assert shares[1.0] < 0.1 < 0.7 < shares[0.0]
+
+
+def test_a_trial_that_falls_due_in_a_late_look_is_made_in_the_next_step() -> None:
+    """A drafter that never guesses right is tried now and then, though all steps begin early."""
+    tried: list[int] = []
+
+    def wrong(seq: Sequence, budget: Budget) -> Draft:
+        tried.append(len(seq.tokens))
+        return Draft.chain([(seq.tokens[-1] + 1) % VOCAB] * budget.nodes)
+
+    engine, executor, controller = outrunning(ScriptedDrafter(wrong))
+    for i in range(3):
+        add(engine, str(i), PROMPTS[i], max_tokens=200, ignore_eos=True)
+        run(engine)
+    assert executor.sent > 0.7 * engine.stats.forwards
+    late = [n for n in tried if n > 60]
+    assert late, "also when steps begin early"
+    assert any("trial" in reason for _, _, reason in controller.decided)
