@@ -243,11 +243,11 @@ class AdaptiveController(Controller):
     def _budget(self, market: Market, seq: Sequence, plan: Plan, nodes: int, farther: int) -> Budget:
         """`farther`: levels to be tried behind those planned."""
         if nodes <= plan.depth:
-            return Budget(nodes + farther, plan.arm, self.drafting.floor(market, plan.arm))
+            return Budget(nodes + farther, plan.arm, self.drafting.floor(market, seq, plan.arm))
         most, filling = self.settings.tree_cap(seq, market.writers), bool(market.sizes)
         wanted = nodes if filling else nodes + farther
         farther = farther if plan.depth + farther < max(nodes, min(wanted, most)) else 0  # it stays a tree
-        floor = self.drafting.floor(market, plan.arm, tree=True, filling=filling)
+        floor = self.drafting.floor(market, seq, plan.arm, tree=True, filling=filling)
         return Budget(max(nodes, min(wanted, most)), plan.arm, floor, levels=plan.depth + farther)
 
     def _plan(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> Plan:

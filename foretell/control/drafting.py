@@ -68,17 +68,18 @@ class Drafting:
             return 0.0
         return self.costs[arm].seconds(1, market.writers, 0, market.plain) / market.writers
 
-    def floor(self, market: Market, arm: str, tree: bool = False, filling: bool = False) -> float:
+    def floor(self, market: Market, seq: Sequence, arm: str, tree: bool = False, filling: bool = False) -> float:
         """How likely a branch must be for one more node to pay; a drafter that doubts its own guess stops there.
 
         A node of a tree pays for its row and its place in a level; that there is a level others have paid for. One that
-        only fills a step up pays for what its row looks at.
+        only fills a step up pays for what its row looks at. Of a chain that is made whole all is paid for but the rows.
         """
         if arm in self.free:
             return 0.0
         row = market.further if filling else market.extra(market.writers) / market.writers
         prices = self.of(arm, tree).prices(market.plain)
-        own = prices.node if tree else prices.node + prices.level / market.writers
+        made = 0.0 if self._is_whole(arm, seq) else prices.node + prices.level / market.writers
+        own = prices.node if tree else made
         return min(0.9, 0.7 * (own + row) * market.writers / market.plain)
 
     def observe(self, outcomes: list[Outcome], seconds: float | None, plain: float) -> None:
@@ -93,12 +94,19 @@ class Drafting:
             return
         ((arm, tree),) = shapes
         behind = sum([self._read_now(outcome, arm) for outcome in mine]) if self.arms[arm].reads else 0
-        if self.arms[arm].whole:
-            depth = max([outcome.share.budget.depth for outcome in mine])
-        else:
-            depth = max([max(outcome.draft.depths(), default=0) for outcome in mine])
+        depth = max([self._levels(outcome, arm) for outcome in mine])
         if seconds is not None:
             self.of(arm, tree).observe(depth, nodes, behind, seconds, plain)
+
+    def _levels(self, outcome: Outcome, arm: str) -> int:
+        """Levels that were made, if only to be left out."""
+        share = outcome.share
+        return share.budget.depth if self._is_whole(arm, share.seq) else max(outcome.draft.depths(), default=0)
+
+    def _is_whole(self, arm: str, seq: Sequence) -> bool:
+        """Whether a drafter makes all levels of a draft for this text before it looks at any."""
+        traits = self.arms[arm]
+        return traits.whole and (traits.draws_whole or seq.request.params.temperature == 0)
 
     def _read_now(self, outcome: Outcome, arm: str) -> int:
         """Tokens the drafter had to read for this step; from now on it knows them."""

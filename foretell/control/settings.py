@@ -20,13 +20,15 @@ class Seen(Protocol):
     prior: float
     grows: bool
     whole: bool
+    draws_whole: bool
 
 
 @dataclass(frozen=True)
 class ArmTraits:
     """What the controller knows of a drafter at first sight: whether it guesses for nothing, whether it must read the
     text itself, what a node costs, as a share of a plain step, how often a guess should stand, whether it can make
-    trees, and whether a draft takes what all its levels take, though it be cut short in the end."""
+    trees, whether a draft takes what all its levels take, though it be cut short in the end, and whether
+    one that is drawn does so, too."""
 
     free: bool = False
     reads: bool = False
@@ -34,10 +36,12 @@ class ArmTraits:
     prior: float = 0.5
     grows: bool = False
     whole: bool = False
+    draws_whole: bool = True
 
     @classmethod
     def of(cls, drafter: Seen) -> ArmTraits:
-        return cls(drafter.free, drafter.reads, drafter.cost_share, drafter.prior, drafter.grows, drafter.whole)
+        known = (drafter.free, drafter.reads, drafter.cost_share, drafter.prior, drafter.grows)
+        return cls(*known, drafter.whole, drafter.draws_whole)
 
 
 class Presence(Protocol):

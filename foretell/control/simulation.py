@@ -31,6 +31,7 @@ class Arm:
     free: bool = True
     others: tuple[float, ...] = ()
     node: float = 0.2  # of its seconds what a node adds beside others of its level
+    start: float = 0.0  # seconds before the first level
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class World:
             mine = [budget for budget in budgets if budget.drafter == arm.name and budget.nodes]
             if mine:
                 deepest, nodes = max(budget.depth for budget in mine), sum(budget.nodes for budget in mine)
-                total += arm.seconds * ((1 - arm.node) * deepest + arm.node * nodes)
+                total += arm.start + arm.seconds * ((1 - arm.node) * deepest + arm.node * nodes)
         return total
 
     def _drafted(self, share: Share) -> Draft:

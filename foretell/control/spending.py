@@ -115,12 +115,14 @@ def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Pla
     best, length, chosen = 1 + margin, 0, None
     share, taken = market.share, market.taken
     for candidate in candidates:
-        expected, drafting = 1.0, candidate.draft_seconds
+        expected, drafting, here = 1.0, candidate.draft_seconds, 0.0
         for nodes, survival in enumerate(candidate.survival, 1):
             expected += survival
             gain = expected * share / (taken(nodes) + (0.0 if drafting is None else drafting(nodes, nodes)))
-            if drafting is not None and gain < HOPELESS * best:
-                break  # each node of such a chain costs as much, and stands less often
+            if drafting is not None:
+                here = max(here, gain)
+                if gain < HOPELESS * here:
+                    break  # each node of a chain costs as much, and stands less often; only to begin may be dear
             if gain > best:
                 best, length, chosen = gain, nodes, candidate
     tree = _best_tree(market, candidates, best)

@@ -17,6 +17,7 @@ class Drafter(ABC):
     gives_probability: bool = False  # whether a guess comes with the probability it was made with
     grows: bool = False  # whether it makes trees of budgets that have more nodes than depth
     whole: bool = False  # whether all levels of a draft are made before any is looked at: one that is cut costs as much
+    draws_whole: bool = True  # whether that is so, too, for drafts that are drawn
     free: bool = False  # whether a guess costs next to nothing, so that it may be asked for and not be used
     reads: bool = False  # whether it has to read a text itself before it can guess
     cost_share: float = 0.3  # what a node should cost, of a plain step, before it was ever measured
@@ -106,7 +107,7 @@ class Wrapper(Drafter):
     def __init__(self, inner: Drafter) -> None:
         self.inner, self.name, self.taps, self.wants_top = inner, inner.name, inner.taps, inner.wants_top
         self.draws, self.gives_probability, self.grows = inner.draws, inner.gives_probability, inner.grows
-        self.whole = inner.whole
+        self.whole, self.draws_whole = inner.whole, inner.draws_whole
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return self.inner.propose(seqs, budgets)

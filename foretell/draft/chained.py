@@ -8,7 +8,10 @@ from .model import ModelDrafter, _Chain
 
 
 class ChainedDrafter(ModelDrafter):
-    """Guesses what `ModelDrafter` guesses; a token never visits the host before the next one is made."""
+    """Guesses what `ModelDrafter` guesses; a token never visits the host before the next one is made. Where tokens are
+    drawn it goes step by step."""
+
+    whole, draws_whole = True, False
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.depth]

@@ -27,6 +27,7 @@ class Merged(Drafter):
         self.free, self.reads, self.grows = all(p.free for p in parts), any(p.reads for p in parts), True
         self.cost_share = sum(part.cost_share for part in parts if not part.free)
         self.prior, self.whole = max(part.prior for part in parts), any(part.whole for part in parts)
+        self.draws_whole = any(part.whole and part.draws_whole for part in parts)
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         raise NotImplementedError("its parts are asked one by one, by the drafter that has them")

@@ -10,6 +10,8 @@ from foretell.control.costs import StepCosts
 from foretell.control.settings import ArmTraits, Settings
 from foretell.control.simulation import Arm, Chance, Machine, Result, Scenario, World
 
+GPU = Machine(base=0.01, row=0.01 * 0.08 / 63, token=1e-8)  # 64 rows cost 1.08 times one
+
 
 def steady(rate: float) -> Chance:
     return lambda request, place: rate
@@ -27,6 +29,12 @@ def model(chance: Chance, seconds: float, machine: Machine = Machine(), **settin
     return Scenario((Arm("model", chance, seconds, free=False),), machine, **settings)  # type: ignore[arg-type]
 
 
+def slow_to_begin(start: float) -> Scenario:
+    """A draft model on a machine where rows cost next to nothing, and to ask it at all costs so much of a step."""
+    arm = Arm("model", steady(0.85), 0.2 * GPU.base, free=False, start=start * GPU.base)
+    return Scenario((arm,), GPU, requests=24)
+
+
 def beside(copies: float, heads: Chance, seconds: float, **settings: object) -> Scenario:
     """A free drafter that is right so often, and a head that takes time, on a machine with a small model."""
     arms = (Arm("free", steady(copies)), Arm("head", heads, seconds, free=False, others=(0.2, 0.1), node=0.05))
@@ -40,7 +48,6 @@ def head(chance: Chance, seconds: float, machine: Machine, rescued: float = 0.6,
     return Scenario((arm,), machine, **settings)  # type: ignore[arg-type]
 
 
-GPU = Machine(base=0.01, row=0.01 * 0.08 / 63, token=1e-8)  # 64 rows cost 1.08 times one
 WORN = Machine(base=0.01, row=0.0001, token=1e-8)  # and here 1.6 times
 CPU = Machine(base=0.008, row=0.0015)
 # Where trees should win, and where they must not hurt.
@@ -69,6 +76,7 @@ STATIONARY = {
     },
     **{f"model {rate}": model(steady(rate), 0.01) for rate in (0.3, 0.6, 0.95)},
     "dear model": model(steady(0.8), 0.02, Machine(row=0.003)),
+    **{f"model, slow to begin {start}": slow_to_begin(start) for start in (0.1, 1.0)},
     "useless model": model(steady(0.02), 0.01),
     "free and model": Scenario((Arm("free", steady(0.3)), Arm("model", steady(0.75), 0.008, free=False))),
     "a head that does not pay where tokens are drawn": beside(0.08, steady(0.15), 0.002, temperature=drawn),
