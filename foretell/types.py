@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from .params import SamplingParams
 
@@ -138,6 +138,7 @@ class Budget:
     floor: float = 0.0  # a branch less likely to stand than this does not pay to be drafted further
     trial: bool = False  # whether it is only to learn how good a drafter is that is not used
     levels: int = 0  # the longest branch; 0: as long as there are nodes
+    unseen: bool = False  # whether the step can run guesses that the host has not seen
 
     @property
     def depth(self) -> int:
@@ -175,6 +176,17 @@ class Share:
         return self.start + self.take == self.length
 
 
+class Unseen(Protocol):
+    """Guesses for a text that a device has made, or is about to, and that no host has seen."""
+
+    @property
+    def there(self) -> Tensor:
+        """Where the device finds them: flat, those of other texts among them."""
+
+    def seen(self) -> tuple[list[int], list[float]]:
+        """Wait for them: the tokens, and how sure of each the drafter is."""
+
+
 @dataclass(frozen=True)
 class Draft:
     """Guessed continuations of one sequence: a tree whose root is the sequence's last token.
@@ -190,6 +202,7 @@ class Draft:
     confidence: tuple[float, ...] | None = None  # 0 to 1; a probability only where the drafter says it gives one
     probs: Tensor | None = None  # [nodes, vocab]
     origins: tuple[str, ...] | None = None  # who guessed each node, where several did
+    unseen: Unseen | None = None  # a chain whose tokens are not known yet: each is -1 - its place in there
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), "each node has a parent"
@@ -238,6 +251,7 @@ class Draft:
             self.confidence and self.confidence[:nodes],
             None if self.probs is None else self.probs[:nodes],
             self.origins and self.origins[:nodes],
+            self.unseen,
         )
 
     def only(self, kept: list[int]) -> Draft:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
 from foretell.control.controller import FixedController, Offers
+from foretell.draft.base import Drafter, Wrapper
 from foretell.runner.executor import Ahead, Executor, Landed, StepOutput
 from foretell.runner.pack import Packed
 from foretell.sampling.on_device import Draws
 from foretell.sampling.sampling import Row, choose
-from foretell.types import Budget, Sequence
+from foretell.types import Budget, Draft, Sequence
 
 
 class Outruns:
@@ -22,6 +24,7 @@ class Outruns:
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
         self.sent = 0  # steps that began before their tokens were known
+        self.unseen = 0  # and behind guesses that nobody had seen
         self._left = torch.empty(0)
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
@@ -40,6 +43,52 @@ class Outruns:
         likeliest = logits.topk(min(top, logits.shape[-1])).indices.tolist() if top else []
         known = [token if token >= 0 else tokens[-1 - token] for token in packed.tokens]
         return Ahead(self(replace(packed, tokens=known), taps), lambda: Landed(tokens, likeliest))
+
+    def behind(self, packed: Packed, taps: tuple[int, ...], guesses: torch.Tensor) -> StepOutput:
+        assert min(packed.tokens) < 0 <= int(guesses.min())
+        self.unseen += 1
+        found = guesses.tolist()
+        return self(
+            replace(packed, tokens=[token if token >= 0 else found[-1 - token] for token in packed.tokens]), taps
+        )
+
+
+class LeavesUnseen(Wrapper):
+    """Guesses what another does, and leaves it where a device would: who looks at it too soon finds nothing."""
+
+    leaves_unseen = True
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.left = 0
+
+    @property
+    def arms(self) -> Mapping[str, Drafter]:
+        return {self.name: self}
+
+    def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+        drafts = self.inner.propose(seqs, budgets)
+        if not all(budget.unseen for budget in budgets):
+            return drafts
+        there = torch.tensor([token for draft in drafts for token in draft.tokens], dtype=torch.int32)
+        found, first = [], 0
+        for draft in drafts:
+            places = tuple(-1 - place for place in range(first, first + len(draft)))
+            kept = Left(there, list(draft.tokens), list(draft.confidence or [0.5] * len(draft)))
+            found.append(Draft(places, draft.parents, draft.source, unseen=kept) if len(draft) else draft)
+            first += len(draft)
+        self.left += first
+        return found
+
+
+@dataclass
+class Left:
+    there: torch.Tensor
+    tokens: list[int]
+    sure: list[float]
+
+    def seen(self) -> tuple[list[int], list[float]]:
+        return self.tokens, self.sure
 
 
 class Sometimes(FixedController):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -32,7 +33,7 @@ from foretell.types import (
 )
 
 from .constrain import constrain
-from .flight import Flight, draws_of, followers, next_shares
+from .flight import Flight, draws_of, followers, may_stay_unseen, next_shares
 from .guard import Guard
 from .judge import Case, Judge, prompt_logprobs
 from .relief import Relief
@@ -226,7 +227,12 @@ class Engine:
         return self.controller.budgets(running, self._guard.offers(asked, nodes))
 
     def _propose(self, plan: list[Share]) -> list[Draft]:
-        return self._guard.propose(plan, [self._asked(share) for share in plan])
+        budgets = [self._asked(share) for share in plan]
+        if self.runner.goes_ahead and may_stay_unseen(plan, budgets, self.drafter):
+            free = [self.tracks[share.seq.id].matcher is None for share in plan]
+            if all(free):  # a grammar looks at guesses
+                budgets = [replace(budget, unseen=True) for budget in budgets]
+        return self._guard.propose(plan, budgets)
 
     def _asked(self, share: Share) -> Budget:
         """What the drafter may guess. A budget that names nobody is room for what a grammar forces."""
@@ -254,6 +260,8 @@ class Engine:
 
     def _judge(self, flight: Flight) -> tuple[list[Outcome], float]:
         """What the target makes of each draft, and the seconds in this of what only drafters want to know."""
+        if any(draft.unseen is not None for draft in flight.drafts):
+            flight.see(self._guard.seen(flight.drafts), perf_counter())
         pairs, output = list(zip(flight.plan, flight.drafts, strict=True)), flight.output
         cases: list[Case] = []
         ends: list[int] = []

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from foretell.draft.base import Drafter
 from foretell.runner.executor import Landed, StepOutput
 from foretell.sampling.history import looks_back
 from foretell.sampling.on_device import Draws
-from foretell.types import Draft, Request, Share
+from foretell.types import Budget, Draft, Request, Share
 
 from .scheduler import Scheduler
+
+UNSEEN_ROWS = 64  # of a step whose guesses the host has not seen
 
 
 @dataclass
@@ -26,6 +29,24 @@ class Flight:
     proposing: float = 0.0
     is_ahead: bool = False  # whether it began before the tokens were known that it begins with
     landed: Callable[[], Landed] | None = None  # set where another was sent behind it: its logits are lost
+
+    def see(self, drafts: list[Draft], now: float) -> None:
+        """Its guesses were made on the device, and are known now: only then the step itself began there."""
+        self.proposing += now - self.drafted
+        self.drafted = now
+        self.launched = max(self.launched, now)
+        self.drafts = drafts
+
+
+def may_stay_unseen(plan: list[Share], budgets: list[Budget], drafter: Drafter) -> bool:
+    """Whether a step can run guesses that no host has seen: all of one drafter, behind texts that write, and so few
+    rows that it does not matter that none is left out for being unlikely."""
+    names = {budget.drafter for budget in budgets if budget.nodes}
+    if len(names) != 1 or any(share.take > 1 for share in plan):
+        return False
+    (name,) = names
+    arm = drafter.arms.get(name, drafter)
+    return arm.leaves_unseen and sum(1 + budget.nodes for budget in budgets) <= UNSEEN_ROWS
 
 
 def draws_alone(request: Request, written: int) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from foretell.draft.base import Drafter
-from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence, Share
+from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence, Share, Unseen
 
 from .admit import admitted
 
@@ -44,6 +45,17 @@ class Guard:
         if not any(budget.nodes for budget in budgets):
             return nothing
         return self._guarded("propose", lambda: self._propose(plan, budgets), nothing)
+
+    def seen(self, drafts: list[Draft]) -> list[Draft]:
+        """With the tokens that were left on a device; where they cannot be had, with such as never stand."""
+        return [draft if draft.unseen is None else self._seen(draft, draft.unseen) for draft in drafts]
+
+    def _seen(self, draft: Draft, unseen: Unseen) -> Draft:
+        nodes, nothing = len(draft), (list[int](), list[float]())
+        tokens, sure = self._guarded("seen", unseen.seen, nothing)
+        if len(tokens) < nodes:
+            return replace(draft, unseen=None)
+        return replace(draft, tokens=tuple(tokens[:nodes]), confidence=tuple(sure[:nodes]), unseen=None)
 
     def _propose(self, plan: list[Share], budgets: list[Budget]) -> list[Draft]:
         drafts = self.drafter.propose([share.seq for share in plan], budgets)

@@ -78,12 +78,18 @@ class CudaExecutor:
             self._recorders[taps] = Recorder(self.layout.device, self._capture, self._shares)
         return self._recorders[taps]
 
-    def _step(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def behind(self, packed: Packed, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
+        """See `Outrunner`."""
+        return self._step(packed, taps, guesses)
+
+    def _step(self, packed: Packed, taps: tuple[int, ...], guesses: Tensor | None = None) -> StepOutput:
         wanted, tiles = fit(packed, self.layout.share)
         if wanted.rows > ROWS[-1]:
             return self._run_unrecorded(packed, taps)
         sizes = self.recorder(taps).serving(wanted)
         self._send(packed, tiles, sizes)
+        if guesses is not None:
+            take_up(self._numbers[: sizes.rows], guesses, self._landed, 0)
         return self._replay(packed, sizes, taps)
 
     def _replay(self, packed: Packed, sizes: Sizes, taps: tuple[int, ...]) -> StepOutput:

@@ -55,6 +55,10 @@ class Outrunner(Protocol):
         -1 - token of it comes to, the likeliest or what `draws` make of it. `top` is how many of the likeliest are
         wanted of that step. What the last step left is lost; None, and nothing done, where this is too much."""
 
+    def behind(self, packed: Packed, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
+        """A step behind guesses that the device is making: a token below 0 is what comes to stand at -1 - token there.
+        Its rows are few enough to be run in one pass."""
+
 
 class EagerExecutor:
     """The definition: every other executor gives what this one gives."""

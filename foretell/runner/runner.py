@@ -76,6 +76,10 @@ class ModelRunner:
     def forward(self, shares: list[Share], drafts: list[Draft]) -> StepOutput:
         """Run every share's tokens and draft; their pages are reserved already."""
         packed = pack(shares, drafts, self.layout.page_size)
+        unseen = next((draft.unseen for draft in drafts if draft.unseen is not None), None)
+        if unseen is not None:
+            with torch.inference_mode():
+                return cast(Outrunner, self.executor).behind(packed, self.taps, unseen.there)
         if isinstance(self.executor, NativeExecutor):  # torch computes nothing, and its modes are dear to enter
             output = self.executor(packed, self.taps)
         else:

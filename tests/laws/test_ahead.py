@@ -10,7 +10,7 @@ import pytest
 from foretell.draft.base import Drafter
 from foretell.engine.engine import Engine
 from tests.laws.test_same_text import DRAFTERS, SAMPLING, Truth, truth_for
-from tests.outruns import Outruns, Sometimes
+from tests.outruns import LeavesUnseen, Left, Outruns, Sometimes
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, check_pages, run
 
 WORLDS = {
@@ -46,6 +46,38 @@ def test_the_text_is_the_same(make: Callable[[Truth], Drafter | None], sampling:
     engine, executor = outrunning(world, make(truth))
     assert written(engine, **SAMPLING[sampling]) == truth
     assert executor.sent
+
+
+CHAINS = {
+    name: DRAFTERS[name]
+    for name in ("the same model", "another model", "another model, few pages", "suffix", "oracle that errs")
+}
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "top p", "stop token"])
+@pytest.mark.parametrize("make", CHAINS.values(), ids=CHAINS)
+def test_guesses_that_nobody_has_seen_do_not_change_it_either(make: Callable[[Truth], Drafter], sampling: str) -> None:
+    truth = truth_for(sampling)
+    for world in (World(), World(page_size=4, pages=12, max_num_seqs=5)):
+        engine, executor = outrunning(world, drafter := LeavesUnseen(make(truth)))
+        assert written(engine, **SAMPLING[sampling]) == truth
+        assert executor.unseen and drafter.left
+        counts = engine.stats.speculation
+        assert counts.tokens - counts.steps <= counts.accepted <= counts.drafted  # a text may end with a guess
+
+
+def test_guesses_that_cannot_be_had_cost_themselves_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(left: Left) -> tuple[list[int], list[float]]:
+        raise RuntimeError("the device has other things to do")
+
+    monkeypatch.setattr(Left, "seen", lost)
+    truth = truth_for("greedy")
+    engine, _ = outrunning(World(), LeavesUnseen(DRAFTERS["oracle"](truth)))
+    tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt)]
+    while engine.busy:
+        engine.step()
+    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
+    assert engine.stats.drafter_failures and not engine.stats.speculation.accepted
 
 
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
