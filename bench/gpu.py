@@ -151,6 +151,7 @@ def plain_and_oracle(runner: ModelRunner, figures: Figures, rounds: int) -> None
         figures.note("  oracle (0.8, 4 tokens) over plain", median(guessed.rates) / median(plain.rates), "x", gain)
         figures.note("    accepted per step", guessed.accepted)
         figures.note("    wall a step", median(guessed.steps), "ms")
+        figures.note("    beyond the device's work", median(guessed.steps) - step_ms(runner, batch, 512, 5), "ms", host)
         agree = sum(a == b for a, b in zip(truth, same, strict=True)) / batch
         figures.note("    texts that are the same", agree)
 

@@ -20,9 +20,7 @@ def admitted(draft: Draft, budget: Budget, vocab: int) -> Draft:
     if budget.drafter and draft.source != budget.drafter:
         draft = replace(draft, source=budget.drafter)
     name = draft.source or "a drafter without a name"
-    if (
-        draft.unseen is not None
-    ):  # its tokens are those of a model, and it is checked like any other when they are known
+    if draft.unseen is not None:  # a device looks up a token for each place, and there are no others
         return draft
     if min(draft.tokens) < 0 or max(draft.tokens) >= vocab:
         raise ValueError(f"{name} guessed a token outside 0..{vocab - 1}")

@@ -14,6 +14,7 @@ const REASONS = {
   trial: "tried, to find out how good it is",
   fixed: "the length is set and not adapted",
   compared: "it would have paid, but a plain step was wanted to compare with",
+  late: "it would have paid, but the step had begun",
   hurry: "the text is behind the time it asked for",
 };
 
