@@ -202,7 +202,7 @@ class Bench:
         time(engine, "_propose", "draft")
         time(engine.runner, "forward", "pack")
         time(unreal, "send", "tables")
-        time(engine, "_judge", "judge")
+        time(engine, "_court", "judge")
         time(engine, "commit", "commit")
         time(engine, "_learn", "learn")
         time(engine, "settle", "settle")
@@ -231,7 +231,7 @@ class Bench:
         watch = Watch(dict.fromkeys(("asks", "offers", "budgets", "observe"), 0.0))
         for name in ("asks", "budgets", "observe"):
             watch.time(controller, name, name)
-        watch.time(self.engine._guard, "offers", "offers")
+        watch.time(self.engine.guard, "offers", "offers")
         self._warm(run.warm)
         seen: dict[str, list[float]] = {part: [] for part in watch.spent}
         for _ in range(run.steps):

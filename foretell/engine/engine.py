@@ -6,14 +6,10 @@ import itertools
 from dataclasses import replace
 from time import perf_counter
 
-import torch
-
 from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
 from foretell.errors import CapacityError
 from foretell.kv.shortage import lacks_memory
-from foretell.runner.executor import Landed
-from foretell.runner.pack import logit_rows
 from foretell.runner.runner import ModelRunner
 from foretell.runner.stock import Watch
 from foretell.sampling.grammar import Grammar
@@ -29,15 +25,14 @@ from foretell.types import (
     Sequence,
     Share,
     StepTimes,
-    Verdict,
 )
 
 from .constrain import constrain
+from .court import Court
 from .flight import Flight, draws_of, followers, may_stay_unseen, next_shares
 from .guard import Guard
-from .judge import Case, Judge, prompt_logprobs
+from .judge import Judge
 from .relief import Relief
-from .rows import likeliest, outcome_of, split_features
 from .scheduler import Scheduler
 from .stats import Speculation, Stats
 from .stopwatch import Stopwatch
@@ -62,21 +57,21 @@ class Engine:
         self.stats = Stats()
         self.tracks: dict[int, Track] = {}
         self._ids = itertools.count()
-        self._guard = Guard(drafter, runner.model.config.vocab)
+        self.guard = Guard(drafter, runner.model.config.vocab)
         self.relief = Relief(scheduler)
         self._ahead: Flight | None = None  # a step that was begun and not ended
-        self._clock = Stopwatch()
+        self._clock, self._court = Stopwatch(), Court(self)
 
     @property
     def drafter(self) -> Drafter:
-        return self._guard.drafter
+        return self.guard.drafter
 
     @drafter.setter
     def drafter(self, drafter: Drafter) -> None:
         if drafter.taps:  # what it keeps beside the target's it has not kept yet: all texts are read anew
             self.scheduler.start_over()
         self._ahead = None  # nothing is lost: it writes the same once more
-        self._guard = Guard(drafter, self.runner.model.config.vocab)
+        self.guard = Guard(drafter, self.runner.model.config.vocab)
 
     @property
     def busy(self) -> bool:
@@ -121,7 +116,7 @@ class Engine:
 
     def _step(self, watch: Watch) -> list[Delta]:
         flight, self._ahead = self._ahead, None  # what fails in here leaves nothing behind that is half done
-        if flight is None or not any(self._lives(share) for share in flight.plan):
+        if flight is None or not any(self.lives(share) for share in flight.plan):
             began = perf_counter()
             plan = self.scheduler.plan(self._budgets(self.scheduler.running))
             if not plan:
@@ -133,11 +128,11 @@ class Engine:
         try:
             flight = flight or self._launch(plan, began)
             ahead = self._send_ahead(flight) if goes_ahead else None
-            outcomes, curious = self._judge(flight) if flight.landed is None else self._land(flight, flight.landed())
+            outcomes, curious = self._court(flight)
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise
-            return self._shed([share for share in plan if self._lives(share)], error)
+            return self._shed([share for share in plan if self.lives(share)], error)
         landed = perf_counter()
         if self.runner.followers is not None:
             self.runner.followers.check()
@@ -168,11 +163,11 @@ class Engine:
         stays = not flight.is_ahead or self._stays_plain(running)
         if not stays or not self.controller.rests(running):
             return None
-        rows = followers(flight, self.scheduler, self._lives)
+        rows = followers(flight, self.scheduler, self.lives, self._is_alone)
         shares = next_shares(flight, rows)
         if not shares or not all(self.runner.reserve(share.seq, share.length) for share in shares):
             return None
-        wants = any(map(self._wants_top, flight.plan, flight.drafts)) if self.drafter.wants_top else False
+        wants = any(map(self._court.wants_top, flight.plan, flight.drafts)) if self.drafter.wants_top else False
         began = perf_counter()
         sent = self.runner.ahead(shares, rows, draws_of(flight), self.drafter.wants_top if wants else 0)
         if sent is None:
@@ -183,21 +178,12 @@ class Engine:
     def _stays_plain(self, running: list[Sequence]) -> bool:
         """A look at texts whose step runs already. What it finds cannot help that step, and costs no time either."""
         asked, nodes = self.controller.asks(running)
-        return self.controller.stays_plain(running, self._guard.offers(asked, nodes))
+        return self.controller.stays_plain(running, self.guard.offers(asked, nodes))
 
-    def _land(self, flight: Flight, landed: Landed) -> tuple[list[Outcome], float]:
-        """A step without guesses that another was sent behind: its tokens are all there is of it."""
-        pairs = list(zip(flight.plan, flight.drafts, strict=True))
-        states = split_features(flight.output, pairs)
-        outcomes = []
-        for row, ((share, draft), features) in enumerate(zip(pairs, states, strict=True)):
-            if self._lives(share):
-                token = landed.tokens[row]
-                top = (tuple(landed.top[row]),) if landed.top and self._wants_top(share, draft) else ()
-                outcomes.append(Outcome(share, draft, Verdict((), token), (token,), (), None, features, top))
-        return outcomes, 0.0
+    def _is_alone(self, share: Share) -> bool:
+        return self.tracks[share.seq.id].stands_alone
 
-    def _lives(self, share: Share) -> bool:
+    def lives(self, share: Share) -> bool:
         """Whether its text still stands where the step was planned for: one that was sent ahead may have ended since,
         or had to leave its pages."""
         return share.seq.id in self.tracks and share.seq.cached == share.start
@@ -224,7 +210,7 @@ class Engine:
     def _budgets(self, running: list[Sequence]) -> list[Budget]:
         """Let the controller decide, with the free guesses before it that it wants to see."""
         asked, nodes = self.controller.asks(running)
-        return self.controller.budgets(running, self._guard.offers(asked, nodes))
+        return self.controller.budgets(running, self.guard.offers(asked, nodes))
 
     def _propose(self, plan: list[Share]) -> list[Draft]:
         budgets = [self._asked(share) for share in plan]
@@ -232,7 +218,7 @@ class Engine:
             free = [self.tracks[share.seq.id].matcher is None for share in plan]
             if all(free):  # a grammar looks at guesses
                 budgets = [replace(budget, unseen=True) for budget in budgets]
-        return self._guard.propose(plan, budgets)
+        return self.guard.propose(plan, budgets)
 
     def _asked(self, share: Share) -> Budget:
         """What the drafter may guess. A budget that names nobody is room for what a grammar forces."""
@@ -242,9 +228,9 @@ class Engine:
 
     def _learn(self, outcomes: list[Outcome], times: StepTimes) -> None:
         """The same outcomes for controller and statistics, and for the drafter where it may learn from them."""
-        self._guard.follow(outcomes)
-        self._guard.observe([outcome for outcome in outcomes if self.controller.watches(outcome.share.seq)])
-        self.stats.drafter_failures = self._guard.failures
+        self.guard.follow(outcomes)
+        self.guard.observe([outcome for outcome in outcomes if self.controller.watches(outcome.share.seq)])
+        self.stats.drafter_failures = self.guard.failures
         self.controller.observe(outcomes, times)
         self.stats.observe(outcomes, times)
 
@@ -257,56 +243,6 @@ class Engine:
             return constrain(draft, matcher, share.budget)
         except GrammarError:  # if it is more than this guess, the text itself will say so
             return Draft()
-
-    def _judge(self, flight: Flight) -> tuple[list[Outcome], float]:
-        """What the target makes of each draft, and the seconds in this of what only drafters want to know."""
-        if any(draft.unseen is not None for draft in flight.drafts):
-            flight.see(self._guard.seen(flight.drafts), perf_counter())
-        pairs, output = list(zip(flight.plan, flight.drafts, strict=True)), flight.output
-        cases: list[Case] = []
-        ends: list[int] = []
-        end = 0
-        for share, draft in pairs:
-            first, end = end, end + logit_rows(share, draft)
-            ends.append(end)
-            if not self._lives(share):
-                continue
-            if share.reaches_end:
-                cases.append(Case(share, draft, output.logits, end - 1 - len(draft), self._masks(share, draft)))
-            if share.reads_prompt_logprobs:
-                found = prompt_logprobs(share, output.logits[first:end])
-                self.tracks[share.seq.id].prompt_logprobs |= found
-        judged = iter(self.judge(cases, output.logits, output.likeliest))
-        for case in cases:
-            if case.error is not None:
-                self.tracks[case.share.seq.id].error = case.error
-        began = perf_counter()
-        top = likeliest(pairs, output.logits, ends, self.drafter.wants_top, self._wants_top)
-        curious = perf_counter() - began
-        return [
-            outcome_of(share, draft, next(judged) if share.reaches_end else None, states, each)
-            for (share, draft), states, each in zip(pairs, split_features(output, pairs), top, strict=True)
-            if self._lives(share)
-        ], curious
-
-    def _wants_top(self, share: Share, draft: Draft) -> bool:
-        """Whether a drafter of this text's learns from the likeliest tokens in this step. Not where the text is copied:
-        to find them costs as much as to guess, and who copies finds the place again."""
-        seq = share.seq
-        if draft.source in self._guard.copiers or self._guard.top_arms.isdisjoint(seq.request.drafters):
-            return False
-        return self._lives(share) and self.controller.watches(seq)
-
-    def _masks(self, share: Share, draft: Draft) -> torch.Tensor | None:
-        track = self.tracks[share.seq.id]
-        if track.matcher is None:
-            return None
-        try:
-            return track.matcher.masks(draft)
-        except GrammarError as error:  # ends this text with its reason, and no other
-            track.error = str(error)
-            vocab = self.runner.model.config.vocab
-            return torch.zeros(len(draft) + 1, vocab, dtype=torch.bool)
 
     def commit(self, outcome: Outcome) -> tuple[Outcome, Delta | None]:
         """Let what was accepted enter the text. The only place where a sequence grows."""
@@ -333,8 +269,8 @@ class Engine:
         del self.tracks[track.seq.id]
         self.scheduler.remove(track.seq)
         self.controller.forget(track.seq)
-        self._guard.forget(track.seq)
-        self.stats.drafter_failures = self._guard.failures
+        self.guard.forget(track.seq)
+        self.stats.drafter_failures = self.guard.failures
 
     def _note_starts(self, plan: list[Share]) -> None:
         for share in plan:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from foretell.draft.base import Drafter
 from foretell.runner.executor import Landed, StepOutput
-from foretell.sampling.history import looks_back
 from foretell.sampling.on_device import Draws
-from foretell.types import Budget, Draft, Request, Share
+from foretell.types import Budget, Draft, Share
 
 from .scheduler import Scheduler
 
@@ -49,23 +48,12 @@ def may_stay_unseen(plan: list[Share], budgets: list[Budget], drafter: Drafter) 
     return arm.leaves_unseen and sum(1 + budget.nodes for budget in budgets) <= UNSEEN_ROWS
 
 
-def draws_alone(request: Request, written: int) -> bool:
-    """Whether a text's next token comes of its row of logits by its own settings, and nothing else is wanted of that
-    row. Without a guess `match` draws as plain decoding does; the rules of chance draw from noise of their own."""
-    params = request.params
-    return (
-        (request.rule == "match" or params.temperature == 0)
-        and params.logprobs is None
-        and params.prompt_logprobs is None
-        and not request.speculation.details
-        and not looks_back(request, written)
-    )
-
-
-def followers(flight: Flight, scheduler: Scheduler, lives: Callable[[Share], bool]) -> list[int]:
+def followers(
+    flight: Flight, scheduler: Scheduler, lives: Callable[[Share], bool], alone: Callable[[Share], bool]
+) -> list[int]:
     """The rows of a step whose texts go on in the next, if that can begin before the tokens are known; else none.
 
-    It can where all that run are in the step, write one token each by themselves, and nobody could come in.
+    It can where all that run are in the step, write one token each, each `alone`, and nobody could come in.
     """
     if flight.output.likeliest is None or any(map(len, flight.drafts)):
         return []
@@ -78,7 +66,7 @@ def followers(flight: Flight, scheduler: Scheduler, lives: Callable[[Share], boo
         if not lives(share):
             continue
         there += 1
-        if not draws_alone(seq.request, seq.written):
+        if not alone(share):
             return []
         if share.take > 1 and seq.request.drafters and len(flight.plan) == 1:
             return []  # alone, guesses may pay at once behind a prompt, and nobody has looked yet

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from foretell.sampling.grammar_matcher import GrammarError, Matcher
+from foretell.sampling.history import looks_back
 from foretell.types import Delta, Outcome, Sequence, TokenLogprob
+from foretell.verify.rules import LOSSLESS
 
 from .stats import Speculation, origins
 from .writer import Writer
@@ -38,6 +40,22 @@ class Track:
     error: str | None = None  # why the text could not go on
     outbox: deque[Delta] = field(default_factory=deque)  # what its caller has not taken yet
     patient: bool = False  # whether the caller waits for the end and need not hear of every step
+    _stands_alone: bool = False
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether the next token comes of its row of logits by the text's own settings, and nothing else is wanted of
+        that row. Without a guess `match` draws as plain decoding does; rules of chance draw from noise of their own."""
+        if not self._stands_alone:  # from some token on it stays so
+            request, params = self.seq.request, self.seq.request.params
+            self._stands_alone = (
+                (request.rule == "match" or (params.temperature == 0 and request.rule in LOSSLESS))
+                and params.logprobs is None
+                and params.prompt_logprobs is None
+                and not request.speculation.details
+                and not looks_back(request, self.seq.written)
+            )
+        return self._stands_alone
 
     def write(self, tokens: list[int]) -> tuple[tuple[int, ...], str]:
         """Let tokens into the text up to its end: an end token, a stop string, the limit or the grammar's end."""

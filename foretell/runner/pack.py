@@ -43,17 +43,25 @@ def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:
     wanted: list[int] = []
     spans: list[Span] = []
     for share, draft in zip(shares, drafts, strict=True):
-        span = span_of(share, draft, len(tokens), page_size)
-        end = share.start + share.take
-        tokens += share.seq.tokens[share.start : end]
-        tokens += draft.tokens
-        if span.parents:
-            positions += range(share.start, end)
+        seq, start, take, nodes = share.seq, share.start, share.take, len(draft.parents)
+        first, end, stop = len(tokens), start + take, start + take + nodes
+        pages = -(-stop // page_size)
+        assert pages <= len(seq.pages), "pages were reserved for the whole share"
+        if take == 1:
+            tokens.append(seq.tokens[start])
+        else:
+            tokens += seq.tokens[start:end]
+        if nodes:
+            tokens += draft.tokens
+        parents = draft.parents if nodes and not draft.is_chain else ()
+        if parents:
+            positions += range(start, end)
             positions += [end - 1 + depth for depth in draft.depths()]
         else:  # a chain goes on as the text does
-            positions += range(share.start, span.stop)
-        slots += slots_of(span.pages, page_size, span.start, span.stop)
-        wanted += range(span.first + span.rows - logit_rows(share, draft), span.first + span.rows)
+            positions += range(start, stop)
+        span = Span(first, take + nodes, start, tuple(seq.pages[:pages]), parents)
+        slots += slots_of(span.pages, page_size, start, stop)
+        wanted += range(len(tokens) - logit_rows(share, draft), len(tokens))
         spans.append(span)
     return Packed(tokens, positions, slots, spans, wanted)
 
@@ -70,16 +78,8 @@ def pack_ahead(shares: list[Share], rows: list[int], page_size: int) -> Packed:
 def logit_rows(share: Share, draft: Draft) -> int:
     """How many of a share's rows, the last ones, have their logits wanted."""
     if share.reads_prompt_logprobs:
-        return share.take + len(draft)
-    return 1 + len(draft) if share.reaches_end else 0
-
-
-def span_of(share: Share, draft: Draft, first: int, page_size: int) -> Span:
-    """Where the share's rows stand in the batch and in the cache."""
-    rows = share.take + len(draft)
-    pages = -(-(share.start + rows) // page_size)
-    assert pages <= len(share.seq.pages), "pages were reserved for the whole share"
-    return Span(first, rows, share.start, tuple(share.seq.pages[:pages]), () if draft.is_chain else draft.parents)
+        return share.take + len(draft.parents)
+    return 1 + len(draft.parents) if share.start + share.take == share.length else 0
 
 
 def span_lists(spans: list[Span]) -> tuple[list[int], list[int], list[int]]:

@@ -9,9 +9,10 @@ import pytest
 
 from foretell.draft.base import Drafter
 from foretell.engine.engine import Engine
+from foretell.types import SpeculationChoice
 from tests.laws.test_same_text import DRAFTERS, SAMPLING, Truth, truth_for
 from tests.outruns import LeavesUnseen, Left, Outruns, Sometimes
-from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, check_pages, run
+from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, check_pages, model_drafter, run
 
 WORLDS = {
     "page 4": World(),
@@ -164,3 +165,27 @@ def test_a_step_that_is_sent_ahead_is_not_waited_for() -> None:
     run(engine)
     assert executor.sent >= 18
     assert engine.stats.speculation.tokens == 20 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block", "ensemble", "confidence"])
+def test_each_rule_judges_as_it_does_elsewhere(rule: str, temperature: float) -> None:
+    """What stands hangs on the rule also where the device has looked up the likeliest tokens already."""
+    lenient = (0.05, 0.01) if rule == "confidence" else None  # so that guesses stand which the target would not choose
+    choice, texts = SpeculationChoice(rule=rule, acceptance_threshold=lenient), []
+    for outruns in (False, True):
+        engine = World().engine(model_drafter(seed=5))
+        if outruns:
+            engine.runner.executor = Outruns(engine.runner.executor)
+        engine.controller = Sometimes(3, seed=1)
+        tracks = [add(engine, str(i), prompt, choice, temperature=temperature)[0] for i, prompt in enumerate(PROMPTS)]
+        if outruns:
+            engine.controller.rests = lambda seqs: False  # type: ignore[method-assign] # so that both decide alike
+        run(engine)
+        texts.append([(track.seq.tokens, track.speculation.accepted) for track in tracks])
+    assert texts[0] == texts[1]
+    own = truth_for("sampled" if temperature else "greedy")
+    if rule == "confidence":
+        assert any(
+            tokens[len(prompt) :] != text for (tokens, _), prompt, text in zip(texts[0], PROMPTS, own, strict=True)
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from foretell.kv.prefix import PrefixIndex
 from foretell.runner import pack as pack_module
 from foretell.runner.runner import ModelRunner
 from foretell.sampling.sampling import Row
-from foretell.types import Draft, Sequence, Share, Verdict
+from foretell.types import Draft, Sequence, Verdict
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, random_tree, run, tree_around
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -29,12 +28,7 @@ def branch_not_moved(patch: pytest.MonkeyPatch) -> None:
 
 
 def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:
-    span_of = pack_module.span_of
-
-    def flat(share: Share, draft: Draft, first: int, page_size: int) -> Span:
-        return replace(span_of(share, draft, first, page_size), parents=())
-
-    patch.setattr(pack_module, "span_of", flat)
+    patch.setattr(pack_module, "Span", lambda first, rows, start, pages, parents: Span(first, rows, start, pages))
 
 
 def positions_by_node(patch: pytest.MonkeyPatch) -> None:
