@@ -202,7 +202,7 @@ class Bench:
         time(engine, "_propose", "draft")
         time(engine.runner, "forward", "pack")
         time(unreal, "send", "tables")
-        time(engine, "_court", "judge")
+        time(engine, "court", "judge")
         time(engine, "commit", "commit")
         time(engine, "_learn", "learn")
         time(engine, "settle", "settle")

@@ -106,7 +106,8 @@ class Drafting:
     def _is_whole(self, arm: str, seq: Sequence) -> bool:
         """Whether a drafter makes all levels of a draft for this text before it looks at any."""
         traits = self.arms[arm]
-        return traits.whole and (traits.draws_whole or seq.request.params.temperature == 0)
+        drawn = seq.request.params.temperature > 0 and seq.request.rule != "match"
+        return traits.whole and (traits.draws_whole or not drawn)
 
     def _read_now(self, outcome: Outcome, arm: str) -> int:
         """Tokens the drafter had to read for this step; from now on it knows them."""

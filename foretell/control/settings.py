@@ -27,8 +27,8 @@ class Seen(Protocol):
 class ArmTraits:
     """What the controller knows of a drafter at first sight: whether it guesses for nothing, whether it must read the
     text itself, what a node costs, as a share of a plain step, how often a guess should stand, whether it can make
-    trees, whether a draft takes what all its levels take, though it be cut short in the end, and whether
-    one that is drawn does so, too."""
+    trees, whether a draft takes what all its levels take, though it be cut short in the end, and whether one does so,
+    too, that is judged by what it was drawn from."""
 
     free: bool = False
     reads: bool = False

@@ -17,7 +17,7 @@ class Drafter(ABC):
     gives_probability: bool = False  # whether a guess comes with the probability it was made with
     grows: bool = False  # whether it makes trees of budgets that have more nodes than depth
     whole: bool = False  # whether all levels of a draft are made before any is looked at: one that is cut costs as much
-    draws_whole: bool = True  # whether that is so, too, for drafts that are drawn
+    draws_whole: bool = True  # whether that is so, too, for drafts that are judged by what they were drawn from
     leaves_unseen: bool = False  # whether it leaves its guesses on the device where a budget says that they may stay
     free: bool = False  # whether a guess costs next to nothing, so that it may be asked for and not be used
     reads: bool = False  # whether it has to read a text itself before it can guess

@@ -1,21 +1,34 @@
-"""A draft model whose greedy guesses are made in one go, where its device can."""
+"""A draft model whose guesses are made in one go, where its device can."""
 
 from __future__ import annotations
 
-from foretell.types import Budget, Draft, Sequence, Share
+from dataclasses import dataclass
+from functools import cached_property
 
+from torch import Tensor
+
+from foretell.runner.made_chains import MadeChains
+from foretell.sampling.on_device import Draws
+from foretell.types import NO_DRAFT, Budget, Draft, Sequence, Share
+
+from .choosing import must_draw
 from .model import ModelDrafter, _Chain
+
+FEW = 8  # tokens of a text that a chain begins with
 
 
 class ChainedDrafter(ModelDrafter):
-    """Guesses what `ModelDrafter` guesses; a token never visits the host before the next one is made. Where tokens are
-    drawn it goes step by step."""
+    """Guesses what `ModelDrafter` guesses; a token never visits the host before the next one is made.
 
-    whole, draws_whole = True, False
+    Drawn tokens are as sure as if nothing were left out of the draw, so a chain that has to be likely may end sooner.
+    Guesses that have to tell what they were drawn from are made step by step.
+    """
+
+    whole, draws_whole, leaves_unseen = True, False, True
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.depth]
-        if any(seq.request.params.temperature > 0 for seq, _ in wishes):
+        if any(self._goes_by_steps(seq) for seq, _ in wishes):
             return super().propose(seqs, budgets)
         asked = {seq.id for seq, _ in wishes}
         live = [(seq, budget) for seq, budget in wishes if self._ready(seq, budget.depth, asked)]
@@ -23,19 +36,50 @@ class ChainedDrafter(ModelDrafter):
             return [Draft()] * len(seqs)
         shadows = [self._shadows[seq.id].seq for seq, _ in live]
         shares = [Share.of(shadow, shadow.pending) for shadow in shadows]
-        found = self.runner.chain(shares, max(budget.depth for _, budget in live), self.vocab)
+        draws = _draws([seq for seq, _ in live])
+        found = self.runner.chain(shares, max(budget.depth for _, budget in live), self.vocab, draws)
         if found is None:
             return super().propose(seqs, budgets)
-        chains = {seq.id: _Chain() for seq in seqs}
-        for (seq, budget), tokens, sure in zip(live, *found, strict=True):
+        if all(budget.unseen for _, budget in live):
+            left = _Left(self, found, live)
+            drafts = {seq.id: self._unseen(left, text, budget) for text, (seq, budget) in enumerate(live)}
+            return [drafts.get(seq.id, NO_DRAFT) for seq in seqs]
+        chains = self._kept(live, found)
+        return [self._alone(chains.get(seq.id, _Chain())) for seq in seqs]
+
+    def _kept(self, live: list[tuple[Sequence, Budget]], found: MadeChains) -> dict[int, _Chain]:
+        """By sequence what was guessed, when it is known."""
+        chains = {seq.id: _Chain() for seq, _ in live}
+        for (seq, budget), tokens, sure in zip(live, *found.wait(), strict=True):
             self._keep(seq, budget, chains[seq.id], tokens, sure)
-        return [self._greedy(chains[seq.id]) for seq in seqs]
+        return chains
+
+    def _unseen(self, left: _Left, text: int, budget: Budget) -> Draft:
+        """All nodes that were asked for: nobody knows how likely they are."""
+        places = left.found.places(text, budget.depth)
+        parents = tuple(range(-1, len(places) - 1))
+        return Draft(tuple(-1 - place for place in places), parents, self.name, unseen=_Unseen(left, text))
+
+    def _ready(self, seq: Sequence, nodes: int, asked: set[int]) -> bool:
+        """What there is to read of a new text is read by itself: a chain of any length behind many rows would be a
+        recording of its own."""
+        if not super()._ready(seq, nodes, asked):
+            return False
+        shadow = self._shadows[seq.id].seq
+        if shadow.pending > FEW:
+            self.runner.forward([Share.of(shadow, shadow.pending - 1)], [NO_DRAFT])
+            shadow.cached += shadow.pending - 1
+        return True
+
+    def _goes_by_steps(self, seq: Sequence) -> bool:
+        """Whether guesses come with what they were drawn from, or their temperature hangs on how sure the draft is."""
+        return must_draw(seq) or (seq.request.params.temperature > 0 and self.draft_temperature != "fixed")
 
     def _keep(self, seq: Sequence, budget: Budget, chain: _Chain, tokens: list[int], sure: list[float]) -> None:
         """Of what was guessed as much as would have been asked for, token by token."""
         shadow = self._shadows[seq.id].seq
         for offset, token in enumerate(tokens):
-            if not self._goes_on(chain, offset, budget):
+            if not (offset < budget.depth if budget.unseen else self._goes_on(chain, offset, budget)):
                 break
             shadow.cached = len(shadow.tokens)
             shadow.tokens.append(token)
@@ -43,7 +87,42 @@ class ChainedDrafter(ModelDrafter):
             chain.confidence.append(sure[offset])
             chain.sureness *= sure[offset]
 
-    def _greedy(self, chain: _Chain) -> Draft:
-        """Nothing was drawn, so no distribution is needed."""
+    def _alone(self, chain: _Chain) -> Draft:
+        """Without distributions: nothing was drawn but by the text's own noise, by which the target will draw."""
         parents = tuple(range(-1, len(chain.tokens) - 1))
         return Draft(tuple(chain.tokens), parents, self.name, None, tuple(chain.confidence)) if parents else Draft()
+
+
+class _Left:
+    """Guesses of a step that lie on the device; the drafter takes note of all of them when the first is asked for."""
+
+    def __init__(self, drafter: ChainedDrafter, found: MadeChains, live: list[tuple[Sequence, Budget]]) -> None:
+        self.drafter, self.found, self.live = drafter, found, live
+
+    @cached_property
+    def chains(self) -> list[_Chain]:
+        return list(self.drafter._kept(self.live, self.found).values())
+
+
+@dataclass(frozen=True)
+class _Unseen:
+    """One text's."""
+
+    left: _Left
+    text: int
+
+    @property
+    def there(self) -> Tensor:
+        return self.left.found.there
+
+    def seen(self) -> tuple[list[int], list[float]]:
+        chain = self.left.chains[self.text]
+        return chain.tokens, chain.confidence
+
+
+def _draws(seqs: list[Sequence]) -> Draws | None:
+    """How their first guesses are drawn; None where all are the likeliest."""
+    params = [seq.request.params for seq in seqs]
+    if all(each.temperature == 0 for each in params):
+        return None
+    return Draws(params, [seq.request.seed for seq in seqs], [len(seq.tokens) for seq in seqs])

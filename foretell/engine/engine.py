@@ -60,7 +60,7 @@ class Engine:
         self.guard = Guard(drafter, runner.model.config.vocab)
         self.relief = Relief(scheduler)
         self._ahead: Flight | None = None  # a step that was begun and not ended
-        self._clock, self._court = Stopwatch(), Court(self)
+        self._clock, self.court = Stopwatch(), Court(self)
 
     @property
     def drafter(self) -> Drafter:
@@ -128,7 +128,7 @@ class Engine:
         try:
             flight = flight or self._launch(plan, began)
             ahead = self._send_ahead(flight) if goes_ahead else None
-            outcomes, curious = self._court(flight)
+            outcomes, curious = self.court(flight)
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise
@@ -167,7 +167,7 @@ class Engine:
         shares = next_shares(flight, rows)
         if not shares or not all(self.runner.reserve(share.seq, share.length) for share in shares):
             return None
-        wants = any(map(self._court.wants_top, flight.plan, flight.drafts)) if self.drafter.wants_top else False
+        wants = any(map(self.court.wants_top, flight.plan, flight.drafts)) if self.drafter.wants_top else False
         began = perf_counter()
         sent = self.runner.ahead(shares, rows, draws_of(flight), self.drafter.wants_top if wants else 0)
         if sent is None:

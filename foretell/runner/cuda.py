@@ -22,10 +22,10 @@ from .cuda_passes import passes
 from .cuda_sizes import DEEP, HIGH, ROWS, WHOLE, ChainSizes, fit, fit_chain, levels_for, power
 from .cuda_tables import Numbers, PageTable, Tiles, fill, make_tiles
 from .executor import Ahead, Landed, StepOutput
+from .made_chains import MadeChains
 from .pack import Packed
 from .recording import Capture, Recorder
 
-Chains = tuple[list[list[int]], list[list[float]]]  # by sequence: tokens, and how sure the model was of each
 Left = tuple[Tensor, Tensor | None]  # what a step leaves: logits, and features
 
 
@@ -143,8 +143,8 @@ class CudaExecutor:
             torch.cuda.current_stream(self.layout.device).synchronize()
             self._idle = True
 
-    def chain(self, packed: Packed, steps: int, vocab: int) -> Chains | None:
-        """After each sequence `steps` tokens, each the likeliest, and how sure the model was; None if it is too much.
+    def chain(self, packed: Packed, steps: int, vocab: int, draws: Draws | None = None) -> MadeChains | None:
+        """After each sequence `steps` tokens, and how sure the model was; None if it is too much. See `CudaChain`.
 
         The spans hold all pages that their sequences may write to.
         """
@@ -153,7 +153,8 @@ class CudaExecutor:
             return None
         self._wait()
         ends = [min(len(span.pages) * self.layout.page_size, self.context) for span in packed.spans]
-        return self.chains(packed, tiles, fit_chain(packed, sizes, self.layout.share, steps, vocab), ends)
+        wanted = fit_chain(packed, sizes, self.layout.share, steps, vocab, draws is not None)
+        return self.chains(packed, tiles, wanted, ends, draws)
 
     def _send(self, packed: Packed, tiles: Tiles | None, sizes: Sizes) -> None:
         """Take the tables to where the kernels read them."""

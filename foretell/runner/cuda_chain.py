@@ -1,23 +1,50 @@
-"""A whole chain of guesses as one graph: each token feeds the next on the device, and the host waits once."""
+"""A whole chain of guesses as one graph: each token feeds the next on the device, and the host waits at the end."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from foretell.kernels.triton.choose import FIELDS
 from foretell.kernels.triton.fetch import fetch
 from foretell.kernels.triton.pick import pick_next
 from foretell.kernels.triton.tables import RowTables, Sizes
+from foretell.sampling.on_device import Draws, settings
 
 from .cuda_forward import CudaForward
 from .cuda_sizes import ChainSizes
 from .cuda_tables import Numbers, PageTable, Tiles, fill
+from .made_chains import MadeChains
 from .pack import Packed
 from .recording import Recorder
 
 
+class _Settings:
+    """How each token of a chain is drawn, for all steps beforehand: that hangs on its place, not on what it will be."""
+
+    def __init__(self, steps: int, sequences: int, device: torch.device) -> None:
+        shape = (steps, sequences, FIELDS)
+        self._host = torch.zeros(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._there = torch.zeros(shape, dtype=torch.int64, device=device)
+
+    def write(self, draws: Draws, counts: list[int]) -> None:
+        """For so many tokens of each sequence. What is run to fill up draws nothing: it may be no numbers at all."""
+        places = [(step, i) for i, count in enumerate(counts) for step in range(count)]
+        steps, sequences = zip(*places, strict=True)
+        params, seeds = ([each[i] for i in sequences] for each in (draws.params, draws.seeds))
+        positions = [draws.positions[i] + step for step, i in places]
+        numbers = self._host.numpy()
+        numbers[:] = 0
+        numbers[steps, sequences] = settings(Draws(params, seeds, positions))
+
+    def fetch(self) -> Tensor:
+        """[steps, sequences, FIELDS] on the device, in halves of words as all tables come."""
+        fetch(self._host.view(torch.int32).view(-1), self._there.view(torch.int32).view(-1))
+        return self._there
+
+
 class CudaChain:
-    """The likeliest tokens, one after the other. Its tables are its own: the executor's graphs keep theirs."""
+    """Tokens one after the other, the likeliest or drawn. Its tables are its own: the executor's graphs keep theirs."""
 
     def __init__(
         self,
@@ -36,25 +63,32 @@ class CudaChain:
         self._following = torch.zeros(room, dtype=torch.int32, device=device)
         # Pinned, by steps and sequences: the device writes there, and the host has only to wait for its end.
         self._found: dict[tuple[int, int], Tensor] = {}
+        self._over = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._settings: dict[tuple[int, int], _Settings] = {}
 
     def __call__(
-        self, packed: Packed, tiles: Tiles | None, wanted: ChainSizes, ends: list[int]
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """For each sequence its tokens, and how sure the model is of each. `ends`: places where its pages end."""
+        self, packed: Packed, tiles: Tiles | None, wanted: ChainSizes, ends: list[int], draws: Draws | None = None
+    ) -> MadeChains:
+        """For each sequence its tokens, and how sure the model is of each. `ends`: places where its pages end. `draws`:
+        how the first token of each is drawn; those behind it stand at the places that follow."""
+        self._finish()  # the chains before, whose tables are written over
         sizes = self.recorder.serving(wanted)
         # In steps beyond those that are wanted nothing is run: there might be more keys than parts for them.
         stops = [span.stop + wanted.steps - 1 for span in packed.spans]
-        self._write(packed, tiles, sizes, [min(both) for both in zip(ends, stops, strict=True)])
+        ends = [min(both) for both in zip(ends, stops, strict=True)]
+        self._write(packed, tiles, sizes, ends)
+        if draws is not None:
+            counts = [max(1, end - span.stop + 1) for end, span in zip(ends, packed.spans, strict=True)]
+            self._settings_of(sizes).write(draws, counts)
         found = self.recorder(sizes, lambda: self._run(sizes))
-        self._wait()
-        tokens, sure = found[:, : wanted.steps, : len(packed.spans)].tolist()
-        chains = [[int(token) for token in chain] for chain in zip(*tokens, strict=True)]
-        return chains, [list(chain) for chain in zip(*sure, strict=True)]
+        if self._over is not None:
+            self._over.record()
+        return MadeChains(found, wanted.steps, len(packed.spans), self._finish)
 
-    def _wait(self) -> None:
-        """Until all is found; then the tables may be written again, too."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+    def _finish(self) -> None:
+        """Wait until all is found; then the tables may be written again, too."""
+        if self._over is not None:
+            self._over.synchronize()
 
     def _write(self, packed: Packed, tiles: Tiles | None, sizes: ChainSizes, ends: list[int]) -> None:
         """The tables, where the graph fetches them."""
@@ -70,11 +104,20 @@ class CudaChain:
         following = RowTables.over(self._following, sizes.following, self.pages.device)
         ends = self._first[sizes.first.numbers : count]
         found = self._room(sizes.steps, sizes.sequences)
+        draws = self._settings_of(sizes).fetch() if sizes.drawn else None
         for step in range(sizes.steps):
             logits, _ = self.forward(rows, rows.wanted[: sizes.sequences], ())
-            pick_next(logits, sizes.vocab, rows, ends, following, found[:, step], self.page_size)
+            own = None if draws is None else draws[step]
+            pick_next(logits[:, : sizes.vocab], rows, ends, following, found[:, step], self.page_size, own)
             rows = following
         return found
+
+    def _settings_of(self, sizes: ChainSizes) -> _Settings:
+        """They are written before the chain is run, so none are made while it is recorded."""
+        key = sizes.steps, sizes.sequences
+        if key not in self._settings:
+            self._settings[key] = _Settings(*key, self.device)
+        return self._settings[key]
 
     def _room(self, steps: int, sequences: int) -> Tensor:
         """For tokens and how sure they are. A chain is run plainly before it is recorded, so none is made in there."""

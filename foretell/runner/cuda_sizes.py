@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretell.kernels.triton.tables import NO_PARTS, Sizes, parts
 
@@ -28,6 +28,7 @@ class ChainSizes:
     sequences: int  # filled up
     steps: int
     vocab: int  # tokens that may be guessed
+    drawn: bool = False  # whether any sequence draws; its kernel takes longer than one that looks for the likeliest
 
     @property
     def following(self) -> Sizes:
@@ -37,7 +38,8 @@ class ChainSizes:
     def covers(self, other: ChainSizes) -> bool:
         """Whether a chain of the others can be filled up to these: of a longer one the beginning is the same."""
         room = self.first.covers(other.first) and self.following.covers(other.following)
-        return room and self.vocab == other.vocab and other.steps <= self.steps <= LONGER * other.steps
+        alike = (self.vocab, self.drawn) == (other.vocab, other.drawn)
+        return room and alike and other.steps <= self.steps <= LONGER * other.steps
 
     @property
     def price(self) -> tuple[int, ...]:
@@ -67,11 +69,13 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
     return Sizes(rows, max(several, power(len(tiles.together))), height, splits, deep, nodes), tiles
 
 
-def fit_chain(packed: Packed, first: Sizes, share: int, steps: int, vocab: int) -> ChainSizes:
-    """The sizes of a chain's steps, behind a first one of these."""
+def fit_chain(packed: Packed, first: Sizes, share: int, steps: int, vocab: int, drawn: bool = False) -> ChainSizes:
+    """The sizes of a chain's steps, behind a first one of these. That has room for two rows a text: where all guesses
+    stood, the last one is still to be read, and where not, a row more costs next to nothing."""
+    first = replace(first, rows=max(first.rows, next((size for size in ROWS if 2 * len(packed.spans) <= size), 0)))
     keys = _keys(max(span.stop for span in packed.spans) + steps)
     sequences = min(first.rows, power(len(packed.spans)))  # the first step has a row for each
-    return ChainSizes(first, max(LOW, power(share)), parts(keys), sequences, steps, vocab)
+    return ChainSizes(first, max(LOW, power(share)), parts(keys), sequences, steps, vocab, drawn)
 
 
 def levels_for(deep: int) -> int:

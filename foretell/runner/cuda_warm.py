@@ -17,6 +17,7 @@ from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.params import SamplingParams
+from foretell.sampling.on_device import Draws
 from foretell.sampling.sampling import Row, choose
 from foretell.types import Draft, Request, Sequence, Share
 
@@ -117,6 +118,13 @@ def choose_and_move(runner: ModelRunner) -> None:
         runner.cache.move(list(range(1, nodes + 1)), list(range(nodes)))
 
 
+def go_on(runner: ModelRunner, drawn: bool) -> None:
+    """A chain of one token, as a draft model makes them: mostly it is of this one's kind, and has its vocabulary."""
+    share = _share(0, Nothing(), runner.layout.page_size)
+    draws = Draws([SamplingParams(temperature=1.0)], [0], [share.length]) if drawn else None
+    runner.chain([share], 1, runner.model.outputs, draws)
+
+
 def _share(number: int, step: Nothing, page_size: int) -> Share:
     tokens = [0] * (step.cached + step.take)
     seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, step.cached)
@@ -150,7 +158,7 @@ class Warming:
     ) -> None:
         """`make` gives a model of few layers on `device`, of which `heads` have borrowed."""
         self.steps = self.drafts = 0  # rehearsed
-        self._make, self._device, self._heads = make, device, heads
+        self._make, self._device, self._guesses, self._heads = make, device, guesses, heads
         self._wanted = PLAIN + (GUESSED if guesses else ()) + (GROWN if heads is not None else ())
         self._stop = Event()
         self._over = math.inf  # when what it runs beside was
@@ -170,6 +178,9 @@ class Warming:
         choose_and_move(runner)
         if self._heads is not None:
             self.drafts = self._heads.rehearse(runner, lambda: self._stop.is_set() or self._is_late)
+        for drawn in (False, True):
+            if self._guesses and self._over == math.inf:  # there may be no draft model: nobody is to wait for this
+                go_on(runner, drawn)
 
     @property
     def _is_late(self) -> bool:

@@ -21,6 +21,7 @@ from foretell.types import Draft, Sequence, Share
 from .cuda_or_eager import cuda_or_eager
 from .executor import Ahead, EagerExecutor, Executor, Outrunner, StepOutput
 from .head_work import HeadWork, Work
+from .made_chains import MadeChains
 from .native import NativeExecutor, native_executor
 from .pack import pack, pack_ahead
 
@@ -102,8 +103,9 @@ class ModelRunner:
         return executor.ahead(pack_ahead(shares, rows, self.layout.page_size), self.taps, draws, top)
 
     @torch.inference_mode()
-    def chain(self, shares: list[Share], steps: int, vocab: int) -> tuple[list[list[int]], list[list[float]]] | None:
-        """After each share `steps` tokens, each the likeliest of the first `vocab`, and how sure the model is of each.
+    def chain(self, shares: list[Share], steps: int, vocab: int, draws: Draws | None = None) -> MadeChains | None:
+        """After each share `steps` tokens of the first `vocab`, and how sure the model is of each: the likeliest, or
+        drawn. `draws` tell how the first of each is drawn; those behind it stand at the places that follow.
 
         None where the executor has no way to run them in one go.
         """
@@ -112,7 +114,7 @@ class ModelRunner:
             return None
         packed = pack(shares, [Draft()] * len(shares), self.layout.page_size)
         spans = [replace(span, pages=tuple(share.seq.pages)) for span, share in zip(packed.spans, shares, strict=True)]
-        found: tuple[list[list[int]], list[list[float]]] | None = run(replace(packed, spans=spans), steps, vocab)
+        found: MadeChains | None = run(replace(packed, spans=spans), steps, vocab, draws)
         return found
 
     @property

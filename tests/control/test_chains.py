@@ -44,9 +44,9 @@ def test_the_best_length_is_found_whatever_it_costs_to_begin(
         assert plan.gain == pytest.approx(max(gains)) and plan.nodes == gains.index(max(gains)) + 1
 
 
-def text(temperature: float) -> Sequence:
+def text(temperature: float, rule: str = "rejection") -> Sequence:
     params = SamplingParams(temperature=temperature)
-    return Sequence(0, Request("0", (1,), params, 0, 100, drafters=("model",)), [1, 2], cached=1)
+    return Sequence(0, Request("0", (1,), params, 0, 100, rule=rule, drafters=("model",)), [1, 2], cached=1)
 
 
 @pytest.mark.parametrize("row", [0.0, 0.001, 0.03])
@@ -59,6 +59,8 @@ def test_what_is_made_whole_is_cut_for_its_rows_alone(row: float) -> None:
     }
     assert floors[WHOLE, 0.0] == pytest.approx(0.7 * row)
     assert floors[WHOLE, 1.0] == floors[STEPWISE, 1.0] == floors[STEPWISE, 0.0] > 0.1
+    drafting = Clock({"model": WHOLE}).controller.drafting
+    assert drafting.floor(market(row=row), text(1.0, "match"), "model") == floors[WHOLE, 0.0], "drawn in one go, too"
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -10,9 +11,11 @@ from itertools import islice
 from random import Random
 
 import pytest
+import torch
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
+from foretell.draft.chained import ChainedDrafter
 from foretell.draft.heads import HeadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.recycle import RecycleDrafter
@@ -24,10 +27,13 @@ from foretell.engine.requests import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.models.heads import HeadConfig
 from foretell.params import SamplingParams
+from foretell.runner.cuda_sizes import ChainSizes, fit, fit_chain
 from foretell.runner.cuda_warm import chain, long_tree, tree
-from foretell.runner.executor import StepOutput
+from foretell.runner.executor import Executor, StepOutput
+from foretell.runner.made_chains import MadeChains
 from foretell.runner.pack import Packed
 from foretell.runner.runner import ModelRunner
+from foretell.sampling.on_device import Draws
 from foretell.types import Budget, Draft, Sequence
 from tests.recordings import Filled, MadeUpSteps, make_up, play
 from tests.tiny import CONFIG, HEADS, PROMPTS, VOCAB, OwnHead, World, add, generate, run, tiny_decoder
@@ -80,6 +86,36 @@ def test_a_head_has_recorded_drafts_of_all_depths_and_all_readings(config: HeadC
         assert {each.depth for each in drafts if each.drawn == drawn and not each.wide} >= depths
         assert any(each.wide for each in drafts if each.drawn == drawn)
     assert {each.rows for each in readings} >= {1, 2, 4, 8, 16, 128}
+
+
+class Chaining:
+    """An executor that notes which chains it was asked for, and makes them up."""
+
+    def __init__(self, inner: Executor, share: int) -> None:
+        self.inner, self.share, self.asked = inner, share, Counter[ChainSizes]()
+
+    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        return self.inner(packed, taps)
+
+    def chain(self, packed: Packed, steps: int, vocab: int, draws: Draws | None) -> MadeChains:
+        first, _ = fit(packed, self.share)
+        self.asked[fit_chain(packed, first, self.share, steps, vocab, draws is not None)] += 1
+        texts = len(packed.spans)
+        return MadeChains(torch.zeros(2, steps, texts), steps, texts, lambda: None)
+
+
+def test_a_draft_model_has_made_chains_of_all_depths_greedy_and_drawn() -> None:
+    helper = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
+    made_up = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
+    helper.executor = executor = Chaining(made_up, helper.layout.share)
+    engine = long_engine(ChainedDrafter(helper, VOCAB, "model"))
+    engine.runner.executor = made_up
+    Rehearsal(engine, partial(pieces, names=("model",))).run(60)
+    greedy, drawn = (
+        {replace(each, drawn=False) for each in executor.asked if each.drawn is way} for way in (False, True)
+    )
+    assert {each.steps for each in greedy} == {each.budget.depth for each in chains(NODES)} and drawn == greedy
+    assert helper.pool.held == 0
 
 
 def of_all_sizes(seq: Sequence, budget: Budget) -> Draft:

@@ -15,15 +15,19 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.types import SpeculationChoice
 from tests.draft.tiny_tokens import token_translator
 from tests.tiny import (
+    PROMPTS,
     VOCAB,
     World,
+    add,
     early_exit,
     generate,
     model_drafter,
     quantized_self,
     random_tree,
+    run,
     tree_around,
 )
 
@@ -69,10 +73,23 @@ def test_a_draft_never_changes_the_text(
     assert generate(None, World(), **SAMPLING[sampling]) == truth, "the noise is the same on every device"
 
 
-def test_rules_that_judge_by_distributions_run() -> None:
-    from foretell.types import SpeculationChoice
-    from tests.tiny import PROMPTS, add, run
+def test_a_drawn_chain_is_one_graph_and_draws_as_the_target_does() -> None:
+    """The target's twin guesses right wherever it draws by the same noise."""
+    from foretell.runner.cuda import CudaExecutor
 
+    runner = model_drafter(device="cuda").runner
+    engine = World(device="cuda").engine(ChainedDrafter(runner, VOCAB, "chained"))
+    asked: dict[str, object] = {"temperature": 1.0, "max_tokens": 96, "ignore_eos": True}
+    tracks = [add(engine, str(i), prompt, **asked)[0] for i, prompt in enumerate(PROMPTS)]
+    run(engine)
+    drafted, accepted = (sum(getattr(each.speculation, kind) for each in tracks) for kind in ("drafted", "accepted"))
+    assert drafted and accepted > 0.9 * drafted
+    assert isinstance(runner.executor, CudaExecutor)
+    recordings = runner.executor.chains.recorder.recordings
+    assert any(recorded is not None for recorded in recordings.values()) and all(sizes.drawn for sizes in recordings)
+
+
+def test_rules_that_judge_by_distributions_run() -> None:
     for rule in ("rejection", "block", "ensemble"):
         engine = World(device="cuda").engine(model_drafter(seed=5, device="cuda"))
         tracks = add(engine, "1", PROMPTS[1], SpeculationChoice(rule=rule), temperature=1.0)

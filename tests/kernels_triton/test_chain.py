@@ -22,6 +22,7 @@ from foretell.runner.executor import EagerExecutor
 from foretell.runner.pack import pack
 from foretell.runner.recording import Recorder
 from foretell.runner.stock import freely
+from foretell.sampling.on_device import Draws
 from foretell.types import Draft, Request, Sequence, Share
 from tests.kernels_triton.test_forward import BASE, DEVICE, world
 from tests.recordings import Tape
@@ -57,7 +58,7 @@ def one_by_one(vocab: int) -> tuple[list[list[int]], list[list[float]]]:
 
 
 def chain_of(
-    seqs: list[Sequence], ends: list[int], vocab: int, steps: int = STEPS, recorded: int = 0
+    seqs: list[Sequence], ends: list[int], vocab: int, steps: int = STEPS, recorded: int = 0, draws: Draws | None = None
 ) -> tuple[tuple[list[list[int]], list[list[float]]], KVCache]:
     """The chains, and the cache they were written to. `recorded`: tokens of a chain that serves for them."""
     model, cache, layout = world(BASE, PAGE, torch.float32)
@@ -67,11 +68,12 @@ def chain_of(
     sizes, tiles = fit(packed, layout.share)
     recorder: Recorder[ChainSizes, torch.Tensor] = (tape := Tape()).recorder()
     chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE, recorder)
-    wanted = ChainSizes(sizes, 16, parts(64), 4, steps, vocab)
+    wanted = ChainSizes(sizes, 16, parts(64), 4, steps, vocab, draws is not None)
     if recorded:
         with freely():
-            chain(packed, tiles, replace(wanted, steps=recorded), [0] * len(seqs))  # at their ends, nothing is run
-    found = chain(packed, tiles, wanted, ends)
+            none = [0] * len(seqs)  # at their ends, nothing is run
+            chain(packed, tiles, replace(wanted, steps=recorded), none, draws)
+    found = chain(packed, tiles, wanted, ends, draws).wait()
     assert tape.count == bool(recorded)
     return found, cache
 
@@ -100,12 +102,16 @@ def test_a_sequence_without_pages_stops_and_harms_nobody() -> None:
     assert {tuple(place) for place in changed} == own
 
 
+@pytest.mark.parametrize("drawn", [False, True])
 @torch.inference_mode()
-def test_a_longer_one_that_serves_runs_no_more_than_is_wanted() -> None:
+def test_a_longer_one_that_serves_runs_no_more_than_is_wanted(drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretell.runner.cuda_sizes.KEYS", (64,))
     seqs = sequences(STEPS)
     ends = [len(seq.pages) * PAGE for seq in seqs]
-    (alone, sure), cache = chain_of(seqs, ends, 32, 1)
-    (served, as_sure), other = chain_of(seqs, ends, 32, 1, recorded=2)
+    warm = SamplingParams(temperature=1.0, top_p=0.9)
+    draws = Draws([warm] * 3, [1, 2, 3], [len(seq.tokens) for seq in seqs]) if drawn else None
+    (alone, sure), cache = chain_of(seqs, ends, 32, 1, draws=draws)
+    (served, as_sure), other = chain_of(seqs, ends, 32, 1, recorded=2, draws=draws)
     assert served == alone and as_sure == sure
     for mine, its in zip((*other.keys, *other.values), (*cache.keys, *cache.values), strict=True):
         assert torch.equal(mine, its)

@@ -22,6 +22,7 @@ SETTINGS: dict[str, dict[str, float]] = {
     "top-k of all": {"temperature": 1.0, "top_k": 100_000},
     "top-p": {"temperature": 1.0, "top_p": 0.7},
     "a narrow top-p": {"temperature": 3.0, "top_p": 0.05},
+    "a top-p of next to nothing": {"temperature": 1.0, "top_p": 1e-50},  # in float32 it is 0
     "min-p": {"temperature": 1.5, "min_p": 0.2},
     "all": {"temperature": 1.2, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
 }

@@ -15,7 +15,7 @@ import torch
 from foretell.engine.rehearsal import Rehearsal
 from foretell.kernels.triton.take_up import take_up
 from foretell.runner.cuda import CudaExecutor
-from foretell.runner.cuda_warm import GUESSED, PLAIN, Nothing, rehearse, tree
+from foretell.runner.cuda_warm import GUESSED, PLAIN, Nothing, go_on, rehearse, tree
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.recording import Capture
 from foretell.runner.runner import ModelRunner
@@ -55,9 +55,12 @@ def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_of_nothing_go_through_all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_still(monkeypatch)
     runner = ModelRunner(tiny_decoder(config=BASE).to(DEVICE), 8, 16, 128, (0, 2))
-    runner.executor = CudaExecutor(runner.model, runner.cache, runner.layout)
+    runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
     small = [step for step in PLAIN + GUESSED if step.texts <= 2 and step.take == 1 and step.length < 25]
     assert rehearse(runner, small) == len(small) > 4
+    for drawn in (False, True):
+        go_on(runner, drawn)
+    assert [sizes.drawn for sizes in executor.chains.recorder.recordings] == [False, True]
 
 
 def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monkeypatch: pytest.MonkeyPatch) -> None:

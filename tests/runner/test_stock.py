@@ -22,7 +22,9 @@ STEPS = [
 DRAFTS = [HeadSizes(*each) for each in itertools.product((1, 8), (512, 2048), (1, 2, 3, 8), (0, 1, 10), (False, True))]
 READINGS = [ReadSizes(*each) for each in itertools.product((1, 64, 256), (0, 2), (0, 8), (0, 512))]
 CHAINS = [
-    ChainSizes(first, 16, *each) for first in STEPS[::7] for each in itertools.product((8, 20), (1, 4), (2, 5), (9, 32))
+    ChainSizes(first, 16, *each)
+    for first in STEPS[::14]
+    for each in itertools.product((8, 20), (1, 4), (2, 5), (9, 32), (False, True))
 ]
 ALL: dict[str, list[Fillable]] = {"steps": STEPS, "drafts": DRAFTS, "readings": READINGS, "chains": CHAINS}  # type: ignore[dict-item]
 
@@ -41,6 +43,8 @@ def test_what_is_not_alike_covers_nothing() -> None:
     assert not Sizes(256, 8, 64, 8).covers(Sizes(256, 8, 64, NO_PARTS))
     assert Sizes(CHEAP_ROWS, 8, 16, 8).covers(Sizes(1, 1, 16, 8))
     assert not Sizes(256, 8, 16, 8).covers(Sizes(CHEAP_ROWS, 8, 16, 8)), "rows that cost"
+    greedy, drawn = (ChainSizes(Sizes(1, 1, 16, 8), 16, 8, 1, 4, 32, drawn) for drawn in (False, True))
+    assert not greedy.covers(drawn) and not drawn.covers(greedy), "one takes longer, the other draws nothing"
     tree = HeadSizes(1, 512, 4, wide=10)
     assert not tree.covers(HeadSizes(1, 512, 4)) and not HeadSizes(1, 512, 4, drawn=True).covers(HeadSizes(1, 512, 4))
     assert tree.covers(HeadSizes(1, 512, 2, wide=10)) and not tree.covers(HeadSizes(1, 512, 1, wide=10))

@@ -17,6 +17,7 @@ from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.async_engine import FAILURES, AsyncEngine
 from foretell.engine.engine import Engine
+from foretell.engine.flight import Flight
 from foretell.engine.isolation import Torn, rescue
 from foretell.engine.streams import StepFailed
 from foretell.engine.track import Track
@@ -54,14 +55,14 @@ def fail_running(engine: Engine, after: int = AFTER) -> None:
 
 
 def fail_judging(engine: Engine) -> None:
-    judge = engine.judge
+    court = engine.court
 
-    def broken(cases: Any, *rest: Any) -> Any:
-        if any(is_bad(case.share) for case in cases):
+    def broken(flight: Flight) -> Any:
+        if any(is_bad(share) for share in flight.plan):
             raise RuntimeError("planted")
-        return judge(cases, *rest)
+        return court(flight)
 
-    engine.judge = broken  # type: ignore[assignment]
+    engine.court = broken  # type: ignore[assignment]
 
 
 def fail_committing(engine: Engine) -> None:

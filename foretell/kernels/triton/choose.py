@@ -15,6 +15,7 @@ from torch import Tensor
 
 BLOCK = 4096
 DIGITS = 16  # values of a digit that are tried at once in the search for the k-th largest
+NEXT_TO_NOTHING: tl.constexpr = tl.constexpr(1e-300)
 FIELDS = 3  # of a row's settings, in words of 64 bits: noise key; temperature and top-p; min-p and top-k
 
 
@@ -135,28 +136,36 @@ def _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK: tl.const
 
 
 @triton.jit
+def drawn(scores, vocab, peak, words, settings, row, BLOCK: tl.constexpr, DIGITS: tl.constexpr):
+    """The token that wins the race of a row whose temperature is above 0; `peak` is its largest score."""
+    key = tl.load(words + row * 3).to(tl.uint64, bitcast=True)
+    warmth = tl.load(settings + row * 6 + 2)
+    share = tl.load(settings + row * 6 + 3)
+    least = tl.load(settings + row * 6 + 4)
+    count = tl.load(settings + row * 6 + 5).to(tl.int32)
+    edge = tl.full((), float("-inf"), tl.float32)
+    if (count > 0) & (count < vocab):
+        edge = _edge(scores, vocab, count, BLOCK // 4, DIGITS)
+    beyond = tl.full((), float("-inf"), tl.float32)
+    token = _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK, False)
+    if share < 1:
+        goal = share.to(tl.float64) * _mass(scores, vocab, peak, warmth, edge, least, beyond, BLOCK)
+        goal = tl.maximum(goal, NEXT_TO_NOTHING)  # nothing at all is above the likeliest, and no share is as small
+        beyond = tl.load(scores + token).to(tl.float32)
+        while _mass(scores, vocab, peak, warmth, edge, least, beyond, BLOCK) >= goal:
+            token = _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK, True)
+            beyond = tl.load(scores + token).to(tl.float32)
+    return token
+
+
+@triton.jit
 def _choose(logits, words, settings, tokens, stride, vocab, BLOCK: tl.constexpr, DIGITS: tl.constexpr):
     """One row."""
     row = tl.program_id(0)
     scores = logits + row.to(tl.int64) * stride
     peak, token = largest(scores, vocab, BLOCK)
-    warmth = tl.load(settings + row * 6 + 2)
-    if warmth > 0:
-        key = tl.load(words + row * 3).to(tl.uint64, bitcast=True)
-        share = tl.load(settings + row * 6 + 3)
-        least = tl.load(settings + row * 6 + 4)
-        count = tl.load(settings + row * 6 + 5).to(tl.int32)
-        edge = tl.full((), float("-inf"), tl.float32)
-        if (count > 0) & (count < vocab):
-            edge = _edge(scores, vocab, count, BLOCK // 4, DIGITS)
-        beyond = tl.full((), float("-inf"), tl.float32)
-        token = _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK, False)
-        if share < 1:
-            goal = share.to(tl.float64) * _mass(scores, vocab, peak, warmth, edge, least, beyond, BLOCK)
-            beyond = tl.load(scores + token).to(tl.float32)
-            while _mass(scores, vocab, peak, warmth, edge, least, beyond, BLOCK) >= goal:
-                token = _race(scores, vocab, key, peak, warmth, edge, least, beyond, BLOCK, True)
-                beyond = tl.load(scores + token).to(tl.float32)
+    if tl.load(settings + row * 6 + 2) > 0:
+        token = drawn(scores, vocab, peak, words, settings, row, BLOCK, DIGITS)
     tl.store(tokens + row, token.to(tokens.dtype.element_ty))
 
 
