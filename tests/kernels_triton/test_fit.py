@@ -71,4 +71,4 @@ def test_a_chain_has_as_many_sequences_as_its_first_step_has_rows_at_most(texts:
     sizes, _ = fit(packed, 3)
     chain = fit_chain(packed, sizes, 3, 4, 32)
     assert texts <= chain.sequences <= chain.first.rows
-    assert chain.first.rows == ROWS[-1] or chain.first.rows >= 2 * texts, "room for a guess that stood"
+    assert 2 * texts > ROWS[-1] or chain.first.rows >= 2 * texts, "room for a guess that stood"
