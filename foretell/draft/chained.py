@@ -35,6 +35,7 @@ class ChainedDrafter(ModelDrafter):
         if not live:
             return [Draft()] * len(seqs)
         shadows = [self._shadows[seq.id].seq for seq, _ in live]
+        self._read(shadows)
         shares = [Share.of(shadow, shadow.pending) for shadow in shadows]
         draws = _draws([seq for seq, _ in live])
         found = self.runner.chain(shares, max(budget.depth for _, budget in live), self.vocab, draws)
@@ -60,16 +61,14 @@ class ChainedDrafter(ModelDrafter):
         parents = tuple(range(-1, len(places) - 1))
         return Draft(tuple(-1 - place for place in places), parents, self.name, unseen=_Unseen(left, text))
 
-    def _ready(self, seq: Sequence, nodes: int, asked: set[int]) -> bool:
-        """What there is to read of a new text is read by itself: a chain of any length behind many rows would be a
+    def _read(self, shadows: list[Sequence]) -> None:
+        """What there is to read of new texts is read by itself: a chain of any length behind many rows would be a
         recording of its own."""
-        if not super()._ready(seq, nodes, asked):
-            return False
-        shadow = self._shadows[seq.id].seq
-        if shadow.pending > FEW:
-            self.runner.forward([Share.of(shadow, shadow.pending - 1)], [NO_DRAFT])
-            shadow.cached += shadow.pending - 1
-        return True
+        new = [shadow for shadow in shadows if shadow.pending > FEW]
+        if new:
+            self.runner.forward([Share.of(shadow, shadow.pending - 1) for shadow in new], [NO_DRAFT] * len(new))
+            for shadow in new:
+                shadow.cached = len(shadow.tokens) - 1
 
     def _goes_by_steps(self, seq: Sequence) -> bool:
         """Whether guesses come with what they were drawn from, or their temperature hangs on how sure the draft is."""

@@ -118,7 +118,9 @@ class Engine:
         flight, self._ahead = self._ahead, None  # what fails in here leaves nothing behind that is half done
         if flight is None or not any(self.lives(share) for share in flight.plan):
             began = perf_counter()
-            plan = self.scheduler.plan(self._budgets(self.scheduler.running))
+            budgets = self._budgets(self.scheduler.running)
+            decided = perf_counter()
+            plan = self.scheduler.plan(budgets)
             if not plan:
                 return []
             flight = None
@@ -126,7 +128,7 @@ class Engine:
             plan = flight.plan
         goes_ahead = self.runner.goes_ahead
         try:
-            flight = flight or self._launch(plan, began)
+            flight = flight or self._launch(plan, began, decided)
             ahead = self._send_ahead(flight) if goes_ahead else None
             outcomes, curious = self.court(flight)
         except RuntimeError as error:
@@ -144,7 +146,7 @@ class Engine:
         self._ahead = ahead
         return [delta for _, delta in judged if delta is not None]
 
-    def _launch(self, plan: list[Share], began: float) -> Flight:
+    def _launch(self, plan: list[Share], began: float, decided: float) -> Flight:
         """Guess, and give the step to the device."""
         self._note_starts(plan)
         planned = perf_counter()
@@ -154,7 +156,7 @@ class Engine:
         drafts = [self._constrain(share, draft) for share, draft in zip(plan, trimmed, strict=True)]
         drafted = perf_counter()
         output = self.runner.forward(plan, drafts)
-        return Flight(plan, drafts, output, began, drafted, perf_counter(), proposing)
+        return Flight(plan, drafts, output, began, decided - began, drafted, perf_counter(), proposing)
 
     def _send_ahead(self, flight: Flight) -> Flight | None:
         """The step behind this one, begun before this one's tokens are known, where it will guess nothing; a text whose
@@ -173,7 +175,7 @@ class Engine:
         if sent is None:
             return None
         flight.landed = sent.landed
-        return Flight(shares, [NO_DRAFT] * len(shares), sent.output, began, began, perf_counter(), is_ahead=True)
+        return Flight(shares, [NO_DRAFT] * len(shares), sent.output, began, 0.0, began, perf_counter(), is_ahead=True)
 
     def _stays_plain(self, running: list[Sequence]) -> bool:
         """A look at texts whose step runs already. What it finds cannot help that step, and costs no time either."""

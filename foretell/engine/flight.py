@@ -23,6 +23,7 @@ class Flight:
     drafts: list[Draft]
     output: StepOutput
     began: float  # when it was planned
+    deciding: float  # seconds that the controller took, looks included
     drafted: float  # when its guesses were made
     launched: float
     proposing: float = 0.0

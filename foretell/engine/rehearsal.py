@@ -35,6 +35,7 @@ IN_CHAINS = (1, 3, 4, 7, 9, 15, 16)  # guesses whose steps are recorded; others 
 IN_TREES = (3, 7, 10, 15, 16, 30, 32, 63)  # nodes likewise
 MANY = 8  # texts; what is recorded for them serves for fewer
 FEW_TEXTS = (2, 4, MANY)
+CROWDS = (16, 32, 64)  # texts that write at once
 MOST_FAILURES = 3  # of a rehearsal that goes on
 
 
@@ -148,6 +149,8 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
         for heat in (0.0, 1.0):
             yield from guesses(serving, cached=LONG, texts=several, temperature=heat)
     yield from steps(Nothing(cached=0, take=take) for take in PROMPTS)
+    crowds = [texts for texts in CROWDS if texts <= rehearsal.engine.scheduler.max_num_seqs]
+    yield from steps(Nothing(texts, cached) for texts in crowds for cached in (TEXT, *LONGER[:1], LONG))
     for cached in (*LONGER, LONG):
         yield from steps((Nothing(cached=cached), *_drafts(nodes, widest, cached)))
         yield from guesses(cached=cached)

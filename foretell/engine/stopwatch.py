@@ -31,7 +31,7 @@ class Stopwatch:
         drafting = 0.0 if flight.is_ahead else flight.drafted - flight.began
         waiting = None
         if before is not None and not flight.is_ahead and 0 < self._texts == texts:
-            waiting = since - before - flight.proposing
+            waiting = since - before - flight.deciding - flight.proposing  # looks are paid for by themselves
         return StepTimes(drafting + curious, landed - since - curious, flight.proposing, odd, waiting)
 
     def rest(self) -> None:
