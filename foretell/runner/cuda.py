@@ -49,7 +49,7 @@ class CudaExecutor:
         self._top = self._for_host(0)
         self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._over = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._count = 0  # rows of logits that the last step left
+        self._left = self._logits  # what the last step left of them: a recording keeps the room it was made with
         self._idle = True  # whether the host has seen the end of the last step
         self._capture = Capture(layout.device)
         self._recorders: dict[tuple[int, ...], Recorder[Sizes, Left]] = {}
@@ -96,34 +96,35 @@ class CudaExecutor:
         """Run what was sent."""
         self._make_room(sizes.rows, taps)
         logits, features = self.recorder(taps)(sizes, lambda: self._run(sizes, taps))
-        count = self._count = len(packed.wanted)
+        count = len(packed.wanted)
+        self._left = logits[:count]
         own = None if features is None else features[: packed.rows].clone()
-        return StepOutput(logits[:count], own, lambda: self._likeliest(count))
+        return StepOutput(self._left, own, lambda: self._likeliest(count))
 
     def ahead(self, packed: Packed, taps: tuple[int, ...], draws: Draws | None, top: int) -> Ahead | None:
         """See `Outrunner`. The host waits for an event between the two steps."""
         wanted, tiles = fit(packed, self.layout.share)
         if wanted.rows > ROWS[-1]:
             return None
-        sizes, count = self.recorder(taps).serving(wanted), self._count
+        sizes, count = self.recorder(taps).serving(wanted), len(self._left)
         chosen = self._tokens
         if draws is not None:
             chosen = self._drawn
-            leave_there(self._logits[:count], draws, chosen[:count])
-        best = self._best(count, top)
+            leave_there(self._left, draws, chosen[:count])
+        best = self._best(top)
         self._send(packed, tiles, sizes)
         take_up(self._numbers[: sizes.rows], chosen, self._landed, count)
         self._over.record()
         return Ahead(self._replay(packed, sizes, taps), lambda: self._land(count, best))
 
-    def _best(self, count: int, top: int) -> Tensor:
-        """On its way to the host: of each row the likeliest tokens, [count, top]."""
+    def _best(self, top: int) -> Tensor:
+        """On its way to the host: of each row that the last step left the likeliest tokens, [rows, top]."""
         if not top:
             return self._top[:0]
         if len(self._top) < ROWS[-1] * top:
             self._top = self._for_host(ROWS[-1] * top)
-        found = self._top[: count * top].view(count, top)
-        return found.copy_(self._logits[:count].topk(top).indices, non_blocking=True)
+        found = self._top[: len(self._left) * top].view(-1, top)
+        return found.copy_(self._left.topk(top).indices, non_blocking=True)
 
     def _land(self, count: int, best: Tensor) -> Landed:
         """What the step came to that another was sent behind; what comes of that one is not waited for."""

@@ -10,6 +10,7 @@ import torch
 from foretell.draft.base import Drafter
 from foretell.engine.engine import Engine
 from foretell.runner.executor import Ahead
+from foretell.runner.stock import freely
 from tests.gpu.test_same_text import DRAFTERS, SAMPLING
 from tests.laws.test_ahead import written
 from tests.outruns import Sometimes
@@ -52,6 +53,19 @@ def test_the_text_is_the_same(make: Callable[[list[list[int]]], Drafter | None],
     sent = counted(engine)
     assert written(engine, **SAMPLING[sampling]) == truth
     assert bool(sent) == (sampling != "penalties")
+
+
+def test_tokens_are_drawn_from_what_the_step_left_though_larger_ones_have_come_since() -> None:
+    """A recording leaves its logits where it was made to, and a larger step has them in other room."""
+    engine = World(device="cuda").engine()
+    truth = generate(None, World(), temperature=1.0)
+    with freely():
+        for texts in ((0,), (0, 1, 2, 3, 4), (0,), (1,)):
+            tracks = [add(engine, str(i), PROMPTS[i], temperature=1.0)[0] for i in texts]
+            sent = counted(engine)
+            run(engine)
+            assert sent
+            assert [t.seq.tokens[len(t.seq.request.prompt) :] for t in tracks] == [truth[i] for i in texts]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
