@@ -39,17 +39,28 @@ class Still:
 
 
 class Again:
-    """Stands for a graph: it runs once more what was recorded."""
+    """Stands for a graph: it runs once more what was recorded, and leaves what comes of it where it was then."""
 
-    def __init__(self, run: Callable[[], object]) -> None:
-        self.replay = run
+    def __init__(self, run: Callable[[], tuple[torch.Tensor | None, ...]]) -> None:
+        self.run, self.left = run, run()
+
+    def replay(self) -> None:
+        for here, now in zip(self.left, self.run(), strict=True):
+            if here is not None and now is not None and here.data_ptr() != now.data_ptr():
+                here.copy_(now)
+                now.fill_(float("nan"))
+
+
+def recorded(run: Callable[[], tuple[torch.Tensor | None, ...]]) -> tuple[Again, tuple[torch.Tensor | None, ...]]:
+    graph = Again(run)
+    return graph, graph.left
 
 
 def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         for name in ("Event", "Stream", "current_stream", "graph_pool_handle"):
             monkeypatch.setattr(torch.cuda, name, Still)
-        monkeypatch.setattr(Capture, "__call__", lambda _, run: (Again(run), run()))
+        monkeypatch.setattr(Capture, "__call__", lambda _, run: recorded(run))
 
 
 def test_steps_of_nothing_go_through_all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +150,23 @@ def test_steps_sent_ahead_write_what_the_definition_writes(temperature: float, m
         (right,) = add(alone, str(i), prompt, max_tokens=tokens, **settings)
         run(alone)
         assert track.seq.tokens == right.seq.tokens
+
+
+def test_tokens_are_drawn_from_what_the_step_left_though_larger_ones_have_come_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A recording leaves its logits where it was made to, and a larger step has them in other room."""
+    stand_still(monkeypatch)
+    engine = World(pages=32, device=DEVICE.type, config=BASE).engine()
+    runner = engine.runner
+    runner.executor = CudaExecutor(runner.model, runner.cache, runner.layout)
+    settings: dict[str, object] = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 4}
+    truth = generate(prompts=[[4], [7], [9]], world=World(config=BASE), **settings)
+    with freely():
+        for texts in ((0,), (0, 1, 2), (0,)):
+            tracks = [add(engine, str(i), [[4], [7], [9]][i], **settings)[0] for i in texts]
+            run(engine)
+            assert [track.seq.tokens[1:] for track in tracks] == [truth[i] for i in texts]
 
 
 def test_open_tokens_are_those_the_step_before_came_to() -> None:
