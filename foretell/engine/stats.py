@@ -51,18 +51,22 @@ class Speculation:
         self.steps += 1
         self.tokens += len(outcome.kept)
         draft = outcome.draft
-        if draft.origins is not None:
-            stood = outcome.verdict.path[: outcome.accepted]
-            for name in dict.fromkeys(draft.origins):
-                mine = [draft.origins[node] for node in stood].count(name)
-                self._count(name, draft.origins.count(name), mine)
-        elif len(draft):
-            self._count(draft.source, len(draft), outcome.accepted)
+        if not draft.parents:
+            return
+        if draft.origins is None:
+            self._count(draft.source, len(draft.parents), outcome.accepted)
+            return
+        stood = outcome.verdict.path[: outcome.accepted]
+        for name in dict.fromkeys(draft.origins):
+            mine = [draft.origins[node] for node in stood].count(name)
+            self._count(name, draft.origins.count(name), mine)
 
     def _count(self, source: str, drafted: int, accepted: int) -> None:
         self.drafted += drafted
         self.accepted += accepted
-        count = self.by_drafter.setdefault(source, DrafterCount())
+        count = self.by_drafter.get(source)
+        if count is None:
+            count = self.by_drafter[source] = DrafterCount()
         count.drafted += drafted
         count.accepted += accepted
 
