@@ -10,6 +10,7 @@ from time import perf_counter
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
 
 from .acceptance import Acceptance
+from .always import Always
 from .controller import Controller, Offers
 from .costs import StepCosts
 from .decisions import (
@@ -68,6 +69,7 @@ class AdaptiveController(Controller):
         self.yardstick, self.waits = Yardstick(), Waits()
         self.prospects = Prospects(self.arms, settings, self.lessons, self.drafting)
         self.foresight = Foresight(self.prospects)
+        self.always = Always(self.arms, settings, self.lessons, presence, self._call)
         self._free = self.drafting.free
         self._paid = sorted(arm for arm in arms if arm not in self._free)
         self._all_free = self._free.issuperset(arms)
@@ -297,20 +299,14 @@ class AdaptiveController(Controller):
         return min(0 if self._drafts[plan.arm] % STRETCH_EVERY else 1, self.settings.cap(seq) - nodes)
 
     def _fixed(self, due: list[Sequence], offers: Offers, nodes: int) -> dict[int, Budget]:
-        """Always so many; of several drafters the one most of whose guesses should stand."""
         found = {}
         for seq in due:
-            offered, count = offers.get(seq.id, {}), min(nodes, self.settings.cap(seq))
-            away = self.presence.away.intersection(seq.request.drafters)
-            for arm in away:
-                self._call(arm)
-            here = [arm for arm in seq.request.drafters if arm not in away]
-            arm = self.lessons.likeliest(seq, here, offered, count) if count else ""
-            if arm:
-                most = self.settings.tree_cap(seq, len(due)) if self.arms[arm].grows else 0
-                found[seq.id] = Budget(most, arm, levels=count) if most > count else Budget(count, arm)
+            offered = offers.get(seq.id, {})
+            budget = self.always.budget(seq, offered, nodes, len(due))
+            if budget.drafter:
+                found[seq.id] = budget
             guessed = [name for name in seq.request.drafters if name in offered or name not in self._free]
-            self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, arm, FIXED)
+            self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, budget.drafter, FIXED)
         return found
 
     def trim(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
