@@ -256,6 +256,7 @@ class Draft:
 
     def only(self, kept: list[int]) -> Draft:
         """Some of its nodes, in this order, each behind all before it on its branch."""
+        assert self.unseen is None, "nobody knows which to take"
         if kept == list(range(len(self))):
             return self
         places = {-1: -1, **{node: place for place, node in enumerate(kept)}}
@@ -333,8 +334,9 @@ class StepTimes:
     `proposing` is the part of `drafting` that drafters took for the guesses they were asked for; the rest, such as
     looking at free guesses and deciding, is spent whoever guesses. None: all of it.
 
-    `waiting`: what a device had nothing to do for before the step, guesses aside, because the host had to know the
-    tokens of the one before; None where it did not stand between two steps of written texts, or never goes ahead.
+    `waiting`: what a device had nothing to do for before the step, looks and guesses aside, because the engine had to
+    know the tokens of the one before; None where it did not stand between two steps of written texts, or never goes
+    ahead.
 
     `odd`: something took longer than it will take again, such as to be recorded, so the times tell of no price.
     """

@@ -23,11 +23,13 @@ class Outruns:
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
+        self.steps = 0
         self.sent = 0  # steps that began before their tokens were known
         self.unseen = 0  # and behind guesses that nobody had seen
         self._left = torch.empty(0)
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        self.steps += 1
         self._left.fill_(float("nan"))
         output = self.inner(packed, taps)
         self._left = logits = output.logits.clone()
@@ -56,7 +58,7 @@ class Outruns:
 class LeavesUnseen(Wrapper):
     """Guesses what another does, and leaves it where a device would: who looks at it too soon finds nothing."""
 
-    leaves_unseen = True
+    unseen_on = "cpu"
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)

@@ -173,7 +173,7 @@ class AdaptiveController(Controller):
             return False
         found = self._weighed(seqs, due, offers, late=True)
         for seq in due:
-            self.patience.note(seq.id, 0.0)  # it comes too late to save anything
+            self.patience.note(seq.id, 0.0, late=True)
         for seq_id in found:
             self.patience.recall(seq_id)
         self._looked(due, offers)
@@ -202,7 +202,7 @@ class AdaptiveController(Controller):
         alone = replace(market, writers=1) if self._hurried else market  # it makes way for nobody, and plans like that
         pairs = zip(due, hurried, strict=True)
         plans = [self._plan(alone if first else market, seq, offers.get(seq.id, {})) for seq, first in pairs]
-        found = self._found(market, due, plans, self._shared(market, plans, hurried))
+        found = self._found(market, due, plans, self._shared(market, plans, hurried), late)
         self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.depth + 1 for budget in found.values()))
         gain = max(plan.gain for plan in plans)
         compared = set()
@@ -230,14 +230,16 @@ class AdaptiveController(Controller):
         self.decisions.step(False, lambda: self._reason(self._market(seqs), due))
         return {}
 
-    def _found(self, market: Market, due: list[Sequence], plans: list[Plan], nodes: list[int]) -> dict[int, Budget]:
+    def _found(
+        self, market: Market, due: list[Sequence], plans: list[Plan], nodes: list[int], late: bool
+    ) -> dict[int, Budget]:
         """Budgets of those who guess, and what that should save."""
         found: dict[int, Budget] = {}
         self._worth.clear()
         for seq, plan, count in zip(due, plans, nodes, strict=True):
             if count and count >= self.settings.shortest:
                 self._worth[seq.id] = (given(market, plan, count) - 1) * market.plain / market.writers
-                farther = self._stretch(seq, plan, min(count, plan.depth))
+                farther = 0 if late else self._stretch(seq, plan, min(count, plan.depth))
                 found[seq.id] = self._budget(market, seq, plan, count, farther)
                 self.lessons.expect(seq, plan.survival)
         return found

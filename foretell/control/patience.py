@@ -97,12 +97,14 @@ class Patience:
         looks.credit = max(looks.credit, LITTLE)
         looks.step, looks.length, looks.texts = self.step, len(seq.tokens), self._texts
 
-    def note(self, seq_id: int, worth: float) -> None:
-        """What came of a look: the seconds that its guesses should save."""
+    def note(self, seq_id: int, worth: float, late: bool = False) -> None:
+        """What came of a look: the seconds that its guesses should save. One that comes too late to save anything does
+        not tell whether looks pay."""
         looks = self._looks[seq_id]
         earned = min(worth / (LOOK * self._unit), SAVINGS) - 1  # what comes after a look is in its price
         looks.credit = min(max(looks.credit, 0.0) + earned, SAVINGS)
-        self._earning += RECORD * (earned - self._earning)
+        if not late:
+            self._earning += RECORD * (earned - self._earning)
         looks.alarm = self.step + 1 if looks.credit > 0 else self.step + 2
 
     def recall(self, seq_id: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
+from statistics import median_low
 
-PACE = 0.1  # how fast it is learnt, once some were seen
-LONGEST = 3.0  # times what is usual: what is longer was a hiccup
+SEEN = 9  # waits of late, whose middle one is what is usual
+SOON, SELDOM = 16, 256  # steps that begin early until one does not, so that a wait is seen: at first, and later
 HOPE = 0.25  # how fast it is learnt what guesses are worth in steps of late
 
 
@@ -14,24 +15,32 @@ class Waits:
     been worth of late, which a step that begins before its tokens are known does without."""
 
     def __init__(self) -> None:
+        self._seen: dict[int, deque[float]] = {}
         self._usual: dict[int, float] = {}
-        self._seen: Counter[int] = Counter()
-        self._hope = 0.0
+        self._hope, self._early = 0.0, 0
 
     def observe(self, texts: int, seconds: float) -> None:
         """A device waited so long before a step of so many texts."""
         size = texts.bit_length()
-        usual = self._usual.setdefault(size, seconds)
-        self._seen[size] += 1
-        self._usual[size] += max(PACE, 1 / self._seen[size]) * (min(seconds, LONGEST * usual) - usual)
+        seen = self._seen.setdefault(size, deque(maxlen=SEEN))
+        seen.append(seconds)
+        self._usual[size] = median_low(seen)
 
     def hope(self, seconds: float) -> None:
         """A step was decided in which guesses should save so much."""
         self._hope += HOPE * (seconds - self._hope)
 
     def outweigh_guesses(self, texts: int) -> bool:
-        """Whether a step should begin early: it saves what the device would wait."""
-        return self._hope < self.seconds(texts)
+        """Whether a step should begin early: it saves what the device would wait. Asked once a step; what is never seen
+        again would be believed for ever, so now and then one does not."""
+        if self._hope >= self.seconds(texts):
+            return False
+        self._early += 1
+        known = len(self._seen.get(texts.bit_length(), ())) == SEEN
+        if self._early < (SELDOM if known else SOON):
+            return True
+        self._early = 0
+        return False
 
     def seconds(self, texts: int) -> float:
         """What is usual, or what is known of the nearest number of texts; 0 where nobody ever waited."""

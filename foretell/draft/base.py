@@ -18,7 +18,7 @@ class Drafter(ABC):
     grows: bool = False  # whether it makes trees of budgets that have more nodes than depth
     whole: bool = False  # whether all levels of a draft are made before any is looked at: one that is cut costs as much
     draws_whole: bool = True  # whether that is so, too, for drafts that are judged by what they were drawn from
-    leaves_unseen: bool = False  # whether it leaves its guesses on the device where a budget says that they may stay
+    unseen_on: str = ""  # the device that it leaves its guesses on, where a budget says that nobody has to see them
     free: bool = False  # whether a guess costs next to nothing, so that it may be asked for and not be used
     reads: bool = False  # whether it has to read a text itself before it can guess
     cost_share: float = 0.3  # what a node should cost, of a plain step, before it was ever measured

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
 from foretell.runner.made_chains import MadeChains
+from foretell.runner.runner import ModelRunner
 from foretell.sampling.on_device import Draws
 from foretell.types import NO_DRAFT, Budget, Draft, Sequence, Share
 
@@ -24,7 +26,12 @@ class ChainedDrafter(ModelDrafter):
     Guesses that have to tell what they were drawn from are made step by step.
     """
 
-    whole, draws_whole, leaves_unseen = True, False, True
+    whole, draws_whole = True, False
+
+    def __init__(self, runner: ModelRunner, *settings: Any, **named: Any) -> None:
+        """As `ModelDrafter`."""
+        super().__init__(runner, *settings, **named)
+        self.unseen_on = str(runner.device)
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.depth]

@@ -49,7 +49,7 @@ class Resident(Drafter):
         self.name, self.taps, self.wants_top, self.free = inner.name, inner.taps, inner.wants_top, inner.free
         self.draws, self.gives_probability, self.reads = inner.draws, inner.gives_probability, inner.reads
         self.cost_share, self.prior, self.grows = inner.cost_share, inner.prior, inner.grows
-        self.whole, self.draws_whole, self.leaves_unseen = inner.whole, inner.draws_whole, inner.leaves_unseen
+        self.whole, self.draws_whole, self.unseen_on = inner.whole, inner.draws_whole, inner.unseen_on
         self.idle, self._make, self._background, self._clock = idle, make, background, clock
         self._lock = threading.Lock()
         self._inner: Drafter | None = inner

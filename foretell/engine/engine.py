@@ -11,7 +11,7 @@ from foretell.draft.base import Drafter
 from foretell.errors import CapacityError
 from foretell.kv.shortage import lacks_memory
 from foretell.runner.runner import ModelRunner
-from foretell.runner.stock import Watch
+from foretell.runner.stock import Watch, note_odd
 from foretell.sampling.grammar import Grammar
 from foretell.sampling.grammar_matcher import GrammarError
 from foretell.tokenizer import Tokenizer
@@ -111,12 +111,16 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Run every planned sequence once; each that reached its end grows by at least one token."""
-        with Watch() as watch:
-            return self._step(watch)
+        self._clock.enter()
+        try:
+            with Watch() as watch:
+                return self._step(watch)
+        finally:
+            self._clock.leave()
 
     def _step(self, watch: Watch) -> list[Delta]:
         flight, self._ahead = self._ahead, None  # what fails in here leaves nothing behind that is half done
-        if flight is None or not any(self.lives(share) for share in flight.plan):
+        if flight is None or flight.number != self.runner.steps or not any(map(self.lives, flight.plan)):
             began = perf_counter()
             budgets = self._budgets(self.scheduler.running)
             decided = perf_counter()
@@ -140,10 +144,10 @@ class Engine:
             self.runner.followers.check()
         judged = [self.commit(outcome) for outcome in outcomes]
         self.relief.went_well()
-        clock, odd = self._clock, watch.odd
+        clock, odd = self._clock, watch.odd or flight.odd
         times = clock.beside(flight, landed, curious, odd) if goes_ahead else clock.apart(flight, curious, odd)
         self._finish([outcome for outcome, _ in judged], times)
-        self._ahead = ahead
+        self._ahead = ahead if self.tracks else None
         return [delta for _, delta in judged if delta is not None]
 
     def _launch(self, plan: list[Share], began: float, decided: float) -> Flight:
@@ -156,7 +160,13 @@ class Engine:
         drafts = [self._constrain(share, draft) for share, draft in zip(plan, trimmed, strict=True)]
         drafted = perf_counter()
         output = self.runner.forward(plan, drafts)
-        return Flight(plan, drafts, output, began, decided - began, drafted, perf_counter(), proposing)
+        # Several passes begin while the host still sends the next.
+        launched = drafted if output.likeliest is None else perf_counter()
+        return Flight(plan, drafts, output, began, decided - began, drafted, launched, proposing, self._number)
+
+    @property
+    def _number(self) -> int:
+        return self.runner.steps if self.runner.goes_ahead else 0
 
     def _send_ahead(self, flight: Flight) -> Flight | None:
         """The step behind this one, begun before this one's tokens are known, where it will guess nothing; a text whose
@@ -171,11 +181,16 @@ class Engine:
             return None
         wants = any(map(self.court.wants_top, flight.plan, flight.drafts)) if self.drafter.wants_top else False
         began = perf_counter()
-        sent = self.runner.ahead(shares, rows, draws_of(flight), self.drafter.wants_top if wants else 0)
+        with Watch() as watch:
+            sent = self.runner.ahead(shares, rows, draws_of(flight), self.drafter.wants_top if wants else 0)
+        if watch.odd:  # so is the step that it kept the host from
+            note_odd()
         if sent is None:
             return None
         flight.landed = sent.landed
-        return Flight(shares, [NO_DRAFT] * len(shares), sent.output, began, 0.0, began, perf_counter(), is_ahead=True)
+        times = began, 0.0, began, perf_counter(), 0.0
+        none = [NO_DRAFT] * len(shares)
+        return Flight(shares, none, sent.output, *times, number=self._number, is_ahead=True, odd=watch.odd)
 
     def _stays_plain(self, running: list[Sequence]) -> bool:
         """A look at texts whose step runs already. What it finds cannot help that step, and costs no time either."""
@@ -199,8 +214,6 @@ class Engine:
         finally:  # only now: what drafters learn from may lie in these pages
             for outcome in outcomes:
                 self.settle(outcome.share.seq)
-        if not self.tracks:
-            self._clock.rest()
 
     def _shed(self, plan: list[Share], error: RuntimeError) -> list[Delta]:
         """Nothing was written: the same texts go on in smaller steps."""
@@ -216,7 +229,7 @@ class Engine:
 
     def _propose(self, plan: list[Share]) -> list[Draft]:
         budgets = [self._asked(share) for share in plan]
-        if self.runner.goes_ahead and may_stay_unseen(plan, budgets, self.drafter):
+        if self.runner.goes_ahead and may_stay_unseen(plan, budgets, self.drafter, str(self.runner.device)):
             free = [self.tracks[share.seq.id].matcher is None for share in plan]
             if all(free):  # a grammar looks at guesses
                 budgets = [replace(budget, unseen=True) for budget in budgets]
@@ -272,6 +285,9 @@ class Engine:
         self.scheduler.remove(track.seq)
         self.controller.forget(track.seq)
         self.guard.forget(track.seq)
+        if not self.tracks:
+            self._ahead = None
+            self._clock.rest()
         self.stats.drafter_failures = self.guard.failures
 
     def _note_starts(self, plan: list[Share]) -> None:

@@ -27,7 +27,9 @@ class Flight:
     drafted: float  # when its guesses were made
     launched: float
     proposing: float = 0.0
+    number: int = 0  # of the steps its device has run: what it left is lost when there are more
     is_ahead: bool = False  # whether it began before the tokens were known that it begins with
+    odd: bool = False  # whether to begin it took longer than it will take again
     landed: Callable[[], Landed] | None = None  # set where another was sent behind it: its logits are lost
 
     def see(self, drafts: list[Draft], now: float) -> None:
@@ -38,15 +40,15 @@ class Flight:
         self.drafts = drafts
 
 
-def may_stay_unseen(plan: list[Share], budgets: list[Budget], drafter: Drafter) -> bool:
-    """Whether a step can run guesses that no host has seen: all of one drafter, behind texts that write, and so few
-    rows that it does not matter that none is left out for being unlikely."""
+def may_stay_unseen(plan: list[Share], budgets: list[Budget], drafter: Drafter, device: str) -> bool:
+    """Whether a step there can run guesses that no host has seen: all of one drafter, behind texts that write and hold
+    guesses against their own tokens, and so few rows that it does not matter that none is left out as unlikely."""
     names = {budget.drafter for budget in budgets if budget.nodes}
-    if len(names) != 1 or any(share.take > 1 for share in plan):
+    if len(names) != 1 or any(share.take > 1 or share.seq.request.rule != "match" for share in plan):
         return False
     (name,) = names
-    arm = drafter.arms.get(name, drafter)
-    return arm.leaves_unseen and sum(1 + budget.nodes for budget in budgets) <= UNSEEN_ROWS
+    rows = sum(1 + budget.nodes for budget in budgets)
+    return drafter.arms.get(name, drafter).unseen_on == device and rows <= UNSEEN_ROWS
 
 
 def followers(
@@ -73,10 +75,8 @@ def followers(
             return []  # alone, guesses may pay at once behind a prompt, and nobody has looked yet
         if seq.room > 1:
             going.append(row)
-    crowded = len(going) >= scheduler.max_num_seqs
-    if there < len(scheduler.running) or (scheduler.waiting and not crowded):
-        return []
-    return going
+    comes_in = len(going) < scheduler.max_num_seqs and scheduler.may_admit
+    return [] if comes_in or there < len(scheduler.running) else going
 
 
 def next_shares(flight: Flight, rows: list[int]) -> list[Share]:

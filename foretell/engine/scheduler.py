@@ -32,6 +32,12 @@ class Scheduler:
         self.running: list[Sequence] = []  # oldest first
         self.waiting: deque[Sequence] = deque()
         self.preemptions = 0
+        self._refused: int | None = None  # pages there were when the first who waits could not come in for want of them
+
+    @property
+    def may_admit(self) -> bool:
+        """Whether somebody waits who might come in, as far as pages go."""
+        return bool(self.waiting) and (self._refused is None or self.runner.pool.available > self._refused)
 
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
@@ -106,12 +112,14 @@ class Scheduler:
 
     def _admit(self, left: int, alone: bool) -> list[Share]:
         shares: list[Share] = []
+        self._refused = None
         for seq in list(self.waiting):
             if left <= 0 or len(self.running) >= self.max_num_seqs:
                 break
             if self._leader_reads(seq):
                 continue  # it comes a step later, to those pages
             if not self._enter(seq, force=alone and not shares):
+                self._refused = self.runner.pool.available
                 break
             take = self._chunk(seq, left)
             assert take > 0, "a sequence enters only where it can go on"

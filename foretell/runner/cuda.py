@@ -49,6 +49,7 @@ class CudaExecutor:
         self._top = self._for_host(0)
         self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._over = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.steps = 0
         self._left = self._logits  # what the last step left of them: a recording keeps the room it was made with
         self._idle = True  # whether the host has seen the end of the last step
         self._capture = Capture(layout.device)
@@ -65,6 +66,7 @@ class CudaExecutor:
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         """In passes, so that the bits of what is written hang neither on prompts nor on how many write."""
+        self.steps += 1
         several = passes(packed, ROWS[-1])
         if len(several) == 1:
             return self._step(packed, taps)
@@ -80,6 +82,7 @@ class CudaExecutor:
 
     def behind(self, packed: Packed, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
         """See `Outrunner`."""
+        self.steps += 1
         return self._step(packed, taps, guesses)
 
     def _step(self, packed: Packed, taps: tuple[int, ...], guesses: Tensor | None = None) -> StepOutput:
@@ -106,6 +109,7 @@ class CudaExecutor:
         wanted, tiles = fit(packed, self.layout.share)
         if wanted.rows > ROWS[-1]:
             return None
+        self.steps += 1
         sizes, count = self.recorder(taps).serving(wanted), len(self._left)
         chosen = self._tokens
         if draws is not None:
@@ -155,7 +159,10 @@ class CudaExecutor:
         self._wait()
         ends = [min(len(span.pages) * self.layout.page_size, self.context) for span in packed.spans]
         wanted = fit_chain(packed, sizes, self.layout.share, steps, vocab, draws is not None)
-        return self.chains(packed, tiles, wanted, ends, draws)
+        made = self.chains(packed, tiles, wanted, ends, draws)
+        self._sent.record()  # it has sent pages, too
+        self._idle = False
+        return made
 
     def _send(self, packed: Packed, tiles: Tiles | None, sizes: Sizes) -> None:
         """Take the tables to where the kernels read them."""

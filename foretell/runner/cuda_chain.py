@@ -82,7 +82,7 @@ class CudaChain:
             self._settings_of(sizes).write(draws, counts)
         found = self.recorder(sizes, lambda: self._run(sizes))
         if self._over is not None:
-            self._over.record()
+            self._over.record(torch.cuda.current_stream(self.device))
         return MadeChains(found, wanted.steps, len(packed.spans), self._finish)
 
     def _finish(self) -> None:

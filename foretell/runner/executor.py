@@ -50,6 +50,8 @@ class Ahead(NamedTuple):
 class Outrunner(Protocol):
     """An executor that works beside the host, and takes a step before the host knows the tokens it begins with."""
 
+    steps: int  # that were run so far: what one has left is good until the next
+
     def ahead(self, packed: Packed, taps: tuple[int, ...], draws: Draws | None, top: int) -> Ahead | None:
         """Behind the last step, which left a row of logits for each of its sequences: a token below 0 is what row
         -1 - token of it comes to, the likeliest or what `draws` make of it. `top` is how many of the likeliest are

@@ -95,6 +95,11 @@ class ModelRunner:
         """Whether a step can be begun before the tokens of the one before are known."""
         return hasattr(self.executor, "ahead") and self.followers is None and self.answers_on is None
 
+    @property
+    def steps(self) -> int:
+        """Steps that were run so far, where they may be sent ahead: one that was sent is the last of them."""
+        return cast(Outrunner, self.executor).steps
+
     @torch.inference_mode()
     def ahead(self, shares: list[Share], rows: list[int], draws: Draws | None, top: int) -> Ahead | None:
         """A step of one token a share behind the one that runs: see `Outrunner`. `rows` are those of that one which
