@@ -334,7 +334,7 @@ class StepTimes:
     `proposing` is the part of `drafting` that drafters took for the guesses they were asked for; the rest, such as
     looking at free guesses and deciding, is spent whoever guesses. None: all of it.
 
-    `waiting`: what a device had nothing to do for before the step, looks and guesses aside, because the engine had to
+    `waiting`: what a device had nothing to do for before the step, guesses aside, because the engine had to
     know the tokens of the one before; None where it did not stand between two steps of written texts, or never goes
     ahead.
 

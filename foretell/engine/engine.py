@@ -120,11 +120,9 @@ class Engine:
 
     def _step(self, watch: Watch) -> list[Delta]:
         flight, self._ahead = self._ahead, None  # what fails in here leaves nothing behind that is half done
-        if flight is None or flight.number != self.runner.steps or not any(map(self.lives, flight.plan)):
+        if flight is None or flight.moment != self._moment or not any(map(self.lives, flight.plan)):
             began = perf_counter()
-            budgets = self._budgets(self.scheduler.running)
-            decided = perf_counter()
-            plan = self.scheduler.plan(budgets)
+            plan = self.scheduler.plan(self._budgets(self.scheduler.running))
             if not plan:
                 return []
             flight = None
@@ -132,7 +130,7 @@ class Engine:
             plan = flight.plan
         goes_ahead = self.runner.goes_ahead
         try:
-            flight = flight or self._launch(plan, began, decided)
+            flight = flight or self._launch(plan, began)
             ahead = self._send_ahead(flight) if goes_ahead else None
             outcomes, curious = self.court(flight)
         except RuntimeError as error:
@@ -150,7 +148,7 @@ class Engine:
         self._ahead = ahead if self.tracks else None
         return [delta for _, delta in judged if delta is not None]
 
-    def _launch(self, plan: list[Share], began: float, decided: float) -> Flight:
+    def _launch(self, plan: list[Share], began: float) -> Flight:
         """Guess, and give the step to the device."""
         self._note_starts(plan)
         planned = perf_counter()
@@ -162,11 +160,12 @@ class Engine:
         output = self.runner.forward(plan, drafts)
         # Several passes begin while the host still sends the next.
         launched = drafted if output.likeliest is None else perf_counter()
-        return Flight(plan, drafts, output, began, decided - began, drafted, launched, proposing, self._number)
+        return Flight(plan, drafts, output, began, drafted, launched, proposing, self._moment)
 
     @property
-    def _number(self) -> int:
-        return self.runner.steps if self.runner.goes_ahead else 0
+    def _moment(self) -> tuple[int, int]:
+        """What a step that was sent ahead does not outlive: what it is behind is lost, or lies on other pages."""
+        return self.runner.steps if self.runner.goes_ahead else 0, self.scheduler.preemptions
 
     def _send_ahead(self, flight: Flight) -> Flight | None:
         """The step behind this one, begun before this one's tokens are known, where it will guess nothing; a text whose
@@ -188,9 +187,9 @@ class Engine:
         if sent is None:
             return None
         flight.landed = sent.landed
-        times = began, 0.0, began, perf_counter(), 0.0
+        times = began, began, perf_counter()
         none = [NO_DRAFT] * len(shares)
-        return Flight(shares, none, sent.output, *times, number=self._number, is_ahead=True, odd=watch.odd)
+        return Flight(shares, none, sent.output, *times, moment=self._moment, is_ahead=True, odd=watch.odd)
 
     def _stays_plain(self, running: list[Sequence]) -> bool:
         """A look at texts whose step runs already. What it finds cannot help that step, and costs no time either."""

@@ -23,11 +23,10 @@ class Flight:
     drafts: list[Draft]
     output: StepOutput
     began: float  # when it was planned
-    deciding: float  # seconds that the controller took, looks included
     drafted: float  # when its guesses were made
     launched: float
     proposing: float = 0.0
-    number: int = 0  # of the steps its device has run: what it left is lost when there are more
+    moment: tuple[int, int] = (0, 0)  # steps its device has run, and texts that had to leave: after more it is lost
     is_ahead: bool = False  # whether it began before the tokens were known that it begins with
     odd: bool = False  # whether to begin it took longer than it will take again
     landed: Callable[[], Landed] | None = None  # set where another was sent behind it: its logits are lost

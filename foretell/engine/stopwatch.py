@@ -43,8 +43,7 @@ class Stopwatch:
         drafting = 0.0 if flight.is_ahead else flight.drafted - flight.began
         waiting = None
         if before is not None and not flight.is_ahead and 0 < self._texts == texts:
-            # Looks are paid for by themselves, and what callers do in between is none of the engine's.
-            waiting = max(0.0, since - before - away - flight.deciding - flight.proposing)
+            waiting = max(0.0, since - before - away - flight.proposing)  # what callers do is none of the engine's
         return StepTimes(drafting + curious, landed - since - curious, flight.proposing, odd, waiting)
 
     def rest(self) -> None:

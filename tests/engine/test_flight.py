@@ -15,9 +15,10 @@ from foretell.params import SamplingParams
 from foretell.runner.executor import StepOutput
 from foretell.runner.stock import note_odd
 from foretell.types import Budget, Draft, Request, Sequence, Share, SpeculationChoice, StepTimes
+from tests.engine.test_swap import swapping
 from tests.laws.test_ahead import outrunning
 from tests.laws.test_same_text import DRAFTERS, truth_for
-from tests.outruns import LeavesUnseen, Left
+from tests.outruns import LeavesUnseen, Left, Outruns
 from tests.tiny import PROMPTS, World, add, model_drafter, run
 
 
@@ -36,6 +37,24 @@ def test_what_others_run_on_the_model_between_two_steps_changes_nothing(texts: i
     run(engine)
     assert before
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth[:texts]
+
+
+def test_who_comes_back_to_other_pages_is_not_where_the_step_was_sent() -> None:
+    """Its keys and values were copied away before that wrote the last of them."""
+    engine, swap = swapping(World(page_size=4, prefix_cache=False))
+    engine.runner.executor = Outruns(engine.runner.executor)
+    tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
+    for _ in range(4):
+        engine.step()
+    assert engine._ahead is not None
+    for seq in engine.scheduler.running[::-1]:
+        engine.scheduler.preempt(seq)
+    for tensor in engine.runner.cache.tensors:
+        tensor.fill_(7.0)
+    engine.scheduler.plan([])
+    assert swap.brought_back > 2
+    run(engine)
+    assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth_for("greedy")
 
 
 def test_another_drafter_drops_what_was_sent() -> None:
@@ -183,9 +202,9 @@ class Hand:
         monkeypatch.setattr(stopwatch, "perf_counter", lambda: self.now)
 
 
-def flight(launched: float, deciding: float = 0.0, proposing: float = 0.0, **more: Any) -> Flight:
+def flight(launched: float, proposing: float = 0.0, **more: Any) -> Flight:
     output = StepOutput(torch.empty(0), None)
-    return Flight(shares(), [Draft()], output, launched, deciding, launched, launched, proposing, **more)
+    return Flight(shares(), [Draft()], output, launched, launched, launched, proposing, **more)
 
 
 def test_a_step_takes_from_where_its_device_was_free_and_a_wait_is_what_lies_before(
@@ -194,8 +213,8 @@ def test_a_step_takes_from_where_its_device_was_free_and_a_wait_is_what_lies_bef
     hand, clock = Hand(monkeypatch), Stopwatch()
     first = clock.beside(flight(1.0), 4.0, 0.0, False)
     assert (first.running, first.waiting) == (3.0, None), "nobody knows since when it had nothing to do"
-    waited = clock.beside(flight(4.5, deciding=0.1, proposing=0.2), 7.5, 0.0, False)
-    assert (waited.running, waited.waiting) == (pytest.approx(3.0), pytest.approx(0.2))
+    waited = clock.beside(flight(4.5, proposing=0.2), 7.5, 0.0, False)
+    assert (waited.running, waited.waiting) == (pytest.approx(3.0), pytest.approx(0.3))
     early = clock.beside(flight(5.0, is_ahead=True), 10.5, 0.0, False)
     assert (early.running, early.waiting, early.drafting) == (3.0, None, 0.0)
     hand.now = 10.6
