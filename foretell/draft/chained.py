@@ -16,7 +16,7 @@ from foretell.types import NO_DRAFT, Budget, Draft, Sequence, Share
 from .choosing import must_draw
 from .model import ModelDrafter, _Chain
 
-FEW = 8  # tokens of a text that a chain begins with
+FEW = 16  # tokens of a text that a chain begins with: as many as recordings for several texts have room for
 
 
 class ChainedDrafter(ModelDrafter):

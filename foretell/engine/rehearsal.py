@@ -19,7 +19,7 @@ from foretell.runner.executor import StepOutput
 from foretell.runner.made_up import MadeUp
 from foretell.runner.stock import freely
 from foretell.sampling.top import top
-from foretell.types import Draft, Sequence, Share
+from foretell.types import Budget, Draft, Sequence, Share
 
 from .engine import Engine
 from .judge import Case
@@ -36,6 +36,7 @@ IN_TREES = (3, 7, 10, 15, 16, 30, 32, 63)  # nodes likewise
 MANY = 8  # texts; what is recorded for them serves for fewer
 FEW_TEXTS = (2, 4, MANY)
 CROWDS = (16, 32, 64)  # texts that write at once
+UNREAD = (24, 48, 96, 180, 250)  # tokens of a text that a draft model has to read first, each in tiles of its own
 MOST_FAILURES = 3  # of a rehearsal that goes on
 
 
@@ -149,6 +150,9 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
         for heat in (0.0, 1.0):
             yield from guesses(serving, cached=LONG, texts=several, temperature=heat)
     yield from steps(Nothing(cached=0, take=take) for take in PROMPTS)
+    readers = [name for name in arms if rehearsal.engine.drafter.arms[name].reads]
+    unread = [Guessing(Budget(min(2, nodes)), cached=cached) for cached in UNREAD]
+    yield from (partial(rehearsal.guess, name, each) for each in unread for name in readers if nodes)
     crowds = [texts for texts in CROWDS if texts <= rehearsal.engine.scheduler.max_num_seqs]
     yield from steps(Nothing(texts, cached) for texts in crowds for cached in (TEXT, *LONGER[:1], LONG))
     for cached in (*LONGER, LONG):
