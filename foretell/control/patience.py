@@ -77,8 +77,6 @@ class Patience:
 
     def _may_look(self, looks: _Looks, length: int) -> bool:
         read = LOOK + length - looks.length
-        if not looks.step and self._read and 0 < self._plain < self._unit * (self._read + read):
-            return False  # many that begin together have much to be read: no more at once than a step takes
         if looks.credit <= 0:
             if looks.texts >= LULL * self._texts:
                 if self._woken:  # one a step: they may have much to read

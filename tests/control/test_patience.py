@@ -88,23 +88,3 @@ def test_a_sequence_whose_guesses_save_less_than_the_looks_cost_is_left_alone() 
             seq.tokens.append(1)
             seen += len(due)
         assert at_least <= seen <= at_most
-
-
-def test_many_that_begin_together_are_not_all_read_in_one_step() -> None:
-    """32 prompts of 1,000 tokens at 3 us a token would take ten steps' time; nobody waits for ever."""
-    time = Time()
-    patience, seqs = Patience(time), texts(32)
-    for seq in seqs:
-        seq.tokens = [1] * 1000
-    met: set[int] = set()
-    first = []
-    for _ in range(40):
-        due = patience.due(seqs, PLAIN)
-        first.append([seq.id for seq in due if seq.id not in met])
-        time.now += sum(3e-6 * (len(seq.tokens) if seq.id not in met else 1) for seq in due)
-        met |= {seq.id for seq in due}
-        for seq in due:
-            patience.note(seq.id, 1.0)
-        patience.done()
-    assert len(met) == 32 and all(first[: sum(map(bool, first))]), "some in every step until all were met"
-    assert max(map(len, first)) < 10, "no more than a step's time at what a token is believed to take"
