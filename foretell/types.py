@@ -176,6 +176,14 @@ class Share:
         return self.start + self.take == self.length
 
 
+_CHAINS = tuple(tuple(range(-1, nodes - 1)) for nodes in range(65))  # asked for several times a step
+
+
+def chain_parents(nodes: int) -> tuple[int, ...]:
+    """Of a draft without branches."""
+    return _CHAINS[nodes] if nodes < len(_CHAINS) else tuple(range(-1, nodes - 1))
+
+
 class Unseen(Protocol):
     """Guesses for a text that a device has made, or is about to, and that no host has seen."""
 
@@ -211,19 +219,14 @@ class Draft:
     def chain(cls, tokens: list[int] | tuple[int, ...], source: str = "", probs: Tensor | None = None) -> Draft:
         """A draft without branches."""
         drawn = None if probs is None else (True,) * len(tokens)
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), source, drawn, None, probs)
+        return cls(tuple(tokens), chain_parents(len(tokens)), source, drawn, None, probs)
 
     def __len__(self) -> int:
         return len(self.parents)
 
     @property
     def is_chain(self) -> bool:
-        before = -1
-        for parent in self.parents:
-            if parent != before:
-                return False
-            before += 1
-        return True
+        return self.parents == chain_parents(len(self.parents))
 
     def children(self, node: int) -> list[int]:
         return [i for i, parent in enumerate(self.parents) if parent == node]

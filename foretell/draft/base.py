@@ -30,6 +30,10 @@ class Drafter(ABC):
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         """For each sequence a draft of at most its budget; an empty draft is always allowed."""
 
+    def prepare(self, seqs: list[Sequence]) -> None:  # noqa: B027 - most drafters have nothing to do
+        """These texts are about to be written, and the host has time while a device reads them: do what guesses for
+        them would else wait for. Nobody has to call it."""
+
     def follow(self, outcomes: list[Outcome]) -> None:  # noqa: B027 - most drafters keep nothing beside the target
         """What a step ran, of every text and before its pages are offered to others; for who has `taps`."""
 
@@ -115,6 +119,9 @@ class Wrapper(Drafter):
 
     def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
         return self.inner.offers(seqs, nodes)
+
+    def prepare(self, seqs: list[Sequence]) -> None:
+        self.inner.prepare(seqs)
 
     def follow(self, outcomes: list[Outcome]) -> None:
         self.inner.follow(outcomes)

@@ -59,7 +59,8 @@ class ChainedDrafter(ModelDrafter):
         """By sequence what was guessed, when it is known."""
         chains = {seq.id: _Chain() for seq, _ in live}
         for (seq, budget), tokens, sure in zip(live, *found.wait(), strict=True):
-            self._keep(seq, budget, chains[seq.id], tokens, sure)
+            if seq.id in self._shadows:  # else it has gone since they were asked for
+                self._keep(seq, budget, chains[seq.id], tokens, sure)
         return chains
 
     def _unseen(self, left: _Left, text: int, budget: Budget) -> Draft:

@@ -35,6 +35,7 @@ class MixDrafter(Drafter):
         free = [(arm.name, arm.stands_back) for arm in arms if arm.free]
         self._free = sorted(free, key=itemgetter(1))
         self._followers = [arm.name for arm in arms if arm.taps]
+        self._readers = [arm.name for arm in arms if type(arm).prepare is not Drafter.prepare]
         self._learners = [arm.name for arm in arms if type(arm).observe is not Drafter.observe]
         assert len(self._arms) == len(arms), "each arm has a name of its own"
         self._mergers = {arm.name: arm for arm in arms if isinstance(arm, Merged)}
@@ -114,6 +115,12 @@ class MixDrafter(Drafter):
         pairs = list(zip(seqs, budgets, strict=True))
         found = [self._guesses(part, seqs, [arm.budget(part, *pair) for pair in pairs]) for part in arm.parts]
         return [arm.merge(*pair, drafts) for pair, drafts in zip(pairs, zip(*found, strict=True), strict=True)]
+
+    def prepare(self, seqs: list[Sequence]) -> None:
+        for name in self._readers:
+            mine = [seq for seq in seqs if name in seq.request.drafters]
+            if mine:
+                self._guarded(name, lambda arm, mine=mine: arm.prepare(mine), None)  # type: ignore[misc]
 
     def follow(self, outcomes: list[Outcome]) -> None:
         for name in self._followers:

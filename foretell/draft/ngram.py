@@ -26,11 +26,19 @@ class NGramDrafter(Drafter):
             for seq, budget in zip(seqs, budgets, strict=True)
         ]
 
-    def _guess(self, seq: Sequence, nodes: int) -> Draft:
+    def prepare(self, seqs: list[Sequence]) -> None:
+        for seq in seqs:
+            self._caught_up(seq)
+
+    def _caught_up(self, seq: Sequence) -> Occurrences:
         known = self._kept.get(seq.id)
         if known is None:
             known = self._kept[seq.id] = Occurrences(seq.tokens)
         known.catch_up()
+        return known
+
+    def _guess(self, seq: Sequence, nodes: int) -> Draft:
+        known = self._caught_up(seq)
         length, place = self._match(known)
         if length < self.shortest:
             return NOTHING

@@ -137,6 +137,7 @@ class RecycleDrafter(Drafter):
         """So many runs of tokens are known for each of `tenants`."""
         self.tables = Tables(runs, tenants)
         self._unread: set[int] = set()  # texts whose prompts are read with their second token
+        self._read: set[int] = set()  # and those that were read before their first one
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [self._guess(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
@@ -147,13 +148,20 @@ class RecycleDrafter(Drafter):
             return NO_DRAFT
         return _likeliest(table, tuple(seq.tokens[-LONGEST:]), budget, self.name)
 
+    def prepare(self, seqs: list[Sequence]) -> None:
+        for seq in seqs:
+            if seq.id not in self._read:
+                self._read.add(seq.id)
+                self.tables.use(seq.request.tenant).read(seq.request.prompt[-READ:])
+
     def observe(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             if outcome.verdict is not None:
                 table = self.tables.use(outcome.share.seq.request.tenant)
                 seq = outcome.share.seq
                 if outcome.share.length == len(seq.request.prompt):  # its first token, which waits for nobody
-                    self._unread.add(seq.id)
+                    if seq.id not in self._read:
+                        self._unread.add(seq.id)
                 elif seq.id in self._unread:
                     self._unread.remove(seq.id)
                     table.read(seq.request.prompt[-READ:])
@@ -161,6 +169,7 @@ class RecycleDrafter(Drafter):
 
     def forget(self, seq: Sequence) -> None:
         self._unread.discard(seq.id)
+        self._read.discard(seq.id)
 
     @property
     def memory(self) -> int:

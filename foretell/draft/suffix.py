@@ -78,6 +78,10 @@ class SuffixDrafter(Drafter):
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [self._guess(seq, budget.depth) for seq, budget in zip(seqs, budgets, strict=True)]
 
+    def prepare(self, seqs: list[Sequence]) -> None:
+        for seq in seqs:
+            self._caught_up(seq)
+
     def observe(self, outcomes: list[Outcome]) -> None:
         """A tenant who writes is in use; to ask for a guess must not count, or guesses would depend on who asked."""
         for tenant in dict.fromkeys(outcome.share.seq.request.tenant for outcome in outcomes):
@@ -92,13 +96,17 @@ class SuffixDrafter(Drafter):
     def memory(self) -> int:
         return self.store.memory + sum(own.memory for own in self._kept.values())
 
-    def _guess(self, seq: Sequence, nodes: int) -> Draft:
-        if not nodes:
-            return NOTHING
+    def _caught_up(self, seq: Sequence) -> Occurrences:
         own = self._kept.get(seq.id)
         if own is None:
             own = self._kept[seq.id] = Occurrences(seq.tokens)
         own.catch_up()
+        return own
+
+    def _guess(self, seq: Sequence, nodes: int) -> Draft:
+        if not nodes:
+            return NOTHING
+        own = self._caught_up(seq)
         text, tokens = len(seq.tokens), seq.tokens
         best = EMPTY
         for known in (own, *self.store.texts(seq.request.tenant)):  # the text itself wins ties

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from dataclasses import replace
 from time import perf_counter
 
@@ -36,8 +37,10 @@ from .relief import Relief
 from .scheduler import Scheduler
 from .stats import Speculation, Stats
 from .stopwatch import Stopwatch
-from .track import Track
+from .track import News, Track, told
 from .writer import Writer
+
+LOG = logging.getLogger("foretell")
 
 
 class Engine:
@@ -121,32 +124,69 @@ class Engine:
     def _step(self, watch: Watch) -> list[Delta]:
         flight, self._ahead = self._ahead, None  # what fails in here leaves nothing behind that is half done
         if flight is None or flight.moment != self._moment or not any(map(self.lives, flight.plan)):
-            began = perf_counter()
-            plan = self.scheduler.plan(self._budgets(self.scheduler.running))
-            if not plan:
+            flight = self._begin()
+            if flight is None:
                 return []
-            flight = None
-        else:
-            plan = flight.plan
         goes_ahead = self.runner.goes_ahead
         try:
-            flight = flight or self._launch(plan, began)
-            ahead = self._send_ahead(flight) if goes_ahead else None
+            ahead = None
+            if goes_ahead:
+                ahead = self._send_ahead(flight)
+                self._prepare(flight)
             outcomes, curious = self.court(flight)
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise
-            return self._shed([share for share in plan if self.lives(share)], error)
+            self._shed([share for share in flight.plan if self.lives(share)], error)
+            return []
         landed = perf_counter()
         if self.runner.followers is not None:
             self.runner.followers.check()
-        judged = [self.commit(outcome) for outcome in outcomes]
-        self.relief.went_well()
-        clock, odd = self._clock, watch.odd or flight.odd
-        times = clock.beside(flight, landed, curious, odd) if goes_ahead else clock.apart(flight, curious, odd)
-        self._finish([outcome for outcome, _ in judged], times)
+        news: list[News] = []
+        deltas: list[Delta] = []
+        try:
+            outcomes = [self.commit(outcome, news) for outcome in outcomes]
+            if not goes_ahead or any(share.take > 1 for share in flight.plan):  # for first words somebody waits
+                deltas += told(news)
+            self.relief.went_well()
+            clock, odd = self._clock, watch.odd or flight.odd
+            times = clock.beside(flight, landed, curious, odd) if goes_ahead else clock.apart(flight, curious, odd)
+            self._finish(outcomes, times)
+            if goes_ahead and ahead is None and self.tracks and self.controller.goes_on:
+                ahead = self._go_on()
+        finally:
+            deltas += told(news)
+        self.stats.observe(outcomes, times)
         self._ahead = ahead if self.tracks else None
-        return [delta for _, delta in judged if delta is not None]
+        return deltas
+
+    def _begin(self) -> Flight | None:
+        """Plan a step, guess, and give it to the device; None: there is nothing to do, or too little memory for it, and
+        less is planned from now on."""
+        began = perf_counter()
+        plan = self.scheduler.plan(self._budgets(self.scheduler.running))
+        if not plan:
+            return None
+        try:
+            return self._launch(plan, began)
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            self._shed(plan, error)
+            return None
+
+    def _go_on(self) -> Flight | None:
+        """The next step, begun as soon as it is known what this one wrote: that is told while the device works. What
+        fails here is nothing of this step's; it is tried again when the next one is asked for, and fails there."""
+        try:
+            with Watch() as watch:
+                flight = self._begin()
+        except Exception:
+            LOG.debug("a step could not begin early", exc_info=True)
+            return None
+        if flight is not None:
+            flight.odd = watch.odd
+        return flight
 
     def _launch(self, plan: list[Share], began: float) -> Flight:
         """Guess, and give the step to the device."""
@@ -160,7 +200,14 @@ class Engine:
         output = self.runner.forward(plan, drafts)
         # Several passes begin while the host still sends the next.
         launched = drafted if output.likeliest is None else perf_counter()
-        return Flight(plan, drafts, output, began, drafted, launched, proposing, self._moment)
+        return Flight(plan, drafts, output, began, drafted, launched, proposing, self._clock.away, self._moment)
+
+    def _prepare(self, flight: Flight) -> None:
+        """While a device reads new texts, let drafters read them, too."""
+        first = [share.seq for share in flight.plan if share.reaches_end and not share.seq.written]
+        new = [seq for seq in first if seq.request.drafters and seq.id in self.tracks]
+        if new:
+            self.guard.prepare(new)
 
     @property
     def _moment(self) -> tuple[int, int]:
@@ -214,12 +261,11 @@ class Engine:
             for outcome in outcomes:
                 self.settle(outcome.share.seq)
 
-    def _shed(self, plan: list[Share], error: RuntimeError) -> list[Delta]:
+    def _shed(self, plan: list[Share], error: RuntimeError) -> None:
         """Nothing was written: the same texts go on in smaller steps."""
         self.relief.shed(plan, error)
         for share in plan:
             self.scheduler.settle(share.seq)
-        return []
 
     def _budgets(self, running: list[Sequence]) -> list[Budget]:
         """Let the controller decide, with the free guesses before it that it wants to see."""
@@ -241,12 +287,11 @@ class Engine:
         return Budget() if nobody and self.tracks[share.seq.id].matcher is not None else budget
 
     def _learn(self, outcomes: list[Outcome], times: StepTimes) -> None:
-        """The same outcomes for controller and statistics, and for the drafter where it may learn from them."""
+        """The same outcomes for the controller, and for the drafter where it may learn from them."""
         self.guard.follow(outcomes)
         self.guard.observe([outcome for outcome in outcomes if self.controller.watches(outcome.share.seq)])
         self.stats.drafter_failures = self.guard.failures
         self.controller.observe(outcomes, times)
-        self.stats.observe(outcomes, times)
 
     def _constrain(self, share: Share, draft: Draft) -> Draft:
         """What a grammar forces is guessed for free; what it forbids takes along only what hangs below it."""
@@ -258,20 +303,22 @@ class Engine:
         except GrammarError:  # if it is more than this guess, the text itself will say so
             return Draft()
 
-    def commit(self, outcome: Outcome) -> tuple[Outcome, Delta | None]:
-        """Let what was accepted enter the text. The only place where a sequence grows."""
+    def commit(self, outcome: Outcome, news: list[News]) -> Outcome:
+        """Let what was accepted enter the text, and note that it is to be told. The only place where a sequence
+        grows."""
         share, verdict = outcome.share, outcome.verdict
         seq = share.seq
         if verdict is None:
             seq.cached += share.take
-            return outcome, None
+            return outcome
         self.runner.keep(seq, share.length - 1, verdict.path)
         track, draft = self.tracks[seq.id], outcome.draft
-        kept, text = track.write([*(draft.tokens[node] for node in verdict.path), verdict.next_token])
+        kept = track.take([*(draft.tokens[node] for node in verdict.path), verdict.next_token])
         seq.tokens += kept
         seq.cached = min(share.length + len(verdict.path), len(seq.tokens) - 1)
         outcome = outcome.with_kept(kept)
-        return outcome, track.note(outcome, text, "" if len(draft) else self.controller.why(seq))
+        news.append(News(track, outcome, "" if len(draft) else self.controller.why(seq)))
+        return outcome
 
     def settle(self, seq: Sequence) -> None:
         """A step is over for a sequence: give back what it does not need, all of it where it has ended."""

@@ -26,6 +26,7 @@ class Flight:
     drafted: float  # when its guesses were made
     launched: float
     proposing: float = 0.0
+    away: float = 0.0  # seconds since the last step had its tokens, until this was launched, that are a caller's
     moment: tuple[int, int] = (0, 0)  # steps its device has run, and texts that had to leave: after more it is lost
     is_ahead: bool = False  # whether it began before the tokens were known that it begins with
     odd: bool = False  # whether to begin it took longer than it will take again

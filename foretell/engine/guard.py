@@ -61,6 +61,10 @@ class Guard:
         drafts = self.drafter.propose([share.seq for share in plan], budgets)
         return [admitted(draft, share.budget, self.vocab) for share, draft in zip(plan, drafts, strict=True)]
 
+    def prepare(self, seqs: list[Sequence]) -> None:
+        """There is time for what has to be done before anything is guessed for them."""
+        self._guarded("prepare", lambda: self.drafter.prepare(seqs), None)
+
     def follow(self, outcomes: list[Outcome]) -> None:
         """Who keeps states beside the target's has to keep them of every text: its pages may become another's."""
         if self.drafter.taps:

@@ -28,6 +28,8 @@ class Torn(Exception):
 class Plainly(Controller):
     """Lets nothing be guessed, so that no draft can be what fails; all else is left to whom it stands in for."""
 
+    goes_on = False  # each step is one of its own
+
     def __init__(self, inner: Controller) -> None:
         self.inner = inner
 
@@ -35,7 +37,7 @@ class Plainly(Controller):
         return [Budget()] * len(seqs)
 
     def rests(self, seqs: list[Sequence]) -> bool:
-        return False  # each step is one of its own
+        return False
 
     def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
         self.inner.observe(outcomes, times)

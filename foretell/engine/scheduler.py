@@ -62,8 +62,9 @@ class Scheduler:
         wishes = {seq.id: budget for seq, budget in zip(self.running, budgets, strict=True)}
         before = self.preemptions
         writing = [seq for seq in self.running if seq.pending == 1]
+        size = self.runner.pool.page_size
         for seq in writing:
-            if seq in self.running:
+            if seq.cached >= size * len(seq.pages) and seq in self.running:
                 self._secure(seq, seq.cached + 1)
         if self.preemptions != before:
             writing = [seq for seq in writing if seq in self.running]
@@ -81,12 +82,14 @@ class Scheduler:
 
     def _plan_writing(self, writing: list[Sequence], wishes: dict[int, Budget], left: int) -> list[Share]:
         shares = []
+        context, size = self.runner.context, self.runner.pool.page_size
         for seq in writing:
-            wish = wishes[seq.id]
-            fit = (len(seq.pages) + self.runner.pool.available) * self.runner.pool.page_size - seq.cached - 1
-            nodes = min(wish.nodes, left, fit, max(0, self.runner.context - seq.cached - 1))
-            reserved = self.runner.reserve(seq, seq.cached + 1 + nodes)
-            assert reserved, "a draft asks for no more pages than there are"
+            wish, behind = wishes[seq.id], seq.cached + 1
+            nodes = min(wish.nodes, left, max(0, context - behind)) if wish.nodes else 0
+            if behind + nodes > len(seq.pages) * size:
+                nodes = min(nodes, (len(seq.pages) + self.runner.pool.available) * size - behind)
+                reserved = self.runner.reserve(seq, behind + nodes)
+                assert reserved, "a draft asks for no more pages than there are"
             left -= nodes
             shares.append(Share.of(seq, 1, wish if nodes == wish.nodes else replace(wish, nodes=nodes)))
         return shares

@@ -17,12 +17,12 @@ class Stopwatch:
         self._landed: float | None = None  # when the last step had its tokens
         self._texts = 0  # in that step, if each of them ran one token
         self._left: float | None = None  # when the engine had done with the last step
-        self._away = 0.0  # seconds since that landed in which the engine was not asked
+        self.away = 0.0  # seconds since that landed in which nobody asked: what callers do is not its own
 
     def enter(self) -> None:
         """A step is asked for."""
         if self._left is not None:
-            self._away += perf_counter() - self._left
+            self.away += perf_counter() - self._left
             self._left = None
 
     def leave(self) -> None:
@@ -36,17 +36,17 @@ class Stopwatch:
 
     def beside(self, flight: Flight, landed: float, curious: float, odd: bool) -> StepTimes:
         """Of one that had its tokens at `landed`, on a device that steps are sent to ahead."""
-        before, texts, away = self._landed, self._texts, self._away
-        self._landed, self._away = landed, 0.0
+        before, texts = self._landed, self._texts
+        self._landed, self.away = landed, 0.0
         self._texts = len(flight.plan) if all(share.take == 1 for share in flight.plan) else 0
         since = flight.launched if before is None else max(before, flight.launched)
         drafting = 0.0 if flight.is_ahead else flight.drafted - flight.began
         waiting = None
         if before is not None and not flight.is_ahead and 0 < self._texts == texts:
-            waiting = max(0.0, since - before - away - flight.proposing)  # what callers do is none of the engine's
+            waiting = max(0.0, since - before - flight.away - flight.proposing)
         return StepTimes(drafting + curious, landed - since - curious, flight.proposing, odd, waiting)
 
     def rest(self) -> None:
         """Nobody writes any more: until somebody does, no device waits for anything."""
         self._landed = self._left = None
-        self._away = 0.0
+        self.away = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 from foretell.sampling.grammar_matcher import GrammarError, Matcher
 from foretell.sampling.history import looks_back
@@ -57,23 +58,23 @@ class Track:
             )
         return self._stands_alone
 
-    def write(self, tokens: list[int]) -> tuple[tuple[int, ...], str]:
-        """Let tokens into the text up to its end: an end token, a stop string, the limit or the grammar's end."""
+    def take(self, tokens: list[int]) -> tuple[int, ...]:
+        """Let tokens into the text up to its end: an end token, a stop string, the limit or the grammar's end. Those
+        that entered it; what they say is told with `note`."""
         if self.matcher is not None and self.error is None:
             try:
                 tokens = tokens[: self.matcher.advance(tokens)]
             except GrammarError as error:  # other settings left nothing the grammar allows
                 self.error = str(error)
-        written = self.writer.write(tokens)
-        self.seq.finish = written.finish
-        text = written.text
+        entered, self.seq.finish = self.writer.take(tokens)
         if self.error is not None:
             self.seq.finish = "error"
-        elif written.finish is None and self.matcher is not None and self.matcher.finished:
-            self.seq.finish, text = "stop", text + self.writer.close()
-        return tuple(tokens[: written.count]), text
+        elif self.seq.finish is None and self.matcher is not None and self.matcher.finished:
+            self.seq.finish = "stop"
+            self.writer.close()
+        return tuple(tokens[:entered])
 
-    def note(self, outcome: Outcome, text: str, skip: str) -> Delta:
+    def note(self, outcome: Outcome, skip: str) -> Delta:
         """A step has written: keep its record, and tell it. `skip`: why nothing was guessed, where that is known."""
         self.logprobs += outcome.logprobs or ()
         written_by = origins(outcome)
@@ -88,7 +89,7 @@ class Track:
             request.id,
             request.choice,
             outcome.kept,
-            text,
+            self.writer.tell(),
             written_by,
             len(draft),
             outcome.logprobs,
@@ -99,3 +100,18 @@ class Track:
         )
         self.outbox.append(delta)
         return delta
+
+
+class News(NamedTuple):
+    """What a step has written of one text, and nobody was told yet. `skip`: as in `Track.note`."""
+
+    track: Track
+    outcome: Outcome
+    skip: str
+
+
+def told(news: list[News]) -> list[Delta]:
+    """Tell all of it; then it is no news any more."""
+    deltas = [track.note(outcome, skip) for track, outcome, skip in news]
+    news.clear()
+    return deltas

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from foretell.tokenizer import StreamDecoder, Tokenizer
 from foretell.types import FinishReason, Request
@@ -11,17 +11,19 @@ from foretell.types import FinishReason, Request
 CONTEXT = 8  # tokens of the prompt that can bear on how the first new one reads
 
 
-@dataclass(frozen=True)
-class Written:
-    """What became of a step's tokens: how many entered the text, the words that are certain now, the end if it came."""
+class Taken(NamedTuple):
+    """What became of a step's tokens: how many entered the text, and the end if it came."""
 
-    count: int
-    text: str
+    entered: int
     finish: FinishReason | None
 
 
 class Writer:
-    """Cuts at end tokens, stop strings and the limit; holds back what may be the beginning of a stop string."""
+    """Cuts at end tokens, stop strings and the limit; holds back what may be the beginning of a stop string.
+
+    Tokens are taken first, and what they say is told when somebody asks: while a device waits for the next step, words
+    are looked for only where the end may hang on them.
+    """
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         self.request = request
@@ -31,25 +33,41 @@ class Writer:
         if not request.params.ignore_eos:
             self.ends |= request.end_ids
         self.count = 0
-        self.text = ""
+        self.text = ""  # all that was told
+        self._unread: list[int] = []  # tokens whose words nobody has looked for yet
+        self._ready = ""  # words that are certain, and not told yet
         self._held = ""
 
-    def write(self, tokens: Tokens[int]) -> Written:
-        """Take tokens up to the end of the text."""
+    def take(self, tokens: Tokens[int]) -> Taken:
+        """Let tokens in up to the end of the text."""
         if not self.stops and self.ends.isdisjoint(tokens) and self.count + len(tokens) < self.request.max_tokens:
             self.count += len(tokens)
-            return Written(len(tokens), self._certain(self._decode(tokens)), None)
-        given = ""
+            self._unread += tokens
+            return Taken(len(tokens), None)
+        self._read()
         for taken, token in enumerate(tokens, 1):
             self.count += 1
-            text, finish = self._write_one(token)
+            text, finish = self._take_one(token)
             if finish is not None:
-                return Written(taken, given + self._emit(text), finish)
+                self._held, self._ready = "", self._ready + text
+                return Taken(taken, finish)
             self._held = text
-            given += self._certain("")  # after every token, as if each came alone
-        return Written(len(tokens), given, None)
+            self._ready += self._certain("")  # after every token, as if each came alone
+        return Taken(len(tokens), None)
 
-    def _write_one(self, token: int) -> tuple[str, FinishReason | None]:
+    def tell(self) -> str:
+        """The words that have become certain since they were last told."""
+        self._read()
+        told, self._ready = self._ready, ""
+        self.text += told
+        return told
+
+    def _read(self) -> None:
+        if self._unread:
+            self._ready += self._certain(self._decode(self._unread))
+            self._unread.clear()
+
+    def _take_one(self, token: int) -> tuple[str, FinishReason | None]:
         """The text held back so far with this token's, and whether it ends here."""
         if token in self.ends:
             return self._cut(self._held + self._flush())[0], "stop"
@@ -68,10 +86,11 @@ class Writer:
         found = [place for stop in self.stops if (place := text.find(stop)) >= 0]
         return (text[: min(found)], True) if found else (text, False)
 
-    def close(self) -> str:
-        """The text ends here: give out what was held back."""
+    def close(self) -> None:
+        """The text ends here: what was held back is certain."""
+        self._read()
         held, self._held = self._held + self._flush(), ""
-        return self._emit(held)
+        self._ready += held
 
     def _decode(self, tokens: Tokens[int]) -> str:
         return self.decoder.push(tokens) if self.decoder is not None else ""
@@ -82,15 +101,11 @@ class Writer:
     def _certain(self, new: str) -> str:
         """Give out what no stop string can begin with; hold the rest."""
         if not self.stops:
-            return self._emit(new)
+            return new
         text = self._held + new
         hold = max((_overlap(text, stop) for stop in self.stops), default=0)
         self._held = text[len(text) - hold :]
-        return self._emit(text[: len(text) - hold])
-
-    def _emit(self, text: str) -> str:
-        self.text += text
-        return text
+        return text[: len(text) - hold]
 
 
 def decoder_for(request: Request, tokenizer: Tokenizer) -> StreamDecoder:

@@ -87,8 +87,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 def slots_of(pages: list[int] | tuple[int, ...], page_size: int, start: int, stop: int) -> list[int]:
     """The slots of tokens `start` to `stop` of a sequence that holds `pages`."""
-    if stop == start + 1:
-        return [pages[start // page_size] * page_size + start % page_size]
+    page = start // page_size
+    if stop <= (page + 1) * page_size:  # as a row and its guesses mostly are
+        away = (pages[page] - page) * page_size
+        return list(range(start + away, stop + away))
     slots: list[int] = []
     for page in pages[start // page_size : -(-stop // page_size)]:
         slots += range(page * page_size, (page + 1) * page_size)

@@ -45,8 +45,8 @@ def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:
     for share, draft in zip(shares, drafts, strict=True):
         seq, start, take, nodes = share.seq, share.start, share.take, len(draft.parents)
         first, end, stop = len(tokens), start + take, start + take + nodes
-        pages = -(-stop // page_size)
-        assert pages <= len(seq.pages), "pages were reserved for the whole share"
+        pages = tuple(seq.pages[: -(-stop // page_size)])
+        assert stop <= len(pages) * page_size, "pages were reserved for the whole share"
         if take == 1:
             tokens.append(seq.tokens[start])
         else:
@@ -59,10 +59,9 @@ def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:
             positions += [end - 1 + depth for depth in draft.depths()]
         else:  # a chain goes on as the text does
             positions += range(start, stop)
-        span = Span(first, take + nodes, start, tuple(seq.pages[:pages]), parents)
-        slots += slots_of(span.pages, page_size, start, stop)
-        wanted += range(len(tokens) - logit_rows(share, draft), len(tokens))
-        spans.append(span)
+        slots += slots_of(pages, page_size, start, stop)
+        wanted += range(first + take + nodes - logit_rows(share, draft), first + take + nodes)
+        spans.append(Span(first, take + nodes, start, pages, parents))
     return Packed(tokens, positions, slots, spans, wanted)
 
 

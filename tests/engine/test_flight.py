@@ -221,8 +221,15 @@ def test_a_step_takes_from_where_its_device_was_free_and_a_wait_is_what_lies_bef
     clock.leave()
     hand.now = 30.6  # a caller reads
     clock.enter()
-    slow = clock.beside(flight(30.8), 34.0, 0.0, False)
+    slow = clock.beside(flight(30.8, away=clock.away), 34.0, 0.0, False)
     assert (slow.running, slow.waiting) == (pytest.approx(3.2), pytest.approx(0.3))
+    soon = flight(34.1, away=clock.away)  # launched before what was written is told
+    hand.now = 34.2
+    clock.leave()
+    hand.now = 36.0
+    clock.enter()
+    told = clock.beside(soon, 37.1, 0.0, False)
+    assert (told.running, told.waiting) == (pytest.approx(3.0), pytest.approx(0.1)), "that callers read costs nothing"
     clock.rest()
     assert clock.beside(flight(99.0), 100.0, 0.0, False).waiting is None
 

@@ -20,9 +20,10 @@ from foretell.engine.engine import Engine
 from foretell.engine.flight import Flight
 from foretell.engine.isolation import Torn, rescue
 from foretell.engine.streams import StepFailed
-from foretell.engine.track import Track
+from foretell.engine.track import News, Track
 from foretell.sampling.grammar_matcher import Matcher
 from foretell.types import Draft, Outcome, Sequence, Share, StepTimes
+from tests.outruns import Outruns
 from tests.server.test_async_engine import PROMPT, WORLD, alone, go, requests, written
 from tests.tiny import World, check_pages, early_exit, model_drafter, random_tree
 
@@ -69,11 +70,11 @@ def fail_committing(engine: Engine) -> None:
     """Behind the others' commits and before theirs, with the words already written."""
     commit = engine.commit
 
-    def broken(outcome: Outcome) -> Any:
+    def broken(outcome: Outcome, news: list[News]) -> Any:
         if is_bad(outcome.share):
-            engine.tracks[outcome.share.seq.id].writer.write((1,))
+            engine.tracks[outcome.share.seq.id].writer.take((1,))
             raise RuntimeError("planted")
-        return commit(outcome)
+        return commit(outcome, news)
 
     engine.commit = broken  # type: ignore[method-assign]
 
@@ -109,9 +110,17 @@ def test_a_request_that_fails_takes_nobody_along(drafter: str) -> None:
         assert engine.drafter.runner.pool.held == 0, "nor does the draft model lose a page"
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("place", PLACES)
-def test_wherever_it_fails(place: str) -> None:
-    bad_among_good(NGramDrafter(), PLACES[place])
+def test_wherever_it_fails(place: str, beside: bool) -> None:
+    """Also on a device that works beside the host, where the next step begins before the last one is told."""
+
+    def plant(engine: Engine) -> None:
+        if beside:
+            engine.runner.executor = Outruns(engine.runner.executor)
+        PLACES[place](engine)
+
+    bad_among_good(NGramDrafter(), plant)
 
 
 def test_what_fails_behind_the_commit_costs_no_token() -> None:
@@ -193,12 +202,12 @@ def test_a_text_left_half_written_is_lost_even_if_it_could_go_on() -> None:
     engine = WORLD.engine(NGramDrafter())
     commit, left = engine.commit, [None]
 
-    def broken(outcome: Outcome) -> Any:
+    def broken(outcome: Outcome, news: list[News]) -> Any:
         if left and is_bad(outcome.share):
             left.pop()
-            engine.tracks[outcome.share.seq.id].writer.write((1,))
+            engine.tracks[outcome.share.seq.id].writer.take((1,))
             raise RuntimeError("planted")
-        return commit(outcome)
+        return commit(outcome, news)
 
     engine.commit = broken  # type: ignore[method-assign]
     told, lost = finish(engine, start(engine, "a", BAD, "b"))

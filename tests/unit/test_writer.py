@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from foretell.engine import writer as writer_module
-from foretell.engine.writer import Writer, Written
+from foretell.engine.writer import Taken, Writer
 from foretell.params import SamplingParams
 from foretell.types import Request
 
@@ -40,9 +40,9 @@ def make(max_tokens: int = 20, **params: object) -> Writer:
 def written(writer: Writer, cuts: list[list[int]]) -> tuple[str, int, str | None]:
     pieces, count = "", 0
     for cut in cuts:
-        step = writer.write(cut)
-        pieces += step.text
-        count += step.count
+        step = writer.take(cut)
+        pieces += writer.tell()
+        count += step.entered
         if step.finish:
             assert pieces == writer.text
             return pieces, count, step.finish
@@ -90,15 +90,19 @@ def test_a_text_ends_at_the_same_place_however_it_comes(
 
 def test_text_is_given_out_as_soon_as_no_stop_string_can_begin_with_it() -> None:
     writer = make(stop="abx")
-    assert [writer.write([token]).text for token in (4, 1, 2, 4, 1)] == ["c", "", "", "abc", ""]
+    told = []
+    for token in (4, 1, 2, 4, 1):
+        writer.take([token])
+        told.append(writer.tell())
+    assert told == ["c", "", "", "abc", ""]
 
 
 def test_a_stop_string_is_found_in_what_the_decoder_held_back() -> None:
     request = Request("r", (1,), SamplingParams(stop="b~"), 0, 2, frozenset({0}))
     writer = Writer(request, "holds back")  # type: ignore[arg-type]
-    assert writer.write([4, 2]) == Written(2, "c", "stop")
+    assert (writer.take([4, 2]), writer.tell()) == (Taken(2, "stop"), "c")
     writer = Writer(request, "holds back")  # type: ignore[arg-type]
-    assert writer.write([2, 0]) == Written(2, "", "stop")
+    assert (writer.take([2, 0]), writer.tell()) == (Taken(2, "stop"), "")
 
 
 @pytest.mark.parametrize("least", range(8))
