@@ -260,6 +260,19 @@ def test_which_way_is_gone() -> None:
     assert Way.of(replace(many, deep=32, nodes=8), 64, 21, 16, False) == Way()
     assert Way.of(replace(many, splits=NO_PARTS), 128, 21, 16, False) == Way()
     assert Way.of(many, 64, 21, 16, True) == Way(fours=True)
+    assert Way.of(replace(many, tiles=256), 32, 21, 16, False) == Way()
+
+
+def test_stages_leave_room_for_a_second_program() -> None:
+    assert [attention._stages(Way(stages=4), kib * 1024, torch.device("cpu")) for kib in (16, 32, 64)] == [4, 3, 2]
+
+
+def test_pages_are_learnt_of_at_once_only_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "IDS", AT_ONCE)
+    monkeypatch.setattr(attention, "ALONE_PARTS", 40)
+    many = Sizes(64, 8, 32, 16)
+    assert [Way.of(many, 64, 21, size, False).ids for size in (16, 64, 24, 128)] == [AT_ONCE, AT_ONCE, AHEAD, AHEAD]
+    assert Way.of(replace(many, splits=20), 64, 21, 16, False).ids == AHEAD
 
 
 def test_how_many_rows_a_tile_has_changes_no_bit_in_float32() -> None:

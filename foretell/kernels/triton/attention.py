@@ -43,6 +43,7 @@ JUST_THEN, AHEAD, AT_ONCE = "just then", "ahead", "at once"  # with the keys, wi
 IDS = AHEAD
 STAGES = 4  # blocks of keys on their way and in use, where their pages are known ahead
 JUST_THEN_STAGES = 2  # else: more would wait for pages all the same
+STAGE_BYTES = 98304  # of all stages: so a multiprocessor of an H200 has room for two programs at least
 ALONE_PROGRAMS = 120  # so many have enough to do with all of their keys: an H200 has 132 multiprocessors
 ALONE_PARTS = 16  # of keys, at most; more are shared
 
@@ -275,14 +276,14 @@ class Way:
 
     @classmethod
     def of(cls, sizes: Sizes, block: int, kv_heads: int, page_size: int, exact: bool) -> Way:
-        """For a step of these sizes, with so many keys in a block. In float32, without tensor cores, nobody waits for
-        pages; the keys of a tree's node lie where its path says."""
+        """For a step of these sizes, with so many keys in a block. In float32, without tensor cores, it is not pages
+        that programs wait for; of the widest heads they have no registers left; a node's keys lie as its path goes."""
         fours = _by_four(sizes, block, kv_heads)
-        if sizes.splits == NO_PARTS or sizes.deep or exact:
+        if sizes.splits == NO_PARTS or sizes.deep or exact or block != SHORT_KEYS:
             return cls(fours)
-        if _alone(sizes, block, kv_heads):
+        if sizes.tiles * kv_heads >= ALONE_PROGRAMS and sizes.splits <= ALONE_PARTS:
             return cls(False, True, _ids(page_size, block, sizes.splits <= SHORT_PARTS), STAGES)
-        if fours or sizes.splits > SHORT_PARTS or block < SHORT_KEYS:
+        if fours or sizes.splits > SHORT_PARTS:
             return cls(fours, False, _ids(page_size, block, True), STAGES)
         return cls()  # a program has one block
 
@@ -305,8 +306,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
         tops, totals = torch.empty(2, sizes.splits, n, heads, dtype=torch.float32, device=q.device)
     splits = (fours_of(sizes.splits) if way.fours else sizes.splits) if joins else 1
     reached = 1 if whole else min(splits, 1 + triton.cdiv(sizes.deep, 64))
-    each = 2 * block * padded * q.element_size()  # of a stage; what else a program has takes less than one more
-    stages = max(JUST_THEN_STAGES, stages_that_fit(way.stages + 1, each, q.device) - 1)
+    stages = _stages(way, 2 * block * padded * q.element_size(), q.device)
     _attend[(sizes.tiles * splits + sizes.nodes * reached, kv_heads * cut.pieces)](
         q, keys, values, pieces, tops, totals, rows.tiles, rows.reaches if way.alone else rows.limits, rows.positions,
         rows.paths, rows.pages, kv_heads * dim, heads, n, rows.pages.shape[1], sizes.tiles, splits,
@@ -335,13 +335,14 @@ def _by_four(sizes: Sizes, block: int, kv_heads: int) -> bool:
     return sizes.tiles * fours_of(sizes.splits) * kv_heads * sizes.height >= ENOUGH
 
 
-def _alone(sizes: Sizes, block: int, kv_heads: int) -> bool:
-    """Whether a program has all keys of its rows: where a short part is a block of them, there are tiles enough, and
-    keys are few."""
-    return block == SHORT_KEYS and sizes.tiles * kv_heads >= ALONE_PROGRAMS and sizes.splits <= ALONE_PARTS
-
-
 def _ids(page_size: int, block: int, few: bool) -> str:
     """When pages are learnt of. At once only if they are few, and if blocks begin where pages do."""
     fits = few and page_size <= block and triton.next_power_of_2(page_size) == page_size
     return IDS if IDS != AT_ONCE or fits else AHEAD
+
+
+def _stages(way: Way, each: int, device: torch.device) -> int:
+    """Of a way's stages, each with so many bytes, those there is room for; what else a program has takes less than
+    one more."""
+    fits = stages_that_fit(min(way.stages, STAGE_BYTES // each) + 1, each, device) - 1
+    return max(JUST_THEN_STAGES, fits)
