@@ -28,7 +28,8 @@ H100_OR_H200 = GPUTarget("cuda", 90, 32)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DIMS = (64, 128, 256)
 ROWS, PAGE, PAGES, KV_HEADS = 8, 16, 64, 2
-MANY = 256  # tiles, enough for a program to have four parts
+MANY = 256  # tiles, enough for a program to have four parts, or all where there are few
+FEW, MORE = 16, 24  # parts
 WIDEST = 10  # branches of a level of a head's tree
 
 
@@ -77,6 +78,7 @@ class Case:
         if self.sizes is None:
             return f"{self.dtype} {self.dim}: a head, {self.branches} branches of {self.share}"
         kind = "prompts" if self.sizes.splits == NO_PARTS else "texts" if self.sizes.tiles < MANY else "many texts"
+        kind = f"{kind} of few keys" if 0 < self.sizes.splits <= FEW else kind
         return f"{self.dtype} {self.dim}: {kind}, {self.sizes.height} rows{', trees' if self.sizes.deep else ''}"
 
 
@@ -91,8 +93,10 @@ def every_case() -> Iterator[Case]:
     for dtype in DTYPES:
         for dim in DIMS:
             for height in (LOW, HIGH):
-                yield Case(dtype, dim, Sizes(ROWS, MANY, height, 24))
-            for height, splits in ((LOW, 24), (HIGH, 24), (WHOLE, NO_PARTS)):
+                yield Case(dtype, dim, Sizes(ROWS, MANY, height, MORE))
+                yield Case(dtype, dim, Sizes(ROWS, MANY, height, FEW))
+                yield Case(dtype, dim, Sizes(ROWS, 1, height, FEW))
+            for height, splits in ((LOW, MORE), (HIGH, MORE), (WHOLE, NO_PARTS)):
                 for deep in (0, DEEP[0]):
                     yield Case(dtype, dim, Sizes(ROWS, ROWS, height, splits, deep, ROWS if deep else 0))
             for branches, share in ((1, 4), (WIDEST, 4), (WIDEST, 8), (WIDEST, 16)):
@@ -101,10 +105,10 @@ def every_case() -> Iterator[Case]:
 
 def few_cases() -> list[Case]:
     """Those that need the most."""
-    prompt, tree = Sizes(ROWS, ROWS, WHOLE, NO_PARTS), Sizes(ROWS, ROWS, HIGH, 24, DEEP[0], ROWS)
+    prompt, tree = Sizes(ROWS, ROWS, WHOLE, NO_PARTS), Sizes(ROWS, ROWS, HIGH, MORE, DEEP[0], ROWS)
     floats = [Case("float32", 64, prompt), Case("float32", 256, tree), Case("float32", 256, None, WIDEST, 4)]
-    halves = [Case("bfloat16", 256, None, WIDEST, 16), Case("bfloat16", 256, Sizes(ROWS, ROWS, HIGH, 24))]
-    return [*floats, *halves, Case("bfloat16", 128, Sizes(ROWS, MANY, HIGH, 24))]
+    halves = [Case("bfloat16", 256, None, WIDEST, 16), Case("bfloat16", 256, Sizes(ROWS, ROWS, HIGH, MORE))]
+    return [*floats, *halves, *(Case("bfloat16", 128, Sizes(ROWS, MANY, HIGH, splits)) for splits in (MORE, FEW))]
 
 
 def compiled(case: Case) -> list[Use]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from foretell.kernels.attention import Layout, group_spans
 from foretell.kernels.attention import attend as attend_by_torch
 from foretell.kernels.triton import attention
-from foretell.kernels.triton.attention import attend
+from foretell.kernels.triton.attention import AHEAD, AT_ONCE, Way, attend
 from foretell.kernels.triton.tables import NO_PARTS, RowTables, Sizes, parts
 from foretell.kv.cache import KVCache
 from foretell.models.config import ModelConfig
@@ -40,6 +40,7 @@ CONFIGS = {
     ),
 }  # fmt: skip
 TREE = Draft((1, 2, 3, 4, 5, 6), (-1, -1, 0, 0, 1, 3))
+ROOM = 2400  # tokens of a cache
 
 
 def share_of(number: int, start: int, take: int, draft: Draft, page_size: int, pages: list[int]) -> Share:
@@ -50,17 +51,19 @@ def share_of(number: int, start: int, take: int, draft: Draft, page_size: int, p
     return Share.of(seq, take)
 
 
-def step(shapes: list[tuple[int, int, Draft]], page_size: int) -> Packed:
-    pages = [int(page) for page in np.random.default_rng(0).permutation(400 // page_size * 6)]
+def step(shapes: list[tuple[int, int, Draft]], page_size: int, room: int = ROOM) -> Packed:
+    pages = [int(page) for page in np.random.default_rng(0).permutation(room // page_size)]
     shares = [share_of(i, start, take, draft, page_size, pages) for i, (start, take, draft) in enumerate(shapes)]
     return pack(shares, [draft for _, _, draft in shapes], page_size)
 
 
-def world(config: ModelConfig, page_size: int, dtype: torch.dtype, seed: int = 0) -> tuple[Decoder, KVCache, Layout]:
+def world(
+    config: ModelConfig, page_size: int, dtype: torch.dtype, seed: int = 0, room: int = ROOM
+) -> tuple[Decoder, KVCache, Layout]:
     """A decoder and a cache full of an earlier life's keys."""
     model = tiny_decoder(seed, config).to(DEVICE, dtype)
     model.prepare(config.context)
-    cache = KVCache(model.layer_shapes, 400 // page_size * 6, page_size, dtype, DEVICE)
+    cache = KVCache(model.layer_shapes, room // page_size, page_size, dtype, DEVICE)
     torch.manual_seed(1 + seed)
     for tensor in (*cache.keys, *cache.values):
         tensor.copy_(torch.randn(tensor.shape).to(dtype))
@@ -146,19 +149,22 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def attended(
-    cache: KVCache, packed: Packed, q: Tensor, window: int | None, height: int = 16, scale: float = 0.3
+    cache: KVCache, packed: Packed, q: Tensor, window: int | None, height: int = 16, scale: float = 0.3, more: int = 0
 ) -> Tensor:
-    """Attention of a step's rows over a first layer's keys and values."""
+    """Attention of a step's rows over a first layer's keys and values; `more`: what tables have beyond them."""
     share = q.shape[1] // cache.keys[0].shape[2]
     tiles = make_tiles(packed, height // share)
-    sizes = replace(exact_fit(packed, share), height=height, tiles=len(tiles.together))
+    sizes = replace(exact_fit(packed, share), height=height, tiles=len(tiles.together) + more)
+    sizes = replace(sizes, rows=sizes.rows + 5 * more, splits=sizes.splits + more)
     numbers = np.full(sizes.numbers, -77, np.int32)
     fill(numbers, packed, tiles, sizes)
-    pages = PageTable(len(packed.spans), 400, DEVICE).update(packed.spans)
+    pages = PageTable(len(packed.spans), 800, DEVICE).update(packed.spans)
     rows = RowTables.over(torch.from_numpy(numbers).to(DEVICE), sizes, pages)
     filled = torch.zeros(sizes.rows, *q.shape[1:], dtype=q.dtype, device=DEVICE)
     filled[: len(q)] = q
-    return attend(filled, cache.keys[0], cache.values[0], rows, scale, window)[: len(q)]
+    found = attend(filled, cache.keys[0], cache.values[0], rows, scale, window)
+    assert not found[packed.rows :].any(), "rows that only fill up are nothing"
+    return found[: len(q)]
 
 
 @pytest.mark.parametrize("start", [5, 127, 128, 250])
@@ -180,23 +186,93 @@ def test_a_node_sees_what_its_path_as_a_chain_would_see_bit_for_bit(window: int 
         assert torch.equal(attended(cache, chain, q[rows], window), found[rows])
 
 
+def follow(monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
+    """Have attention go this way, whatever the sizes."""
+    monkeypatch.setattr(Way, "of", lambda *_: way)
+
+
+WAYS = {
+    "by four": Way(fours=True),
+    "ahead": Way(ids=AHEAD, stages=3),
+    "by four, ahead": Way(fours=True, ids=AHEAD, stages=4),
+    "by four, at once": Way(fours=True, ids=AT_ONCE, stages=4),
+    "alone": Way(alone=True),
+    "alone, ahead": Way(alone=True, ids=AHEAD, stages=4),
+    "alone, at once": Way(alone=True, ids=AT_ONCE, stages=4),
+}
+WORLDS: dict[str, list[tuple[int, int, Draft]]] = {
+    "short": [(1, 1, Draft()), (40, 1, Draft.chain([3, 4])), (0, 1, Draft.chain([3] * 8))],
+    "600 keys": [(600, 1, Draft.chain([5] * 6)), (250, 1, Draft.chain([5])), (63, 1, Draft())],
+    "1024 keys, one row": [(1023, 1, Draft())],
+    "1100 keys": [(1100, 1, Draft.chain([3, 4])), (511, 1, Draft.chain([3]))],
+    "4500 keys": [(4700, 1, Draft.chain([3, 4])), (64, 1, Draft()), (4094, 1, Draft.chain([5] * 3))],
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 90, 300])
-def test_who_puts_short_parts_together_changes_no_bit(
-    window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", WORLDS)
+def test_who_puts_parts_together_and_when_pages_are_known_changes_no_bit(
+    name: str, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that has read four of them, or whoever joins them all. In float32 no rounding hides another order."""
+    """A program that has read four short parts or all keys, or whoever joins them. In float32 no rounding hides another
+    order. What was not written is no number."""
     if dtype == torch.bfloat16 and DEVICE.type == "cpu":
         pytest.skip("Triton's interpreter multiplies no bfloat16")
-    config = replace(BASE, heads=6, head_dim=64)
-    packed = step([(2100, 1, Draft.chain([3, 4])), (1, 1, Draft()), (250, 1, Draft.chain([5] * 8))], 8)
+    if DEVICE.type == "cpu" and (dtype == torch.float16 and window or name == "4500 keys" and window == 90):
+        pytest.skip("the interpreter takes its time, and other cases have these windows")
+    config = replace(BASE, heads=3, kv_heads=1, head_dim=64)
+    room = 9600
+    packed = step(WORLDS[name], 16, room)
     q = torch.randn(packed.rows, config.heads, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE, dtype)
-    _, cache, _ = world(config, 8, dtype)
-    found = []
-    for by_four in (True, False):
-        monkeypatch.setattr(attention, "_by_four", lambda *_, chosen=by_four: chosen)
-        found.append(attended(cache, packed, q, window))
-    assert torch.equal(*found)
+    _, cache, _ = world(config, 16, dtype, room=room)
+    monkeypatch.setattr(attention.torch, "empty", lambda *shape, **options: torch.full(shape, torch.nan, **options))
+    follow(monkeypatch, Way())
+    wanted = attended(cache, packed, q, window)
+    assert wanted.isfinite().all()
+    for label, way in WAYS.items():
+        if way.alone and way.ids == AT_ONCE and max(span.stop for span in packed.spans) > 1024:
+            continue  # more pages than it learns of
+        follow(monkeypatch, way)
+        assert torch.equal(attended(cache, packed, q, window, more=3 if way.alone else 0), wanted), label
+
+
+@pytest.mark.parametrize("page_size", [4, 64])
+def test_pages_of_any_size_are_known_ahead(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(BASE, heads=6, head_dim=64)
+    packed = step([(330, 1, Draft.chain([3, 4])), (130, 1, Draft())], page_size)
+    q = torch.randn(packed.rows, config.heads, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    _, cache, _ = world(config, page_size, torch.float32)
+    follow(monkeypatch, Way())
+    wanted = attended(cache, packed, q, None)
+    for way in WAYS.values():
+        follow(monkeypatch, way)
+        assert torch.equal(attended(cache, packed, q, None), wanted)
+
+
+def test_which_way_is_gone() -> None:
+    """Few rows share the keys, more read by four, and where tiles suffice each reads all of its own."""
+    few, many = Sizes(1, 1, 16, 8), Sizes(64, 8, 32, 16)
+    assert Way.of(few, 64, 21, 16, False) == Way()
+    assert Way.of(many, 64, 21, 16, False) == Way(alone=True, ids=attention.IDS, stages=attention.STAGES)
+    assert Way.of(replace(many, splits=40), 64, 21, 16, False).fours
+    assert Way.of(replace(few, splits=40), 64, 21, 16, False) == Way(ids=attention.IDS, stages=attention.STAGES)
+    assert Way.of(replace(many, deep=32, nodes=8), 64, 21, 16, False) == Way()
+    assert Way.of(replace(many, splits=NO_PARTS), 128, 21, 16, False) == Way()
+    assert Way.of(many, 64, 21, 16, True) == Way(fours=True)
+    assert Way.of(replace(many, tiles=256), 32, 21, 16, False) == Way()
+
+
+def test_stages_leave_room_for_a_second_program() -> None:
+    assert [attention._stages(Way(stages=4), kib * 1024, torch.device("cpu")) for kib in (16, 32, 64)] == [4, 3, 2]
+
+
+def test_pages_are_learnt_of_at_once_only_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "IDS", AT_ONCE)
+    monkeypatch.setattr(attention, "ALONE_PARTS", 40)
+    many = Sizes(64, 8, 32, 16)
+    assert [Way.of(many, 64, 21, size, False).ids for size in (16, 64, 24, 128)] == [AT_ONCE, AT_ONCE, AHEAD, AHEAD]
+    assert Way.of(replace(many, splits=20), 64, 21, 16, False).ids == AHEAD
 
 
 def test_how_many_rows_a_tile_has_changes_no_bit_in_float32() -> None:

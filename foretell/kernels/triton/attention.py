@@ -8,19 +8,24 @@ those of the same tokens in a chain. Parts that end before the tree are the same
 
 A part is what its blocks of keys are, put together one after the other. Short parts are put together by four, then
 these fours and the longer parts. Who does it makes no difference: where there are many rows one program reads four
-parts, where there are few each has its own, so that the device has enough to do, and `_join` does the rest.
+parts, where there are few each has its own, so that the device has enough to do, and `_join` does the rest. Where there
+are programs enough with one for each tile, it has all of the tile's keys, and puts together what `_join` would.
+
+Keys can only be asked for once it is known in which pages they lie. A program that has several blocks of them learns
+that ahead: else it would wait for the pages and then for the keys in each block, however many are on their way.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .room import Cut
+from .room import Cut, stages_that_fit
 from .tables import NO_PARTS, RowTables, Sizes
 
 FOUR = 4  # short parts that are put together first
@@ -28,6 +33,19 @@ SHORT_PARTS, SHORT_KEYS = 16, 64
 TOGETHER = 4  # longer parts that are asked for at once
 ENOUGH = 20_000  # rows of programs that keep an H200 busy
 TILE_BYTES = 16384  # of keys that a program looks at at once, at most
+
+LONGEST: tl.constexpr = tl.constexpr(512)  # keys of a part
+ALONE_LONGEST: tl.constexpr = tl.constexpr(1024)  # keys of a program that has all, where it learns of them at once
+CLEARED: tl.constexpr = tl.constexpr(16)  # rows that only fill up, of which a program sees to so many in one go
+
+# When a program learns in which pages a block of keys lies.
+JUST_THEN, AHEAD, AT_ONCE = "just then", "ahead", "at once"  # with the keys, with the block before, with all blocks
+IDS = AHEAD
+STAGES = 4  # blocks of keys on their way and in use, where their pages are known ahead
+JUST_THEN_STAGES = 2  # else: more would wait for pages all the same
+STAGE_BYTES = 98304  # of all stages: so a multiprocessor of an H200 has room for two programs at least
+ALONE_PROGRAMS = 120  # so many have enough to do with all of their keys: an H200 has 132 multiprocessors
+ALONE_PARTS = 16  # of keys, at most; more are shared
 
 
 @triton.jit
@@ -89,6 +107,22 @@ def _with_block(best, total, mixed, scores, v, WHOLE: tl.constexpr, EXACT: tl.co
     return higher, total, mixed
 
 
+@triton.jit
+def _clear(
+    out, reaches, head, tile, tile_count, heads, row_count,
+    SHARE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """Rows that only fill up, or have ended, are nobody's: each program sees to some of them, under its own heads."""
+    d = tl.arange(0, PADDED)
+    for first in range(tile, row_count, tile_count * CLEARED):
+        row = first + tile_count * tl.arange(0, CLEARED)
+        idle = tl.load(reaches + row, mask=row < row_count, other=1) == 0
+        for more in tl.static_range(SHARE):
+            at = (row * heads + head * SHARE + more).to(tl.int64)
+            nothing = tl.zeros([CLEARED, PADDED], out.dtype.element_ty)
+            tl.store(out + at[:, None] * DIM + d[None, :], nothing, mask=idle[:, None] & (d < DIM)[None, :])
+
+
 # A kernel for each size a step may have would be compiled where these were taken for constants, or for aligned.
 @triton.jit(
     do_not_specialize=["row_count", "most_pages", "tile_count", "splits"],
@@ -99,10 +133,10 @@ def _attend(
     key_stride, heads, row_count, most_pages, tile_count, splits, scale,
     SHARE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK: tl.constexpr, WINDOW: tl.constexpr, DEEP: tl.constexpr, REACHED: tl.constexpr, WHOLE: tl.constexpr,
-    FOURS: tl.constexpr, EXACT: tl.constexpr, PIECES: tl.constexpr,
+    FOURS: tl.constexpr, ALONE: tl.constexpr, IDS: tl.constexpr, EXACT: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows or a piece of it, one key head, one part of the keys or four short ones; scores are kept in
-    powers of two."""
+    """One tile of rows or a piece of it, one key head, one part of the keys or four short ones or all; scores are kept
+    in powers of two."""
     head = tl.program_id(1)
     tile, part, behind = _work(tiles, tile_count, splits, DEEP, REACHED, FOURS)
     first = tl.load(tiles + tile * 6)
@@ -113,7 +147,9 @@ def _attend(
         piece, head = head % PIECES, head // PIECES
         stop = tl.where(piece * HEIGHT < rows * SHARE, stop, 0)
     low, high = stop * 0, stop
-    if not WHOLE:
+    if ALONE:
+        _clear(out, limits, head, tile, tile_count, heads, row_count, SHARE, DIM, PADDED)
+    elif not WHOLE:
         low = _begin(part)
         high = tl.minimum(_begin(behind), stop)
     if low < stop:
@@ -134,9 +170,17 @@ def _attend(
             position = tl.load(positions + row, mask=own, other=1 << 30)
             lowest = tl.maximum(tl.min(position, 0) - WINDOW + 1, 0)
             low = tl.maximum(low, lowest // BLOCK * BLOCK)
+        own_pages = pages + sequence * most_pages
+        if IDS == "ahead":
+            coming = tl.load(own_pages + (low + n) // PAGE, mask=low + n < high, other=0)
+        elif IDS == "at once":
+            i = low // PAGE + tl.arange(0, (ALONE_LONGEST if ALONE else LONGEST) // PAGE)
+            every = tl.load(own_pages + i, mask=i * PAGE < high, other=0)
         best = tl.full([HEIGHT], float("-inf"), tl.float32)
         total = tl.zeros([HEIGHT], tl.float32)
         mixed = tl.zeros([PADDED, HEIGHT], tl.float32)
+        if ALONE:
+            joined_best, joined_total, joined_mixed = best, total, mixed
         for begin in range(low, high, BLOCK):
             key = begin + n
             inside = key < high
@@ -145,7 +189,13 @@ def _attend(
                 base = tl.load(tiles + tile * 6 + 5)
                 node = tl.load(paths + first * DEEP + key - base, mask=inside & (key >= base), other=0)
                 index = tl.where(key >= base, base + node, key)
-            page = tl.load(pages + sequence * most_pages + index // PAGE, mask=inside, other=0)
+            if IDS == "ahead":
+                page, later = coming, key + BLOCK
+                coming = tl.load(own_pages + later // PAGE, mask=later < high, other=0)
+            elif IDS == "at once":
+                page = tl.gather(every, (key - low) // PAGE, 0)
+            else:
+                page = tl.load(own_pages + index // PAGE, mask=inside, other=0)
             slot = page.to(tl.int64) * PAGE + index % PAGE
             place = slot * key_stride + head * DIM
             k = tl.load(keys + place[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
@@ -156,7 +206,18 @@ def _attend(
             scores = tl.where(seen & inside[:, None], scores, float("-inf"))
             v = tl.load(values + place[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
             best, total, mixed = _with_block(best, total, mixed, scores, v, WHOLE, EXACT)
-        if WHOLE:
+            if ALONE:
+                ended = begin + BLOCK
+                if (ended % 256 == 0) & ((ended <= 4096) | (ended % 512 == 0)) | (ended >= high):  # as `_begin` has it
+                    joined_best, fade, gain = _weights(joined_best, best)
+                    joined_total = tl.fma(total, gain, joined_total * fade)
+                    joined_mixed = tl.fma(mixed, gain[None, :], joined_mixed * fade[None, :])
+                    best = tl.full([HEIGHT], float("-inf"), tl.float32)
+                    total = tl.zeros([HEIGHT], tl.float32)
+                    mixed = tl.zeros([PADDED, HEIGHT], tl.float32)
+        if ALONE:
+            total, mixed = joined_total, joined_mixed
+        if WHOLE or ALONE:
             mixed = mixed / tl.where(total == 0, 1.0, total)[None, :]  # of a row that sees nothing it is 0
         else:
             at += part.to(tl.int64) * row_count * heads
@@ -204,6 +265,29 @@ def _join(
     tl.store(out + at * DIM + d, mixed.to(out.dtype.element_ty), mask=d < DIM)
 
 
+@dataclass(frozen=True)
+class Way:
+    """Who reads which keys, and when they are asked for. No bit hangs on it."""
+
+    fours: bool = False  # a program has four short parts
+    alone: bool = False  # a program has all keys of its rows, and nothing is left to join
+    ids: str = JUST_THEN  # when it learns in which pages they lie
+    stages: int = JUST_THEN_STAGES
+
+    @classmethod
+    def of(cls, sizes: Sizes, block: int, kv_heads: int, page_size: int, exact: bool) -> Way:
+        """For a step of these sizes, with so many keys in a block. In float32, without tensor cores, it is not pages
+        that programs wait for; of the widest heads they have no registers left; a node's keys lie as its path goes."""
+        fours = _by_four(sizes, block, kv_heads)
+        if sizes.splits == NO_PARTS or sizes.deep or exact or block != SHORT_KEYS:
+            return cls(fours)
+        if sizes.tiles * kv_heads >= ALONE_PROGRAMS and sizes.splits <= ALONE_PARTS:
+            return cls(False, True, _ids(page_size, block, sizes.splits <= SHORT_PARTS), STAGES)
+        if fours or sizes.splits > SHORT_PARTS:
+            return cls(fours, False, _ids(page_size, block, True), STAGES)
+        return cls()  # a program has one block
+
+
 def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: float, window: int | None) -> Tensor:
     """q [n, heads, dim] over keys and values [pages, page_size, kv_heads, dim] -> [n, heads * dim]."""
     n, heads, dim = q.shape
@@ -213,24 +297,27 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
     block = max(16, min(128 if whole else SHORT_KEYS, TILE_BYTES // (padded * q.element_size())))
     exact = q.dtype == torch.float32
     cut = Cut.of(sizes.height, padded, exact)
+    way = Way.of(sizes, block, kv_heads, page_size, exact)
     # Rows that only fill up are in no tile; their parts join to zeros, and whole they would be what lay there before.
     out = (torch.zeros if whole else torch.empty)(n, heads * dim, dtype=q.dtype, device=q.device)
-    pieces = out if whole else torch.empty(sizes.splits, n, heads, dim, dtype=torch.float32, device=q.device)
-    tops, totals = (out, out) if whole else torch.empty(2, sizes.splits, n, heads, dtype=torch.float32, device=q.device)
-    fours = _by_four(sizes, block, kv_heads)
-    splits = max(1, fours_of(sizes.splits) if fours else sizes.splits)
+    pieces = tops = totals = out
+    if joins := not whole and not way.alone:
+        pieces = torch.empty(sizes.splits, n, heads, dim, dtype=torch.float32, device=q.device)
+        tops, totals = torch.empty(2, sizes.splits, n, heads, dtype=torch.float32, device=q.device)
+    splits = (fours_of(sizes.splits) if way.fours else sizes.splits) if joins else 1
     reached = 1 if whole else min(splits, 1 + triton.cdiv(sizes.deep, 64))
+    stages = _stages(way, 2 * block * padded * q.element_size(), q.device)
     _attend[(sizes.tiles * splits + sizes.nodes * reached, kv_heads * cut.pieces)](
-        q, keys, values, pieces, tops, totals, rows.tiles, rows.limits, rows.positions, rows.paths, rows.pages,
-        kv_heads * dim, heads, n, rows.pages.shape[1], sizes.tiles, splits, scale * math.log2(math.e),
-        SHARE=heads // kv_heads, DIM=dim, PADDED=padded, PAGE=page_size, HEIGHT=cut.rows, BLOCK=block,
-        WINDOW=window or 0, DEEP=sizes.deep, REACHED=reached, WHOLE=whole, FOURS=fours, EXACT=exact,
-        PIECES=cut.pieces, num_warps=cut.warps, num_stages=2,
+        q, keys, values, pieces, tops, totals, rows.tiles, rows.reaches if way.alone else rows.limits, rows.positions,
+        rows.paths, rows.pages, kv_heads * dim, heads, n, rows.pages.shape[1], sizes.tiles, splits,
+        scale * math.log2(math.e), SHARE=heads // kv_heads, DIM=dim, PADDED=padded, PAGE=page_size, HEIGHT=cut.rows,
+        BLOCK=block, WINDOW=window or 0, DEEP=sizes.deep, REACHED=reached, WHOLE=whole, FOURS=way.fours,
+        ALONE=way.alone, IDS=way.ids, EXACT=exact, PIECES=cut.pieces, num_warps=cut.warps, num_stages=stages,
     )  # fmt: skip
-    if not whole:
+    if joins:
         _join[(n, heads)](
             pieces, tops, totals, out, rows.reaches, heads, n,
-            DIM=dim, PADDED=padded, FOURS=fours, TOGETHER=TOGETHER, num_warps=1,
+            DIM=dim, PADDED=padded, FOURS=way.fours, TOGETHER=TOGETHER, num_warps=1,
         )  # fmt: skip
     return out
 
@@ -246,3 +333,16 @@ def _by_four(sizes: Sizes, block: int, kv_heads: int) -> bool:
     if sizes.splits == NO_PARTS or sizes.deep or block != SHORT_KEYS:
         return False
     return sizes.tiles * fours_of(sizes.splits) * kv_heads * sizes.height >= ENOUGH
+
+
+def _ids(page_size: int, block: int, few: bool) -> str:
+    """When pages are learnt of. At once only if they are few, and if blocks begin where pages do."""
+    fits = few and page_size <= block and triton.next_power_of_2(page_size) == page_size
+    return IDS if IDS != AT_ONCE or fits else AHEAD
+
+
+def _stages(way: Way, each: int, device: torch.device) -> int:
+    """Of a way's stages, each with so many bytes, those there is room for; what else a program has takes less than
+    one more."""
+    fits = stages_that_fit(min(way.stages, STAGE_BYTES // each) + 1, each, device) - 1
+    return max(JUST_THEN_STAGES, fits)
