@@ -15,7 +15,7 @@ from torch import Tensor
 from foretell.kernels.attention import Layout, group_spans
 from foretell.kernels.attention import attend as attend_by_torch
 from foretell.kernels.triton import attention
-from foretell.kernels.triton.attention import AHEAD, AT_ONCE, Way, attend
+from foretell.kernels.triton.attention import Way, attend
 from foretell.kernels.triton.tables import NO_PARTS, RowTables, Sizes, parts
 from foretell.kv.cache import KVCache
 from foretell.models.config import ModelConfig
@@ -193,12 +193,9 @@ def follow(monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
 
 WAYS = {
     "by four": Way(fours=True),
-    "ahead": Way(ids=AHEAD, stages=3),
-    "by four, ahead": Way(fours=True, ids=AHEAD, stages=4),
-    "by four, at once": Way(fours=True, ids=AT_ONCE, stages=4),
+    "by four, ahead": Way(fours=True, ahead=True),
     "alone": Way(alone=True),
-    "alone, ahead": Way(alone=True, ids=AHEAD, stages=4),
-    "alone, at once": Way(alone=True, ids=AT_ONCE, stages=4),
+    "alone, ahead": Way(alone=True, ahead=True),
 }
 WORLDS: dict[str, list[tuple[int, int, Draft]]] = {
     "short": [(1, 1, Draft()), (40, 1, Draft.chain([3, 4])), (0, 1, Draft.chain([3] * 8))],
@@ -231,8 +228,6 @@ def test_who_puts_parts_together_and_when_pages_are_known_changes_no_bit(
     wanted = attended(cache, packed, q, window)
     assert wanted.isfinite().all()
     for label, way in WAYS.items():
-        if way.alone and way.ids == AT_ONCE and max(span.stop for span in packed.spans) > 1024:
-            continue  # more pages than it learns of
         follow(monkeypatch, way)
         assert torch.equal(attended(cache, packed, q, window, more=3 if way.alone else 0), wanted), label
 
@@ -252,27 +247,23 @@ def test_pages_of_any_size_are_known_ahead(page_size: int, monkeypatch: pytest.M
 
 def test_which_way_is_gone() -> None:
     """Few rows share the keys, more read by four, and where tiles suffice each reads all of its own."""
-    few, many = Sizes(1, 1, 16, 8), Sizes(64, 8, 32, 16)
-    assert Way.of(few, 64, 21, 16, False) == Way()
-    assert Way.of(many, 64, 21, 16, False) == Way(alone=True, ids=attention.IDS, stages=attention.STAGES)
-    assert Way.of(replace(many, splits=40), 64, 21, 16, False).fours
-    assert Way.of(replace(few, splits=40), 64, 21, 16, False) == Way(ids=attention.IDS, stages=attention.STAGES)
-    assert Way.of(replace(many, deep=32, nodes=8), 64, 21, 16, False) == Way()
-    assert Way.of(replace(many, splits=NO_PARTS), 128, 21, 16, False) == Way()
-    assert Way.of(many, 64, 21, 16, True) == Way(fours=True)
-    assert Way.of(replace(many, tiles=256), 32, 21, 16, False) == Way()
+    few, some = Sizes(1, 1, 16, 8), Sizes(64, 8, 32, 16)
+    assert Way.of(few, 64, 21, False) == Way()
+    assert Way.of(some, 64, 21, False) == Way(alone=True, ahead=True)
+    assert Way.of(replace(some, tiles=32), 64, 21, False) == Way(alone=True)
+    assert Way.of(replace(some, splits=40), 64, 21, False) == Way(fours=True)
+    assert Way.of(replace(few, splits=40), 64, 21, False) == Way()
+    assert Way.of(replace(some, deep=32, nodes=8), 64, 21, False) == Way()
+    assert Way.of(replace(some, splits=NO_PARTS), 128, 21, False) == Way()
+    assert Way.of(some, 64, 21, True) == Way(fours=True)
+    assert Way.of(replace(some, tiles=256), 32, 21, False) == Way()
 
 
-def test_stages_leave_room_for_a_second_program() -> None:
-    assert [attention._stages(Way(stages=4), kib * 1024, torch.device("cpu")) for kib in (16, 32, 64)] == [4, 3, 2]
-
-
-def test_pages_are_learnt_of_at_once_only_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "IDS", AT_ONCE)
-    monkeypatch.setattr(attention, "ALONE_PARTS", 40)
-    many = Sizes(64, 8, 32, 16)
-    assert [Way.of(many, 64, 21, size, False).ids for size in (16, 64, 24, 128)] == [AT_ONCE, AT_ONCE, AHEAD, AHEAD]
-    assert Way.of(replace(many, splits=20), 64, 21, 16, False).ids == AHEAD
+def test_stages_leave_room_for_a_second_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "AHEAD_STAGES", 4)
+    ahead, device = Way(alone=True, ahead=True), torch.device("cpu")
+    assert [ahead.stages(kib * 1024, device) for kib in (16, 32, 64)] == [4, 3, 2]
+    assert Way(alone=True).stages(16 * 1024, device) == attention.STAGES
 
 
 def test_how_many_rows_a_tile_has_changes_no_bit_in_float32() -> None:

@@ -11,8 +11,8 @@ these fours and the longer parts. Who does it makes no difference: where there a
 parts, where there are few each has its own, so that the device has enough to do, and `_join` does the rest. Where there
 are programs enough with one for each tile, it has all of the tile's keys, and puts together what `_join` would.
 
-Keys can only be asked for once it is known in which pages they lie. A program that has several blocks of them learns
-that ahead: else it would wait for the pages and then for the keys in each block, however many are on their way.
+Keys can only be asked for once it is known in which pages they lie. Where there are few programs, each with all keys of
+its rows, it learns that ahead: else it would wait for the pages and then for the keys in each block.
 """
 
 from __future__ import annotations
@@ -34,18 +34,14 @@ TOGETHER = 4  # longer parts that are asked for at once
 ENOUGH = 20_000  # rows of programs that keep an H200 busy
 TILE_BYTES = 16384  # of keys that a program looks at at once, at most
 
-LONGEST: tl.constexpr = tl.constexpr(512)  # keys of a part
-ALONE_LONGEST: tl.constexpr = tl.constexpr(1024)  # keys of a program that has all, where it learns of them at once
 CLEARED: tl.constexpr = tl.constexpr(16)  # rows that only fill up, of which a program sees to so many in one go
 
-# When a program learns in which pages a block of keys lies.
-JUST_THEN, AHEAD, AT_ONCE = "just then", "ahead", "at once"  # with the keys, with the block before, with all blocks
-IDS = AHEAD
-STAGES = 4  # blocks of keys on their way and in use, where their pages are known ahead
-JUST_THEN_STAGES = 2  # else: more would wait for pages all the same
-STAGE_BYTES = 98304  # of all stages: so a multiprocessor of an H200 has room for two programs at least
 ALONE_PROGRAMS = 120  # so many have enough to do with all of their keys: an H200 has 132 multiprocessors
+MANY_PROGRAMS = 600  # so many do not wait for each other's keys
 ALONE_PARTS = 16  # of keys, at most; more are shared
+STAGES = 2  # blocks of keys on their way and in use
+AHEAD_STAGES = 3  # where their pages are known ahead
+STAGE_BYTES = 98304  # of all stages: so a multiprocessor of an H200 has room for two programs at least
 
 
 @triton.jit
@@ -133,7 +129,7 @@ def _attend(
     key_stride, heads, row_count, most_pages, tile_count, splits, scale,
     SHARE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK: tl.constexpr, WINDOW: tl.constexpr, DEEP: tl.constexpr, REACHED: tl.constexpr, WHOLE: tl.constexpr,
-    FOURS: tl.constexpr, ALONE: tl.constexpr, IDS: tl.constexpr, EXACT: tl.constexpr, PIECES: tl.constexpr,
+    FOURS: tl.constexpr, ALONE: tl.constexpr, AHEAD: tl.constexpr, EXACT: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows or a piece of it, one key head, one part of the keys or four short ones or all; scores are kept
     in powers of two."""
@@ -171,11 +167,8 @@ def _attend(
             lowest = tl.maximum(tl.min(position, 0) - WINDOW + 1, 0)
             low = tl.maximum(low, lowest // BLOCK * BLOCK)
         own_pages = pages + sequence * most_pages
-        if IDS == "ahead":
+        if AHEAD:
             coming = tl.load(own_pages + (low + n) // PAGE, mask=low + n < high, other=0)
-        elif IDS == "at once":
-            i = low // PAGE + tl.arange(0, (ALONE_LONGEST if ALONE else LONGEST) // PAGE)
-            every = tl.load(own_pages + i, mask=i * PAGE < high, other=0)
         best = tl.full([HEIGHT], float("-inf"), tl.float32)
         total = tl.zeros([HEIGHT], tl.float32)
         mixed = tl.zeros([PADDED, HEIGHT], tl.float32)
@@ -189,11 +182,9 @@ def _attend(
                 base = tl.load(tiles + tile * 6 + 5)
                 node = tl.load(paths + first * DEEP + key - base, mask=inside & (key >= base), other=0)
                 index = tl.where(key >= base, base + node, key)
-            if IDS == "ahead":
+            if AHEAD:
                 page, later = coming, key + BLOCK
                 coming = tl.load(own_pages + later // PAGE, mask=later < high, other=0)
-            elif IDS == "at once":
-                page = tl.gather(every, (key - low) // PAGE, 0)
             else:
                 page = tl.load(own_pages + index // PAGE, mask=inside, other=0)
             slot = page.to(tl.int64) * PAGE + index % PAGE
@@ -271,21 +262,24 @@ class Way:
 
     fours: bool = False  # a program has four short parts
     alone: bool = False  # a program has all keys of its rows, and nothing is left to join
-    ids: str = JUST_THEN  # when it learns in which pages they lie
-    stages: int = JUST_THEN_STAGES
+    ahead: bool = False  # it learns in which pages a block of keys lies while it looks at the one before
 
     @classmethod
-    def of(cls, sizes: Sizes, block: int, kv_heads: int, page_size: int, exact: bool) -> Way:
-        """For a step of these sizes, with so many keys in a block. In float32, without tensor cores, it is not pages
-        that programs wait for; of the widest heads they have no registers left; a node's keys lie as its path goes."""
-        fours = _by_four(sizes, block, kv_heads)
+    def of(cls, sizes: Sizes, block: int, kv_heads: int, exact: bool) -> Way:
+        """For a step of these sizes, with so many keys in a block. In float32 programs have enough to do by themselves;
+        of the widest heads they have no registers left; a node's keys lie as its path goes."""
         if sizes.splits == NO_PARTS or sizes.deep or exact or block != SHORT_KEYS:
-            return cls(fours)
-        if sizes.tiles * kv_heads >= ALONE_PROGRAMS and sizes.splits <= ALONE_PARTS:
-            return cls(False, True, _ids(page_size, block, sizes.splits <= SHORT_PARTS), STAGES)
-        if fours or sizes.splits > SHORT_PARTS:
-            return cls(fours, False, _ids(page_size, block, True), STAGES)
-        return cls()  # a program has one block
+            return cls(_by_four(sizes, block, kv_heads))
+        programs = sizes.tiles * kv_heads
+        if programs >= ALONE_PROGRAMS and sizes.splits <= ALONE_PARTS:
+            return cls(alone=True, ahead=programs < MANY_PROGRAMS)
+        return cls(_by_four(sizes, block, kv_heads))
+
+    def stages(self, each: int, device: torch.device) -> int:
+        """How many blocks of keys and values, of so many bytes, are on their way and in use. What else a program has
+        takes less than one more."""
+        wanted = min(AHEAD_STAGES, STAGE_BYTES // each)
+        return max(STAGES, stages_that_fit(wanted + 1, each, device) - 1) if self.ahead else STAGES
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: float, window: int | None) -> Tensor:
@@ -297,7 +291,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
     block = max(16, min(128 if whole else SHORT_KEYS, TILE_BYTES // (padded * q.element_size())))
     exact = q.dtype == torch.float32
     cut = Cut.of(sizes.height, padded, exact)
-    way = Way.of(sizes, block, kv_heads, page_size, exact)
+    way = Way.of(sizes, block, kv_heads, exact)
     # Rows that only fill up are in no tile; their parts join to zeros, and whole they would be what lay there before.
     out = (torch.zeros if whole else torch.empty)(n, heads * dim, dtype=q.dtype, device=q.device)
     pieces = tops = totals = out
@@ -306,13 +300,13 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: RowTables, scale: floa
         tops, totals = torch.empty(2, sizes.splits, n, heads, dtype=torch.float32, device=q.device)
     splits = (fours_of(sizes.splits) if way.fours else sizes.splits) if joins else 1
     reached = 1 if whole else min(splits, 1 + triton.cdiv(sizes.deep, 64))
-    stages = _stages(way, 2 * block * padded * q.element_size(), q.device)
+    stages = way.stages(2 * block * padded * q.element_size(), q.device)
     _attend[(sizes.tiles * splits + sizes.nodes * reached, kv_heads * cut.pieces)](
         q, keys, values, pieces, tops, totals, rows.tiles, rows.reaches if way.alone else rows.limits, rows.positions,
         rows.paths, rows.pages, kv_heads * dim, heads, n, rows.pages.shape[1], sizes.tiles, splits,
         scale * math.log2(math.e), SHARE=heads // kv_heads, DIM=dim, PADDED=padded, PAGE=page_size, HEIGHT=cut.rows,
         BLOCK=block, WINDOW=window or 0, DEEP=sizes.deep, REACHED=reached, WHOLE=whole, FOURS=way.fours,
-        ALONE=way.alone, IDS=way.ids, EXACT=exact, PIECES=cut.pieces, num_warps=cut.warps, num_stages=stages,
+        ALONE=way.alone, AHEAD=way.ahead, EXACT=exact, PIECES=cut.pieces, num_warps=cut.warps, num_stages=stages,
     )  # fmt: skip
     if joins:
         _join[(n, heads)](
@@ -333,16 +327,3 @@ def _by_four(sizes: Sizes, block: int, kv_heads: int) -> bool:
     if sizes.splits == NO_PARTS or sizes.deep or block != SHORT_KEYS:
         return False
     return sizes.tiles * fours_of(sizes.splits) * kv_heads * sizes.height >= ENOUGH
-
-
-def _ids(page_size: int, block: int, few: bool) -> str:
-    """When pages are learnt of. At once only if they are few, and if blocks begin where pages do."""
-    fits = few and page_size <= block and triton.next_power_of_2(page_size) == page_size
-    return IDS if IDS != AT_ONCE or fits else AHEAD
-
-
-def _stages(way: Way, each: int, device: torch.device) -> int:
-    """Of a way's stages, each with so many bytes, those there is room for; what else a program has takes less than
-    one more."""
-    fits = stages_that_fit(min(way.stages, STAGE_BYTES // each) + 1, each, device) - 1
-    return max(JUST_THEN_STAGES, fits)
