@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -18,9 +15,6 @@ from torch import Tensor
 dist: Any = torch.distributed  # its classes are there, but not for type checkers
 HOST = "127.0.0.1"
 ABORTING = 10.0  # seconds at most that a process waits at its end for a group to be aborted
-# By itself NCCL's group has threads that end the whole process when a rank is lost, or does not answer. Here the crew
-# sees to that: it tells who was lost, and the first process goes on without the model.
-UNWATCHED = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 PATIENCE = 120.0  # seconds a rank waits for another that lives but does not answer
 
 
@@ -96,20 +90,4 @@ def _gloo(store: Any, rank: int, size: int, wait: timedelta) -> Any:
 def _nccl(store: Any, rank: int, size: int, wait: timedelta) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = wait
-    with _set(UNWATCHED):
-        return dist.ProcessGroupNCCL(store, rank, size, options)
-
-
-@contextmanager
-def _set(variables: Mapping[str, str]) -> Iterator[None]:
-    """The process's environment with these, for as long as something reads them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return dist.ProcessGroupNCCL(store, rank, size, options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -27,16 +26,8 @@ Result = TypeVar("Result")
 
 def lead(runner: ModelRunner, team: Team, model: int = 0) -> None:
     """Let the runner's steps and moves be those of all ranks; `model` is which of theirs."""
-    own = weakref.ref(runner.executor)  # the team must not keep it
-    team.listen(lambda _: _let_go(own()))
     runner.executor = LeadExecutor(runner.executor, team, model)
     runner.followers = Followers(team, model)
-
-
-def _let_go(executor: Executor | None) -> None:
-    """A rank is lost, and no step will come: what was recorded stands in the way of the group's end."""
-    if executor is not None and hasattr(executor, "let_go"):
-        executor.let_go()
 
 
 class LeadExecutor:

@@ -80,13 +80,6 @@ class CudaExecutor:
             self._recorders[taps] = Recorder(self.layout.device, self._capture, self._shares)
         return self._recorders[taps]
 
-    def let_go(self) -> None:
-        """Give up what was recorded. A group of ranks cannot be taken down before: NCCL waits for every graph that has
-        a sum of its in it."""
-        for recorder in self._recorders.values():
-            recorder.let_go()
-        self.chains.recorder.let_go()
-
     def behind(self, packed: Packed, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
         """See `Outrunner`."""
         self.steps += 1

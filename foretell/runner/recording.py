@@ -103,10 +103,6 @@ class Recorder(Generic[Sizes, Result]):
         """None: it ran once."""
         return self.stock.kept
 
-    def let_go(self) -> None:
-        """Forget all that was recorded."""
-        self.stock.let_go()
-
     def serving(self, wanted: Sizes) -> Sizes:
         """The sizes that work of these is to be filled up to."""
         return self.stock.serving(wanted)

@@ -90,11 +90,6 @@ class Stock(Generic[Sizes, Kept]):
         self.wishes[wanted] += 1
         return wanted if self.wishes[wanted] >= OFTEN and self._clock() >= self._rests_until else found
 
-    def let_go(self) -> None:
-        """Keep nothing of what was recorded."""
-        self.kept.clear()
-        self._serving.clear()
-
     def is_due(self, sizes: Sizes) -> bool:
         """Whether what is run plainly now is to be recorded: nobody waits, it comes again, or it was wished for."""
         return (self._shares and FREELY.get()) or sizes in self.kept or self.wishes[sizes] >= OFTEN

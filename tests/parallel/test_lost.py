@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from foretell.errors import RankError
-from foretell.parallel.leading import LeadExecutor, lead
-from foretell.runner.executor import Executor, StepOutput
+from foretell.parallel.leading import LeadExecutor
+from foretell.runner.executor import StepOutput
 from foretell.runner.pack import Packed
 from tests.parallel.splitting import write_folder
 from tests.parallel.world import split
@@ -47,33 +47,6 @@ def gone(process: int) -> bool:
             return True
         time.sleep(0.05)
     return False
-
-
-class Records:
-    """An executor that holds on to something of its group's, as recorded sums do."""
-
-    def __init__(self, inner: Executor) -> None:
-        self.inner, self.held = inner, True
-
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
-        return self.inner(packed, taps)
-
-    def let_go(self) -> None:
-        self.held = False
-
-
-def test_what_was_recorded_is_given_up_with_the_first_rank_lost(tmp_path: Path) -> None:
-    with split(tmp_path, 2) as ranks:
-        runner = ranks.engine().runner
-        assert isinstance(runner.executor, LeadExecutor)
-        own = runner.executor = Records(runner.executor.own)  # type: ignore[assignment]
-        lead(runner, ranks.team)
-        os.kill(ranks.team.processes[0], signal.SIGKILL)
-        for _ in range(int(SOON * 20)):  # it is told from another thread
-            if not own.held:  # type: ignore[attr-defined]
-                return
-            time.sleep(0.05)
-        raise AssertionError("it is held on to")
 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
