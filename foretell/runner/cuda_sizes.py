@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from foretell.kernels.triton.tables import NO_PARTS, Sizes, parts
+from foretell.kernels.attention import Span
+from foretell.kernels.triton.tables import NO_PARTS, SHORT, Sizes, parts
 
 from .cuda_passes import readers, single
 from .cuda_tables import Tiles, make_tiles
@@ -14,6 +15,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # sizes steps are filled up 
 KEYS = (512, 1024, 2048, 4096)  # contexts the grids are made for; behind, powers of two
 DEEP = (32, 256)  # levels that tables of trees have room for: room costs nothing, and each is a kernel of its own
 LOW, HIGH, WHOLE = 16, 32, 64  # heights of a tile: for a few rows a sequence, for many, for prompts
+CROWDED = 48  # rows of one sequence that make low tiles enough to keep a device busy, each with all of its keys
 ROWS_OF_A_TILE = 4  # on an average, at least, where there are several texts
 LONGER = 2  # times as long as a chain has to be is what it may be filled up to: each token is a step of the model
 
@@ -59,7 +61,7 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
     if whole:  # many rows: there the library's products add up alike, however many
         rows, height = max(rows, ROWS[-1]), max(WHOLE, power(share))
     else:
-        height = low if max(span.rows for span in packed.spans) <= low // share else max(HIGH, low)
+        height = _height(packed.spans, low, share)
     tiles = make_tiles(packed, height // share, whole)
     deep = levels_for(tiles.deep)
     splits = NO_PARTS if whole else parts(_keys(max(span.stop for span in packed.spans)))
@@ -76,6 +78,14 @@ def fit_chain(packed: Packed, first: Sizes, share: int, steps: int, vocab: int, 
     keys = _keys(max(span.stop for span in packed.spans) + steps)
     sequences = min(first.rows, power(len(packed.spans)))  # the first step has a row for each
     return ChainSizes(first, max(LOW, power(share)), parts(keys), sequences, steps, vocab, drawn)
+
+
+def _height(spans: list[Span], low: int, share: int) -> int:
+    """Of tiles for these rows, by measurement on an H200: high ones where a sequence has many rows, unless there are so
+    many that low ones have all of their keys to themselves, which those of trees never have."""
+    rows, keys = max(span.rows for span in spans), max(span.stop for span in spans)
+    alone = rows >= CROWDED and keys <= SHORT and not any(span.parents for span in spans)
+    return low if alone or rows <= low // share else max(HIGH, low)
 
 
 def levels_for(deep: int) -> int:

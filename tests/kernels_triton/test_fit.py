@@ -10,7 +10,7 @@ import torch
 
 from foretell.kernels.triton.tables import NO_PARTS, parts
 from foretell.runner.cuda_passes import passes, readers
-from foretell.runner.cuda_sizes import ROWS, fit, fit_chain
+from foretell.runner.cuda_sizes import HIGH, LOW, ROWS, fit, fit_chain
 from foretell.runner.executor import EagerExecutor
 from foretell.types import Draft
 from tests.kernels_triton.test_forward import BASE, TREE, step, world
@@ -56,6 +56,23 @@ def test_steps_of_one_size_share_a_graph() -> None:
     assert one == other
     longer, _ = fit(step([(600, 1, Draft.chain([9] * 4))], 4), 3)
     assert longer.splits == parts(1024) != one.splits
+
+
+@pytest.mark.parametrize(
+    ("shape", "height"),
+    [
+        ((500, 1, Draft.chain([3] * 3)), LOW),
+        ((500, 1, Draft.chain([3] * 20)), HIGH),
+        ((500, 1, Draft.chain([3] * 60)), LOW),
+        ((1000, 1, Draft.chain([3] * 60)), HIGH),
+        ((500, 1, Draft(tuple(range(60)), (-1,) * 60)), HIGH),
+    ],
+)
+def test_tiles_are_low_for_few_rows_and_where_each_has_its_keys_to_itself(
+    shape: tuple[int, int, Draft], height: int
+) -> None:
+    sizes, _ = fit(step([shape], 4, 4800), 3)
+    assert sizes.height == height
 
 
 def test_a_prompt_alone_runs_whole_and_never_in_few_rows() -> None:

@@ -38,7 +38,7 @@ CLEARED: tl.constexpr = tl.constexpr(16)  # rows that only fill up, of which a p
 
 ALONE_PROGRAMS = 120  # so many have enough to do with all of their keys: an H200 has 132 multiprocessors
 MANY_PROGRAMS = 600  # so many do not wait for each other's keys
-ALONE_PARTS = 16  # of keys, at most; more are shared
+ALONE_PARTS, MANY_PARTS = 16, 28  # of keys, at most; more are shared
 STAGES = 2  # blocks of keys on their way and in use
 AHEAD_STAGES = 3  # where their pages are known ahead
 STAGE_BYTES = 98304  # of all stages: so a multiprocessor of an H200 has room for two programs at least
@@ -271,8 +271,9 @@ class Way:
         if sizes.splits == NO_PARTS or sizes.deep or exact or block != SHORT_KEYS:
             return cls(_by_four(sizes, block, kv_heads))
         programs = sizes.tiles * kv_heads
-        if programs >= ALONE_PROGRAMS and sizes.splits <= ALONE_PARTS:
-            return cls(alone=True, ahead=programs < MANY_PROGRAMS)
+        many = programs >= MANY_PROGRAMS
+        if programs >= ALONE_PROGRAMS and sizes.splits <= (MANY_PARTS if many else ALONE_PARTS):
+            return cls(alone=True, ahead=not many)
         return cls(_by_four(sizes, block, kv_heads))
 
     def stages(self, each: int, device: torch.device) -> int:
