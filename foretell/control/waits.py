@@ -6,6 +6,7 @@ from collections import deque
 from statistics import median_low
 
 SEEN = 9  # waits of late, whose middle one is what is usual
+KNOWN = 3  # of them after which it is known: one that was odd is not the middle one
 SOON, SELDOM = 16, 256  # steps that begin early until one does not, so that a wait is seen: at first, and later
 HOPE = 0.25  # how fast it is learnt what guesses are worth in steps of late
 
@@ -36,7 +37,7 @@ class Waits:
         if self._hope >= self.seconds(texts):
             return False
         self._early += 1
-        known = len(self._seen.get(texts.bit_length(), ())) == SEEN
+        known = len(self._seen.get(texts.bit_length(), ())) >= KNOWN
         if self._early < (SELDOM if known else SOON):
             return True
         self._early = 0

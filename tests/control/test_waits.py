@@ -57,6 +57,18 @@ def test_a_wait_is_seen_again_however_long_it_is_believed_to_be() -> None:
     assert waits.seconds(1) == 1e-3 and early < 64
 
 
+def test_what_is_known_is_seldom_looked_at_again() -> None:
+    """Where nobody guesses every wait is for nothing: of the first 256 steps no more than three and the first."""
+    waits, waited = Waits(), 1
+    waits.observe(32, 1.5e-3)
+    for _ in range(255):
+        if not waits.outweigh_guesses(32):
+            waits.observe(32, 1.5e-3)
+            waited += 1
+        waits.hope(0.0)
+    assert waited <= 4
+
+
 @pytest.mark.parametrize("writers", [1, 8])
 def test_a_guess_must_pay_for_the_wait(writers: int) -> None:
     curve = [3e-3] * 64
