@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from foretell.kernels.attention import Span
 from foretell.kernels.triton.tables import NO_PARTS, SHORT, Sizes, parts
