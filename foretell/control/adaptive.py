@@ -194,7 +194,9 @@ class AdaptiveController(Controller):
         # Each further row looks at what is cached of its text.
         sizes = self.costs.sizes if rows == 1 else ()
         held, further = self.costs.looking(cached), self.costs.pair * cached / len(seqs)
-        return Market(writers, rows, curve, held, further, self.waits.seconds(writers), sizes)
+        waiting = self.waits.seconds(writers)
+        hidden = waiting - self.waits.seconds(writers, guessing=True) if self._paid else 0.0
+        return Market(writers, rows, curve, held, further, waiting, hidden, sizes)
 
     def _adapted(self, market: Market, due: list[Sequence], offers: Offers, late: bool = False) -> dict[int, Budget]:
         """`late`: what should be guessed in the next step, for this one is under way."""
@@ -344,7 +346,8 @@ class AdaptiveController(Controller):
 
     def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
         if times.waiting is not None and not times.odd:
-            self.waits.observe(len(outcomes), times.waiting)
+            paid = any(each.share.budget.nodes and each.share.budget.drafter in self._paid for each in outcomes)
+            self.waits.observe(len(outcomes), times.waiting, paid)
         rows = drafted = 0
         for outcome in outcomes:
             rows += outcome.share.take + len(outcome.draft.tokens)

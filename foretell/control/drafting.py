@@ -46,7 +46,7 @@ class Drafting:
         # What must be read first is spread over the tokens it will serve; a draft for all is paid by all.
         ahead = max(1, min(seq.room, READ_ON_TRIAL if on_trial else READ_AHEAD))
         reading = token * self.behind(seq, arm) / ahead
-        reading, level = reading + start / market.writers, level / market.writers
+        reading, level = reading + (start - market.hidden) / market.writers, level / market.writers
         return lambda nodes, depth: reading + level * depth + node * nodes
 
     def for_all(self, market: Market, plans: list[Plan]) -> float:
@@ -55,7 +55,7 @@ class Drafting:
         for arm, tree in {(plan.arm, plan.levels > 0) for plan in plans if plan.nodes and plan.arm not in self.free}:
             mine = [plan for plan in plans if plan.arm == arm and (plan.levels > 0) == tree]
             deepest, nodes = max(plan.depth for plan in mine), sum(plan.nodes for plan in mine)
-            total += self.of(arm, tree).seconds(deepest, nodes, 0, market.plain)
+            total += self.of(arm, tree).seconds(deepest, nodes, 0, market.plain) - market.hidden
         return total
 
     def for_trial(self, market: Market, seq: Sequence, arm: str, nodes: int) -> float:

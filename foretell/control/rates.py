@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cache
 
 from .widths import LEAST, WIDTHS, about, rescue
 
@@ -14,7 +15,8 @@ TRUST = 0.7  # how far a drafter's own confidence is believed before it was comp
 ALIKE = (
     0.2  # and how far others' confidence tells of one that has not guessed yet: what is easy for them is easy for it
 )
-# Where tokens are drawn, what is likeliest is not always taken: a chance of p is believed to be p to this power.
+# Where tokens are drawn, what is likeliest is not always taken: a chance of p is believed to be p to this power. Of a
+# drafter that nobody has seen the mean of that is believed, over all it may be, which is more than the mean's power.
 HEATS = {"greedy": 1.0, "cool": 1.5, "warm": 3.0}
 DEPTHS = 3  # the first guess, the second, and those behind
 UNSEEN = len(LEVELS)  # the row for guesses whose confidence is not known yet
@@ -55,12 +57,22 @@ class Belief:
 
     @property
     def first(self) -> float:
-        """How often a guess stands."""
-        return float(self.prior**self.power)
+        """How often a guess stands: the mean over all that drafters of this prior may be, for of one that may be good
+        or bad a power of its chance is more than that power of the middle one."""
+        return mean_power(self.prior, self.power)
 
     def at(self, row: int, known: float) -> float:
         """The same for a row of confidence; `known` is how often guesses stand."""
         return float(self.trust * MIDDLES[row] ** self.power + (1 - self.trust) * known)
+
+
+@cache
+def mean_power(mean: float, power: float) -> float:
+    """Of a chance of which no more is known than its mean: as of a beta distribution, flat where it is a half."""
+    if power == 1:
+        return mean
+    a = 2 * min(max(mean, 1e-3), 1 - 1e-3)
+    return math.gamma(a + power) / math.gamma(a) / math.gamma(2 + power)
 
 
 class Rates:

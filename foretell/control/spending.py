@@ -42,7 +42,8 @@ class Market:
 
     `held` is what the step costs besides its rows, such as looking at what is cached, `further` what each further row
     costs beside its place in the curve, `waiting` what the device waits for the host where anybody guesses: a step of
-    guesses cannot be sent before the tokens are known that they stand behind.
+    guesses cannot be sent before the tokens are known that they stand behind. `hidden` is what of that a drafter does
+    not wait for that takes time: the step is sent while it guesses.
     """
 
     writers: int
@@ -51,6 +52,7 @@ class Market:
     held: float = 0.0
     further: float = 0.0
     waiting: float = 0.0
+    hidden: float = 0.0
     sizes: tuple[int, ...] = ()  # rows that the step of a text alone is filled up to
     plain: float = field(init=False)  # seconds of the step without drafts
     share: float = field(init=False)  # of that, what each sequence pays

@@ -16,16 +16,17 @@ class Waits:
     been worth of late, which a step that begins before its tokens are known does without."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, deque[float]] = {}
-        self._usual: dict[int, float] = {}
+        self._seen: dict[tuple[int, bool], deque[float]] = {}
+        self._usual: dict[bool, dict[int, float]] = {False: {}, True: {}}
         self._hope, self._early = 0.0, 0
 
-    def observe(self, texts: int, seconds: float) -> None:
-        """A device waited so long before a step of so many texts."""
+    def observe(self, texts: int, seconds: float, guessing: bool = False) -> None:
+        """A device waited so long before a step of so many texts, or, `guessing`, before guesses that it makes itself:
+        their check is sent meanwhile, so it waits for less."""
         size = texts.bit_length()
-        seen = self._seen.setdefault(size, deque(maxlen=SEEN))
+        seen = self._seen.setdefault((size, guessing), deque(maxlen=SEEN))
         seen.append(seconds)
-        self._usual[size] = median_low(seen)
+        self._usual[guessing][size] = median_low(seen)
 
     def hope(self, seconds: float) -> None:
         """A step was decided in which guesses should save so much."""
@@ -37,15 +38,15 @@ class Waits:
         if self._hope >= self.seconds(texts):
             return False
         self._early += 1
-        known = len(self._seen.get(texts.bit_length(), ())) >= KNOWN
+        known = len(self._seen.get((texts.bit_length(), False), ())) >= KNOWN
         if self._early < (SELDOM if known else SOON):
             return True
         self._early = 0
         return False
 
-    def seconds(self, texts: int) -> float:
-        """What is usual, or what is known of the nearest number of texts; 0 where nobody ever waited."""
-        size, known = texts.bit_length(), self._usual
+    def seconds(self, texts: int, guessing: bool = False) -> float:
+        """What is usual, or what is known of the nearest number of texts, or of other steps; 0 where nobody waited."""
+        size, known = texts.bit_length(), self._usual[guessing] or self._usual[not guessing]
         if size in known or not known:
             return known.get(size, 0.0)
         return known[min(known, key=lambda other: abs(other - size))]

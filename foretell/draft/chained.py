@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from foretell.runner.cuda_sizes import FEW
 from foretell.runner.made_chains import MadeChains
 from foretell.runner.runner import ModelRunner
 from foretell.sampling.on_device import Draws
@@ -15,8 +16,6 @@ from foretell.types import NO_DRAFT, Budget, Draft, Sequence, Share
 
 from .choosing import must_draw
 from .model import ModelDrafter, _Chain
-
-FEW = 16  # tokens of a text that a chain begins with: as many as recordings for several texts have room for
 
 
 class ChainedDrafter(ModelDrafter):

@@ -30,6 +30,8 @@ class Guessing:
 # How deep drafts are that are recorded: others are filled up to these. What a head reads of a prompt, and behind it as
 # many places as a draft left and one more, fills up to powers of two, which go along, so that no pair comes twice.
 READS_BY_DEPTH = {1: 256, 2: 1, 3: 2, 4: 4, 5: 8, 6: 16, 8: 32, 12: 64, 16: 128}
+# The same of a draft model, each level of which is a step of it: what is run in vain costs more than a recording.
+OF_MODELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 SERVING = (2, 4, 8, 16)  # depths that serve for all others: none is filled up to more than twice its own
 
 
@@ -38,6 +40,12 @@ def chains(longest: int) -> list[Guessing]:
     return [Guessing(Budget(depth), read) for depth, read in READS_BY_DEPTH.items() if depth < longest] + (
         [Guessing(Budget(longest), READS_BY_DEPTH.get(longest, 1))] if longest else []
     )
+
+
+def model_chains(longest: int) -> list[Guessing]:
+    """The same of a draft model."""
+    depths = [depth for depth in OF_MODELS if depth < longest] + ([longest] if longest else [])
+    return [Guessing(Budget(depth)) for depth in depths]
 
 
 def trees(most: int, longest: int) -> list[Guessing]:

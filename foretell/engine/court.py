@@ -31,13 +31,17 @@ class Court:
     def __call__(self, flight: Flight) -> tuple[list[Outcome], float]:
         """What the target makes of each draft, and the seconds in this of what only drafters want to know."""
         if flight.landed is not None:
-            return self._land(flight, *flight.landed()), 0.0
+            tokens, best = flight.landed()
+            flight.arrived = perf_counter()
+            return self._land(flight, tokens, best), 0.0
         if any(draft.unseen is not None for draft in flight.drafts):
             flight.see(self.engine.guard.seen(flight.drafts), perf_counter())
         output = flight.output
         if output.likeliest is None or not all(map(self._is_greedy, flight.plan)):
             return self._judge(flight)
-        tokens, ends = output.likeliest(), list(itertools.accumulate(1 + len(draft) for draft in flight.drafts))
+        tokens = output.likeliest()
+        flight.arrived = perf_counter()
+        ends = list(itertools.accumulate(1 + len(draft) for draft in flight.drafts))
         top, curious = self._top(flight, ends)
         return self._walked(flight, tokens, top), curious
 
@@ -77,6 +81,7 @@ class Court:
                 found = prompt_logprobs(share, output.logits[first:end])
                 engine.tracks[share.seq.id].prompt_logprobs |= found
         judged = iter(engine.judge(cases, output.logits, output.likeliest))
+        flight.arrived = perf_counter()
         for case in cases:
             if case.error is not None:
                 engine.tracks[case.share.seq.id].error = case.error

@@ -139,7 +139,6 @@ class Engine:
                 raise
             self._shed([share for share in flight.plan if self.lives(share)], error)
             return []
-        landed = perf_counter()
         if self.runner.followers is not None:
             self.runner.followers.check()
         news: list[News] = []
@@ -150,7 +149,7 @@ class Engine:
                 deltas += told(news)
             self.relief.went_well()
             clock, odd = self._clock, watch.odd or flight.odd
-            times = clock.beside(flight, landed, curious, odd) if goes_ahead else clock.apart(flight, curious, odd)
+            times = clock.beside(flight, curious, odd) if goes_ahead else clock.apart(flight, curious, odd)
             self._finish(outcomes, times)
             if goes_ahead and ahead is None and self.tracks and self.controller.goes_on:
                 ahead = self._go_on()

@@ -31,6 +31,7 @@ class Flight:
     is_ahead: bool = False  # whether it began before the tokens were known that it begins with
     odd: bool = False  # whether to begin it took longer than it will take again
     landed: Callable[[], Landed] | None = None  # set where another was sent behind it: its logits are lost
+    arrived: float = 0.0  # when its tokens were known; what is done with them comes after
 
     def see(self, drafts: list[Draft], now: float) -> None:
         """Its guesses were made on the device, and are known now: only then the step itself began there."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from foretell.draft.base import Drafter
 from foretell.draft.merging import Merged
-from foretell.draft.rehearsal import SERVING, TEXT, Guessing, chains, rehearse_guess, trees
+from foretell.draft.rehearsal import SERVING, TEXT, Guessing, chains, model_chains, rehearse_guess, trees
 from foretell.params import SamplingParams
 from foretell.runner.cuda_warm import Nothing, chain, tree
 from foretell.runner.executor import StepOutput
@@ -124,11 +124,14 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
     """
     arms = [name for name, arm in rehearsal.engine.drafter.arms.items() if name in named and _takes_time(arm)]
     growing = [name for name in arms if rehearsal.engine.drafter.arms[name].grows]
-    straight, grown, serving = chains(nodes), trees(most, nodes), {*SERVING, nodes}
+    readers = [name for name in arms if rehearsal.engine.drafter.arms[name].reads]
+    others = [name for name in arms if name not in readers]
+    shapes = ((chains(nodes), others), (model_chains(nodes), readers), (trees(most, nodes), growing))
+    serving = {*SERVING, nodes}
     widest = max(nodes, most if growing else 0)
 
     def guesses(depths: Container[int] | None = None, **changes: Any) -> Iterator[Callable[[], None]]:
-        for several, names in ((straight, arms), (grown, growing)):
+        for several, names in shapes:
             some = (replace(each, **changes) for each in several if depths is None or each.budget.depth in depths)
             yield from (partial(rehearsal.guess, name, each) for each in some for name in names)
 
@@ -137,6 +140,8 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
 
     yield from steps((Nothing(cached=0, take=PROMPT), Nothing(cached=TEXT)))
     yield from guesses()
+    unread = [Guessing(Budget(min(2, nodes)), cached=cached) for cached in UNREAD]
+    yield from (partial(rehearsal.guess, name, each) for each in unread for name in readers if nodes)
     yield from steps(_drafts(nodes, widest, TEXT))
     yield from guesses(temperature=1.0)
     yield from steps((Nothing(cached=LONG), *_drafts(nodes, widest, LONG, (7,), (15, 30))))
@@ -150,9 +155,6 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
         for heat in (0.0, 1.0):
             yield from guesses(serving, cached=LONG, texts=several, temperature=heat)
     yield from steps(Nothing(cached=0, take=take) for take in PROMPTS)
-    readers = [name for name in arms if rehearsal.engine.drafter.arms[name].reads]
-    unread = [Guessing(Budget(min(2, nodes)), cached=cached) for cached in UNREAD]
-    yield from (partial(rehearsal.guess, name, each) for each in unread for name in readers if nodes)
     crowds = [texts for texts in CROWDS if texts <= rehearsal.engine.scheduler.max_num_seqs]
     yield from steps(Nothing(texts, cached) for texts in crowds for cached in (TEXT, *LONGER[:1], LONG))
     for cached in (*LONGER, LONG):

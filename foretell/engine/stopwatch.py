@@ -34,9 +34,11 @@ class Stopwatch:
         running = perf_counter() - flight.drafted - curious
         return StepTimes(flight.drafted - flight.began + curious, running, flight.proposing, odd)
 
-    def beside(self, flight: Flight, landed: float, curious: float, odd: bool) -> StepTimes:
-        """Of one that had its tokens at `landed`, on a device that steps are sent to ahead."""
-        before, texts = self._landed, self._texts
+    def beside(self, flight: Flight, curious: float, odd: bool) -> StepTimes:
+        """Of one that has arrived, on a device that steps are sent to ahead. What the host does with its tokens is no
+        part of it, and what the next one waits for, unless that was sent ahead: a step would else seem longer for
+        nothing but that the host had looked on."""
+        before, texts, landed = self._landed, self._texts, flight.arrived
         self._landed, self.away = landed, 0.0
         self._texts = len(flight.plan) if all(share.take == 1 for share in flight.plan) else 0
         since = flight.launched if before is None else max(before, flight.launched)
@@ -44,7 +46,7 @@ class Stopwatch:
         waiting = None
         if before is not None and not flight.is_ahead and 0 < self._texts == texts:
             waiting = max(0.0, since - before - flight.away - flight.proposing)
-        return StepTimes(drafting + curious, landed - since - curious, flight.proposing, odd, waiting)
+        return StepTimes(drafting + curious, landed - since, flight.proposing, odd, waiting)
 
     def rest(self) -> None:
         """Nobody writes any more: until somebody does, no device waits for anything."""

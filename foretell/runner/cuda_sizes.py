@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from foretell.kernels.attention import Span
 from foretell.kernels.triton.tables import NO_PARTS, SHORT, Sizes, parts
 
-from .cuda_passes import readers, single
+from .cuda_passes import CATCH_UP, readers, single
 from .cuda_tables import Tiles, make_tiles
 from .pack import Packed
 
@@ -17,6 +17,7 @@ DEEP = (32, 256)  # levels that tables of trees have room for: room costs nothin
 LOW, HIGH, WHOLE = 16, 32, 64  # heights of a tile: for a few rows a sequence, for many, for prompts
 CROWDED = 48  # rows of one sequence that make low tiles enough to keep a device busy, each with all of its keys
 ROWS_OF_A_TILE = 4  # on an average, at least, where there are several texts
+FEW = CATCH_UP + 1  # tokens of a text that a chain begins with; where there are more, they are read like a prompt
 LONGER = 2  # times as long as a chain has to be is what it may be filled up to: each token is a step of the model
 
 
@@ -72,11 +73,16 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
 
 
 def fit_chain(packed: Packed, first: Sizes, share: int, steps: int, vocab: int, drawn: bool = False) -> ChainSizes:
-    """The sizes of a chain's steps, behind a first one of these. That has room for two rows a text: where all guesses
-    stood, the last one is still to be read, and where not, a row more costs next to nothing."""
-    first = replace(first, rows=max(first.rows, next((size for size in ROWS if 2 * len(packed.spans) <= size), 0)))
+    """The sizes of a chain's steps, behind a first one of these. That has room for two rows a text, because where all
+    guesses stood the last one is still to be read, and for what a text has to catch up with that others guessed for
+    meanwhile: so one recording serves for both, and a few rows more in one step cost next to nothing."""
+    texts, height = len(packed.spans), max(HIGH, power(share))
+    if first.splits != NO_PARTS:
+        rows = max(first.rows, next((size for size in ROWS if max(2 * texts, FEW) <= size), 0))
+        tiles = rows if texts > 1 else -(-FEW // (height // share))  # several texts share their rows in any way
+        first = Sizes(rows, max(first.tiles, power(tiles)), max(first.height, height), first.splits)
     keys = _keys(max(span.stop for span in packed.spans) + steps)
-    sequences = min(first.rows, power(len(packed.spans)))  # the first step has a row for each
+    sequences = min(first.rows, power(texts))  # the first step has a row for each
     return ChainSizes(first, max(LOW, power(share)), parts(keys), sequences, steps, vocab, drawn)
 
 

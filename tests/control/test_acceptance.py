@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from foretell.control.acceptance import Acceptance, Guess, Honesty
@@ -21,6 +22,7 @@ from foretell.control.rates import (
     Belief,
     Rates,
     cell,
+    mean_power,
 )
 from foretell.types import Budget, Draft
 
@@ -92,13 +94,20 @@ def test_a_request_starts_from_what_its_kind_has_taught() -> None:
     bound = acceptance.unseen(acceptance.ledger(98, "greedy, grammar"), "a", 1)[0]
     assert 0.9 < fresh < 1, "nothing is hoped for beyond what was seen for long"
     assert bound > 0.9, "another kind that draws as freely starts from the drafter's own"
-    assert acceptance.unseen(acceptance.ledger(96, "warm"), "a", 1, hopeful=False) == [0.5 ** HEATS["warm"]], (
-        "one that draws does not"
-    )
+    drawn = acceptance.unseen(acceptance.ledger(96, "warm"), "a", 1, hopeful=False)
+    assert drawn == [pytest.approx(1 / (1 + HEATS["warm"]))], "one that draws does not"
     assert acceptance.unseen(acceptance.ledger(97, "greedy"), "b", 1) == [1.0], "who was never tried is hoped for"
     assert acceptance.unseen(acceptance.ledger(97, "greedy"), "b", 1, hopeful=False) == [0.5]
     assert Acceptance({"b": Belief(0.9)}).first_rate("b", "greedy") == 0.9
-    assert Acceptance({"b": Belief(0.9)}).first_rate("b", "warm") == pytest.approx(0.9 ** HEATS["warm"])
+    assert 0.9 ** HEATS["warm"] < Acceptance({"b": Belief(0.9)}).first_rate("b", "warm") < 0.9
+
+
+@pytest.mark.parametrize("mean", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("power", HEATS.values())
+def test_of_a_drafter_that_may_be_good_or_bad_the_mean_is_believed(mean: float, power: float) -> None:
+    chances = np.random.default_rng(0).beta(2 * mean, 2 * (1 - mean), 200_000)
+    assert mean_power(mean, power) == pytest.approx((chances**power).mean(), rel=0.02)
+    assert mean_power(mean, power) >= mean**power and mean_power(0.0, power) + 1e-9 > 0 and mean_power(1.0, power) <= 1
 
 
 def test_hope_goes_as_tries_come() -> None:

@@ -8,15 +8,16 @@ import pytest
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.costs import CostPrior, StepCosts
+from foretell.control.drafting import Drafting
 from foretell.control.settings import ArmTraits, Settings
-from foretell.control.spending import Candidate, Market, best_plan, break_even, share_out
+from foretell.control.spending import Candidate, Market, Plan, best_plan, break_even, share_out
 from foretell.control.waits import Waits
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
-from foretell.types import Budget, Draft, Outcome, Sequence, StepTimes
+from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
 from tests.control.test_adaptive import ticking, write
 from tests.outruns import Outruns
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, run
@@ -79,6 +80,38 @@ def test_a_guess_must_pay_for_the_wait(writers: int) -> None:
     plans = [best_plan(free, weak, 0.01)] * writers
     if writers > 1:
         assert sum(share_out(free, plans, 0.0, True, 0.01)) and not sum(share_out(dear, plans, 0.0, True, 0.01))
+
+
+def test_what_is_sent_while_a_device_guesses_is_not_waited_for() -> None:
+    """Plain steps and free guesses wait for all that the host does, a draft model's for less, seldom as it is asked."""
+    waits = Waits()
+    waits.observe(1, 4e-4, guessing=True)
+    assert waits.seconds(1) == waits.seconds(1, guessing=True) == 4e-4, "as long as no more is known"
+    for _ in range(20):
+        waits.observe(1, 6e-4)
+    assert (waits.seconds(1), waits.seconds(1, guessing=True)) == (6e-4, 4e-4)
+
+
+@pytest.mark.parametrize("writers", [1, 4])
+def test_a_draft_pays_for_the_wait_less_what_is_hidden_behind_it(writers: int) -> None:
+    traits = {"model": ArmTraits(reads=True, whole=True)}
+    drafting, curve = Drafting(traits), [3.4e-3] * 64
+    whole = Market(writers, writers, curve, waiting=6e-4)
+    part = Market(writers, writers, curve, waiting=6e-4, hidden=2e-4)
+    (track, *_) = add(World().engine(None), "0", PROMPTS[0])
+    both = [drafting.for_one(market, track.seq, "model", on_trial=False)(2, 2) for market in (whole, part)]
+    assert both[0] - both[1] == pytest.approx(2e-4 / writers)
+    plans = [Plan("model", 2, 1.5, (0.8, 0.6))] * writers
+    assert drafting.for_all(whole, plans) - drafting.for_all(part, plans) == pytest.approx(2e-4)
+
+
+def test_waits_before_drafts_that_take_time_are_told_from_others() -> None:
+    controller = AdaptiveController({"model": ArmTraits(reads=True), "ngram": ArmTraits(free=True)})
+    (track, *_) = add(World().engine(None), "0", PROMPTS[0])
+    for arm, seconds in (("", 6e-4), ("ngram", 6e-4), ("model", 4e-4)):
+        outcome = Outcome(Share.of(track.seq, 1, Budget(2 if arm else 0, arm)))
+        controller.observe([outcome], StepTimes(0.0, 3.4e-3, 0.0, False, seconds))
+    assert (controller.waits.seconds(1), controller.waits.seconds(1, guessing=True)) == (6e-4, 4e-4)
 
 
 class Priced(AdaptiveController):

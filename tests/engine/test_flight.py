@@ -14,7 +14,7 @@ from foretell.engine.stopwatch import Stopwatch
 from foretell.params import SamplingParams
 from foretell.runner.executor import StepOutput
 from foretell.runner.stock import note_odd
-from foretell.types import Budget, Draft, Request, Sequence, Share, SpeculationChoice, StepTimes
+from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, StepTimes
 from tests.engine.test_swap import swapping
 from tests.laws.test_ahead import outrunning
 from tests.laws.test_same_text import DRAFTERS, truth_for
@@ -202,48 +202,88 @@ class Hand:
         monkeypatch.setattr(stopwatch, "perf_counter", lambda: self.now)
 
 
-def flight(launched: float, proposing: float = 0.0, **more: Any) -> Flight:
+def flight(launched: float, arrived: float, proposing: float = 0.0, **more: Any) -> Flight:
     output = StepOutput(torch.empty(0), None)
-    return Flight(shares(), [Draft()], output, launched, launched, launched, proposing, **more)
+    return Flight(shares(), [Draft()], output, launched, launched, launched, proposing, arrived=arrived, **more)
 
 
 def test_a_step_takes_from_where_its_device_was_free_and_a_wait_is_what_lies_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hand, clock = Hand(monkeypatch), Stopwatch()
-    first = clock.beside(flight(1.0), 4.0, 0.0, False)
+    first = clock.beside(flight(1.0, 4.0), 0.0, False)
     assert (first.running, first.waiting) == (3.0, None), "nobody knows since when it had nothing to do"
-    waited = clock.beside(flight(4.5, proposing=0.2), 7.5, 0.0, False)
+    waited = clock.beside(flight(4.5, 7.5, proposing=0.2), 0.0, False)
     assert (waited.running, waited.waiting) == (pytest.approx(3.0), pytest.approx(0.3))
-    early = clock.beside(flight(5.0, is_ahead=True), 10.5, 0.0, False)
+    early = clock.beside(flight(5.0, 10.5, is_ahead=True), 0.0, False)
     assert (early.running, early.waiting, early.drafting) == (3.0, None, 0.0)
     hand.now = 10.6
     clock.leave()
     hand.now = 30.6  # a caller reads
     clock.enter()
-    slow = clock.beside(flight(30.8, away=clock.away), 34.0, 0.0, False)
+    slow = clock.beside(flight(30.8, 34.0, away=clock.away), 0.0, False)
     assert (slow.running, slow.waiting) == (pytest.approx(3.2), pytest.approx(0.3))
-    soon = flight(34.1, away=clock.away)  # launched before what was written is told
+    soon = flight(34.1, 37.1, away=clock.away)  # launched before what was written is told
     hand.now = 34.2
     clock.leave()
     hand.now = 36.0
     clock.enter()
-    told = clock.beside(soon, 37.1, 0.0, False)
+    told = clock.beside(soon, 0.0, False)
     assert (told.running, told.waiting) == (pytest.approx(3.0), pytest.approx(0.1)), "that callers read costs nothing"
     clock.rest()
-    assert clock.beside(flight(99.0), 100.0, 0.0, False).waiting is None
+    assert clock.beside(flight(99.0, 100.0), 0.0, False).waiting is None
+
+
+def test_what_the_host_does_with_tokens_is_waited_for_and_no_part_of_their_step() -> None:
+    """Else steps that are not sent ahead would seem longer than those that are, and a guess cheaper than it is."""
+    clock = Stopwatch()
+    clock.beside(flight(1.0, 4.0), 0.25, False)
+    times = clock.beside(flight(4.5, 7.5), 0.25, False)
+    assert (times.running, times.waiting) == (3.0, 0.5), "what only drafters want to know is in the wait"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_step_arrives_before_its_tokens_are_judged_and_looked_at(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host is slow here in what it does behind each answer of the device, and the device takes no time at all."""
+    hand = Hand(monkeypatch)
+    for module in ("court", "engine"):
+        monkeypatch.setattr(f"foretell.engine.{module}.perf_counter", lambda: hand.now)
+    engine, _ = outrunning(World(), DRAFTERS["oracle"](truth_for("greedy")))
+    seen: list[StepTimes] = []
+    court, learn = engine.court, engine._learn
+
+    def slow(flight: Flight) -> tuple[list[Outcome], float]:
+        found = court(flight)
+        hand.now += 1.0
+        return found
+
+    def noted(outcomes: list[Outcome], times: StepTimes) -> None:
+        seen.append(times)
+        learn(outcomes, times)
+
+    monkeypatch.setattr(engine, "_learn", noted)
+    monkeypatch.setattr(engine, "court", slow)
+    monkeypatch.setattr(engine.controller, "rests", lambda seqs: False)
+    slow.wants_top = court.wants_top  # type: ignore[attr-defined]
+    add(engine, "0", PROMPTS[0], SpeculationChoice(), temperature=temperature, ignore_eos=True)
+    while engine.busy:
+        engine.step()
+    waited = [times for times in seen if times.waiting is not None]
+    assert waited and all((times.running, times.waiting) == (0.0, 1.0) for times in waited)
 
 
 def test_a_prompt_tells_nothing_of_waits() -> None:
     clock = Stopwatch()
-    reading = flight(1.0)
+    reading = flight(1.0, 2.0)
     reading.plan = shares(take=2)
-    clock.beside(reading, 2.0, 0.0, False)
-    assert clock.beside(flight(9.0), 12.0, 0.0, False).waiting is None
+    clock.beside(reading, 0.0, False)
+    assert clock.beside(flight(9.0, 12.0), 0.0, False).waiting is None
 
 
 def test_guesses_made_on_the_device_are_counted_as_such() -> None:
-    step = flight(1.0, proposing=0.1)
+    step = flight(1.0, 7.0, proposing=0.1)
     step.see([Draft()], 4.0)
-    times = Stopwatch().beside(step, 7.0, 0.0, False)
+    times = Stopwatch().beside(step, 0.0, False)
     assert (times.proposing, times.running) == (pytest.approx(3.1), 3.0)

@@ -19,7 +19,7 @@ from foretell.draft.chained import ChainedDrafter
 from foretell.draft.heads import HeadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.recycle import RecycleDrafter
-from foretell.draft.rehearsal import chains
+from foretell.draft.rehearsal import chains, model_chains
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.rehearsal import MOST_FAILURES, Rehearsal, all_pieces
@@ -114,7 +114,7 @@ def test_a_draft_model_has_made_chains_of_all_depths_greedy_and_drawn() -> None:
     greedy, drawn = (
         {replace(each, drawn=False) for each in executor.asked if each.drawn is way} for way in (False, True)
     )
-    assert {each.steps for each in greedy} == {each.budget.depth for each in chains(NODES)} and drawn == greedy
+    assert {each.steps for each in greedy} == {each.budget.depth for each in model_chains(NODES)} and drawn == greedy
     assert helper.pool.held == 0
 
 

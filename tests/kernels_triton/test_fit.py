@@ -10,7 +10,7 @@ import torch
 
 from foretell.kernels.triton.tables import NO_PARTS, parts
 from foretell.runner.cuda_passes import passes, readers
-from foretell.runner.cuda_sizes import HIGH, LOW, ROWS, fit, fit_chain
+from foretell.runner.cuda_sizes import FEW, HIGH, LOW, ROWS, ChainSizes, fit, fit_chain
 from foretell.runner.executor import EagerExecutor
 from foretell.types import Draft
 from tests.kernels_triton.test_forward import BASE, TREE, step, world
@@ -89,3 +89,19 @@ def test_a_chain_has_as_many_sequences_as_its_first_step_has_rows_at_most(texts:
     chain = fit_chain(packed, sizes, 3, 4, 32)
     assert texts <= chain.sequences <= chain.first.rows
     assert 2 * texts > ROWS[-1] or chain.first.rows >= 2 * texts, "room for a guess that stood"
+
+
+@pytest.mark.parametrize("share", [1, 3, 4, 8, 16, 64])
+@pytest.mark.parametrize("texts", [1, 2, 8])
+def test_what_a_text_has_to_catch_up_with_makes_no_other_chain(texts: int, share: int) -> None:
+    """Others guess for it meanwhile, any number of tokens: each would be a recording that a text waits for."""
+
+    def chain(pending: list[int]) -> ChainSizes:
+        packed = step([(100, rows, Draft()) for rows in pending], 4)
+        return fit_chain(packed, fit(packed, share)[0], share, 4, 32)
+
+    recorded = chain([1] * texts)
+    for behind in range(2, FEW + 1):
+        assert recorded.covers(chain([behind] + [1] * (texts - 1))), behind
+    assert not any(readers(step([(100, FEW, Draft())], 4))), "it is no prompt yet"
+    assert all(readers(step([(100, FEW + 1, Draft())], 4))), "more is one, and read by itself"
