@@ -19,7 +19,7 @@ from .system import home, processor
 from .types import SpeculationChoice
 from .verify.threshold import ThresholdSettings
 
-COSTS = 3  # what was learnt of others, or of other heads under the same names, is not gone on with
+COSTS = 4  # what was learnt of others, or of other heads under the same names, is not gone on with
 
 
 def costs_file(model: str, target: Opened) -> Path:

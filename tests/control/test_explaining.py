@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,13 @@ from foretell import LLM, SamplingParams
 from foretell.cli.main import main
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.explaining import Prices
+from foretell.engine.profile import Profiler
 from foretell.runner.executor import StepOutput
+from foretell.runner.pack import Packed
 from foretell.runner.runner import ModelRunner
 from foretell.types import Draft, Share
+from tests.outruns import Outruns
+from tests.tiny import World
 
 CHEAP = Prices(lambda texts, nodes: 0.03 + 0.001 * texts * (1 + nodes), lambda texts, nodes: 0.0)
 DEAR = Prices(lambda texts, nodes: 0.01 * texts * (1 + nodes), lambda texts, nodes: 0.02 * nodes)
@@ -75,6 +81,32 @@ def test_costs_are_measured_kept_and_taken_up_again(
     spoilt = LLM(tiny_folder, drafter="ngram", quiet=True)
     assert spoilt.engine.plain_seconds(1, 0) is None
     assert spoilt.generate("a b", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+
+
+class Sent(Outruns):
+    """It takes the host half a second to send a step, and the device a hundredth to run it."""
+
+    now = 0.0
+
+    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        self.now += 0.5
+        output = super().__call__(packed, taps)
+        assert output.likeliest is not None
+        return replace(output, likeliest=partial(self.wait, output.likeliest))
+
+    def wait(self, likeliest: Callable[[], list[int]]) -> list[int]:
+        self.now += 0.01
+        return likeliest()
+
+
+def test_where_steps_are_sent_ahead_what_the_host_does_before_is_no_part_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, controller = World(pages=256).engine(None), AdaptiveController({})
+    engine.runner.executor = sent = Sent(engine.runner.executor)
+    monkeypatch.setattr("foretell.engine.profile.perf_counter", lambda: sent.now)
+    Profiler(engine, controller).run()
+    assert controller.costs.single == pytest.approx(0.01, rel=0.1)
 
 
 def test_measuring_needs_pages_and_does_without_where_there_are_none(tiny_folder: Path, tmp_path: Path) -> None:

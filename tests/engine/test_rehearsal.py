@@ -34,7 +34,7 @@ from foretell.runner.made_chains import MadeChains
 from foretell.runner.pack import Packed
 from foretell.runner.runner import ModelRunner
 from foretell.sampling.on_device import Draws
-from foretell.types import Budget, Draft, Sequence
+from foretell.types import Budget, Draft, Request, Sequence
 from tests.recordings import Filled, MadeUpSteps, make_up, play
 from tests.tiny import CONFIG, HEADS, PROMPTS, VOCAB, OwnHead, World, add, generate, run, tiny_decoder
 
@@ -116,6 +116,32 @@ def test_a_draft_model_has_made_chains_of_all_depths_greedy_and_drawn() -> None:
     )
     assert {each.steps for each in greedy} == {each.budget.depth for each in model_chains(NODES)} and drawn == greedy
     assert helper.pool.held == 0
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_a_draft_model_that_is_asked_now_and_then_waits_for_no_recording(heat: float) -> None:
+    """Others guess meanwhile, and the text goes on by any number of tokens before it is asked again."""
+    helper = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
+    made_up = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
+    helper.executor = executor = Chaining(made_up, helper.layout.share)
+    engine = long_engine(drafter := ChainedDrafter(helper, VOCAB, "model"))
+    engine.runner.executor = made_up
+    Rehearsal(engine, partial(pieces, names=("model",))).run(60)
+    recorded = set(executor.asked)
+    executor.asked.clear()
+    request = Request("0", (1,) * 40, SamplingParams(temperature=heat), 0, 400, rule="match", drafters=("model",))
+    seq = Sequence(0, request, [1] * 40)
+    for behind in range(1, 24):
+        for depth in range(1, NODES + 1):
+            seq.tokens += [1 + (behind + depth) % 30] * behind
+            if len(seq.tokens) > 400:
+                drafter.forget(seq)
+                del seq.tokens[40:]
+            drafter.propose([seq], [Budget(depth, "model")])
+    assert len(executor.asked) > 3
+    for sizes in executor.asked:
+        served = [each.steps for each in recorded if each.covers(sizes)]
+        assert served and min(served) <= max(8, 1.34 * sizes.steps), sizes
 
 
 def of_all_sizes(seq: Sequence, budget: Budget) -> Draft:
