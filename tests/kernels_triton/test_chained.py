@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import torch
+
 from foretell.draft.chained import ChainedDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.params import SamplingParams
@@ -120,7 +122,10 @@ def test_guesses_that_stay_on_the_device_are_the_same(mix: str) -> None:
     budgets = [Budget(nodes, unseen=True) for nodes in (3, 2, 1)][: len(seqs)]
     for stood in (1, 0):
         expected = definition.propose(seqs, budgets)
-        for mine, defined, seq in zip(drafter.propose(seqs, budgets), expected, seqs, strict=True):
+        proposed = drafter.propose(seqs, budgets)
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()  # the device writes them where the host could look too soon
+        for mine, defined, seq in zip(proposed, expected, seqs, strict=True):
             assert mine.unseen is not None and mine.parents == defined.parents
             assert tuple(int(mine.unseen.there[-1 - token]) for token in mine.tokens) == defined.tokens
             tokens, sure = mine.unseen.seen()
