@@ -195,8 +195,7 @@ class AdaptiveController(Controller):
         sizes = self.costs.sizes if rows == 1 else ()
         held, further = self.costs.looking(cached), self.costs.pair * cached / len(seqs)
         waiting = self.waits.seconds(writers)
-        hidden = waiting - self.waits.seconds(writers, guessing=True) if self._paid else 0.0
-        return Market(writers, rows, curve, held, further, waiting, hidden, sizes)
+        return Market(writers, rows, curve, held, further, waiting, self.waits.hidden(writers), sizes)
 
     def _adapted(self, market: Market, due: list[Sequence], offers: Offers, late: bool = False) -> dict[int, Budget]:
         """`late`: what should be guessed in the next step, for this one is under way."""

@@ -55,8 +55,8 @@ class Drafting:
         for arm, tree in {(plan.arm, plan.levels > 0) for plan in plans if plan.nodes and plan.arm not in self.free}:
             mine = [plan for plan in plans if plan.arm == arm and (plan.levels > 0) == tree]
             deepest, nodes = max(plan.depth for plan in mine), sum(plan.nodes for plan in mine)
-            total += self.of(arm, tree).seconds(deepest, nodes, 0, market.plain) - market.hidden
-        return total
+            total += self.of(arm, tree).seconds(deepest, nodes, 0, market.plain)
+        return total - market.hidden if total else 0.0
 
     def for_trial(self, market: Market, seq: Sequence, arm: str, nodes: int) -> float:
         """Seconds to try a drafter once, what it must read included."""

@@ -44,9 +44,15 @@ class Waits:
         self._early = 0
         return False
 
-    def seconds(self, texts: int, guessing: bool = False) -> float:
+    def seconds(self, texts: int) -> float:
         """What is usual, or what is known of the nearest number of texts, or of other steps; 0 where nobody waited."""
-        size, known = texts.bit_length(), self._usual[guessing] or self._usual[not guessing]
+        size, known = texts.bit_length(), self._usual[False] or self._usual[True]
         if size in known or not known:
             return known.get(size, 0.0)
         return known[min(known, key=lambda other: abs(other - size))]
+
+    def hidden(self, texts: int) -> float:
+        """What of that guesses do not wait for that a device makes itself; 0 until both were seen with as many."""
+        size = texts.bit_length()
+        plain, guessed = self._usual[False].get(size), self._usual[True].get(size)
+        return 0.0 if plain is None or guessed is None else plain - guessed

@@ -93,9 +93,12 @@ class Court:
         ], curious
 
     def _is_greedy(self, share: Share) -> bool:
-        """Whether a text's tokens are the likeliest of their rows, and guesses are held against those."""
+        """Whether a text's tokens are the likeliest of their rows, and guesses are held against those. Also of one that
+        has gone meanwhile: its rows are still there, as many as were asked for."""
         request = share.seq.request
         if request.params.temperature > 0 or request.rule != "match" or not share.reaches_end:
+            return False
+        if share.reads_prompt_logprobs:
             return False
         return not self.engine.lives(share) or self.engine.tracks[share.seq.id].stands_alone
 

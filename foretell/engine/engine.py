@@ -145,14 +145,14 @@ class Engine:
         deltas: list[Delta] = []
         try:
             outcomes = [self.commit(outcome, news) for outcome in outcomes]
-            if not goes_ahead or any(share.take > 1 for share in flight.plan):  # for first words somebody waits
+            if not goes_ahead:
                 deltas += told(news)
             self.relief.went_well()
             clock, odd = self._clock, watch.odd or flight.odd
             times = clock.beside(flight, curious, odd) if goes_ahead else clock.apart(flight, curious, odd)
             self._finish(outcomes, times)
             if goes_ahead and ahead is None and self.tracks and self.controller.goes_on:
-                ahead = self._go_on()
+                ahead = None if flight.brings_first_words else self._go_on()
         finally:
             deltas += told(news)
         self.stats.observe(outcomes, times)
@@ -181,7 +181,7 @@ class Engine:
             with Watch() as watch:
                 flight = self._begin()
         except Exception:
-            LOG.debug("a step could not begin early", exc_info=True)
+            LOG.warning("a step could not begin early; it is tried again when it is asked for", exc_info=True)
             return None
         if flight is not None:
             flight.odd = watch.odd
@@ -206,7 +206,9 @@ class Engine:
         first = [share.seq for share in flight.plan if share.reaches_end and not share.seq.written]
         new = [seq for seq in first if seq.request.drafters and seq.id in self.tracks]
         if new:
+            began = perf_counter()
             self.guard.prepare(new)
+            self._clock.away += perf_counter() - began  # the device may have long been done
 
     @property
     def _moment(self) -> tuple[int, int]:
@@ -315,7 +317,7 @@ class Engine:
         kept = track.take([*(draft.tokens[node] for node in verdict.path), verdict.next_token])
         seq.tokens += kept
         seq.cached = min(share.length + len(verdict.path), len(seq.tokens) - 1)
-        outcome = outcome.with_kept(kept)
+        outcome, track.untold = outcome.with_kept(kept), True
         news.append(News(track, outcome, "" if len(draft) else self.controller.why(seq)))
         return outcome
 

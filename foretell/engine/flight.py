@@ -33,6 +33,11 @@ class Flight:
     landed: Callable[[], Landed] | None = None  # set where another was sent behind it: its logits are lost
     arrived: float = 0.0  # when its tokens were known; what is done with them comes after
 
+    @property
+    def brings_first_words(self) -> bool:
+        """Whether somebody has waited for what it writes from the beginning, and is to hear of it at once."""
+        return any(share.reaches_end and share.length == len(share.seq.request.prompt) for share in self.plan)
+
     def see(self, drafts: list[Draft], now: float) -> None:
         """Its guesses were made on the device, and are known now: only then the step itself began there."""
         self.proposing += now - self.drafted

@@ -80,6 +80,7 @@ def rescue(engine: Engine, tracks: Iterable[Track], error: Exception) -> Rescue:
     and values lie behind `cached`, where the next step writes them anew. Where nobody runs, it was the oldest of those
     who wait that could not be taken up, with `error`.
     """
+    tracks = list(tracks)
     found = Rescue([delta for track in tracks for delta in track.outbox])
     if not engine.scheduler.running:
         found.lost |= {seq.request.id: error for seq in list(engine.scheduler.waiting)[:1]}
@@ -89,13 +90,16 @@ def rescue(engine: Engine, tracks: Iterable[Track], error: Exception) -> Rescue:
             engine.settle(seq)
         else:
             _go_on(engine, track, found)
+    for track in tracks:  # one that ended in the step, and nobody can be told of it
+        if track.untold and track.seq.request.id not in found.lost:
+            found.lost[track.seq.request.id] = Torn(f"what was written of text {track.seq.request.id} cannot be told")
     return found
 
 
 def _go_on(engine: Engine, track: Track, found: Rescue) -> None:
     seq = track.seq
     try:
-        if seq.finish is not None or track.writer.count != seq.written or _grammar_is_ahead(track):
+        if track.untold or seq.finish is not None or track.writer.count != seq.written or _grammar_is_ahead(track):
             raise Torn(f"text {seq.request.id} was left half written")
         with _alone(engine, seq):
             engine.step()

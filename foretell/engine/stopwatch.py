@@ -8,6 +8,8 @@ from foretell.types import StepTimes
 
 from .flight import Flight
 
+LATE = 0.9  # of a step's time: if the host was elsewhere for so much of it, the device was done before it came back
+
 
 class Stopwatch:
     """Where nothing is sent ahead, all that the host does belongs to the step it does it for. Where steps are, it runs
@@ -39,6 +41,7 @@ class Stopwatch:
         part of it, and what the next one waits for, unless that was sent ahead: a step would else seem longer for
         nothing but that the host had looked on."""
         before, texts, landed = self._landed, self._texts, flight.arrived
+        elsewhere = self.away - flight.away  # what the host did for others while this ran
         self._landed, self.away = landed, 0.0
         self._texts = len(flight.plan) if all(share.take == 1 for share in flight.plan) else 0
         since = flight.launched if before is None else max(before, flight.launched)
@@ -46,6 +49,7 @@ class Stopwatch:
         waiting = None
         if before is not None and not flight.is_ahead and 0 < self._texts == texts:
             waiting = max(0.0, since - before - flight.away - flight.proposing)
+        odd = odd or elsewhere > LATE * (landed - since)
         return StepTimes(drafting + curious, landed - since, flight.proposing, odd, waiting)
 
     def rest(self) -> None:

@@ -40,6 +40,7 @@ class Track:
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the prompt
     error: str | None = None  # why the text could not go on
     outbox: deque[Delta] = field(default_factory=deque)  # what its caller has not taken yet
+    untold: bool = False  # whether a step has written of which nothing was told yet
     patient: bool = False  # whether the caller waits for the end and need not hear of every step
     _stands_alone: bool = False
 
@@ -76,6 +77,8 @@ class Track:
 
     def note(self, outcome: Outcome, skip: str) -> Delta:
         """A step has written: keep its record, and tell it. `skip`: why nothing was guessed, where that is known."""
+        text = self.writer.tell()
+        self.untold = False
         self.logprobs += outcome.logprobs or ()
         written_by = origins(outcome)
         self.speculation.observe(outcome, written_by)
@@ -89,7 +92,7 @@ class Track:
             request.id,
             request.choice,
             outcome.kept,
-            self.writer.tell(),
+            text,
             written_by,
             len(draft),
             outcome.logprobs,
@@ -111,7 +114,16 @@ class News(NamedTuple):
 
 
 def told(news: list[News]) -> list[Delta]:
-    """Tell all of it; then it is no news any more."""
-    deltas = [track.note(outcome, skip) for track, outcome, skip in news]
+    """Tell all of it; then it is no news any more. A text of which nothing can be told keeps nobody else from hearing;
+    what went wrong is raised behind all others."""
+    deltas: list[Delta] = []
+    failure: Exception | None = None
+    for track, outcome, skip in news:
+        try:
+            deltas.append(track.note(outcome, skip))
+        except Exception as error:
+            failure = failure or error
     news.clear()
+    if failure is not None:
+        raise failure
     return deltas

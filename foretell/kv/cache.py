@@ -88,7 +88,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 def slots_of(pages: list[int] | tuple[int, ...], page_size: int, start: int, stop: int) -> list[int]:
     """The slots of tokens `start` to `stop` of a sequence that holds `pages`."""
     page = start // page_size
-    if stop <= (page + 1) * page_size:  # as a row and its guesses mostly are
+    if start < stop <= (page + 1) * page_size:  # as a row and its guesses mostly are
         away = (pages[page] - page) * page_size
         return list(range(start + away, stop + away))
     slots: list[int] = []

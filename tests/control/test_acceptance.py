@@ -107,7 +107,8 @@ def test_a_request_starts_from_what_its_kind_has_taught() -> None:
 def test_of_a_drafter_that_may_be_good_or_bad_the_mean_is_believed(mean: float, power: float) -> None:
     chances = np.random.default_rng(0).beta(2 * mean, 2 * (1 - mean), 200_000)
     assert mean_power(mean, power) == pytest.approx((chances**power).mean(), rel=0.02)
-    assert mean_power(mean, power) >= mean**power and mean_power(0.0, power) + 1e-9 > 0 and mean_power(1.0, power) <= 1
+    assert mean_power(mean, power) >= mean**power
+    assert 0 <= mean_power(0.0, power) < 0.01 and 0.99 < mean_power(1.0, power) <= 1
 
 
 def test_hope_goes_as_tries_come() -> None:

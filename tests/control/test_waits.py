@@ -86,10 +86,12 @@ def test_what_is_sent_while_a_device_guesses_is_not_waited_for() -> None:
     """Plain steps and free guesses wait for all that the host does, a draft model's for less, seldom as it is asked."""
     waits = Waits()
     waits.observe(1, 4e-4, guessing=True)
-    assert waits.seconds(1) == waits.seconds(1, guessing=True) == 4e-4, "as long as no more is known"
+    assert (waits.seconds(1), waits.hidden(1)) == (4e-4, 0.0), "as long as no more is known"
     for _ in range(20):
         waits.observe(1, 6e-4)
-    assert (waits.seconds(1), waits.seconds(1, guessing=True)) == (6e-4, 4e-4)
+    assert (waits.seconds(1), waits.hidden(1)) == (6e-4, pytest.approx(2e-4))
+    waits.observe(32, 2e-3)
+    assert waits.hidden(32) == 0.0, "of so many nobody has seen both"
 
 
 @pytest.mark.parametrize("writers", [1, 4])
@@ -105,13 +107,21 @@ def test_a_draft_pays_for_the_wait_less_what_is_hidden_behind_it(writers: int) -
     assert drafting.for_all(whole, plans) - drafting.for_all(part, plans) == pytest.approx(2e-4)
 
 
+def test_what_is_hidden_is_hidden_once_whoever_guesses() -> None:
+    drafting = Drafting({name: ArmTraits(whole=True) for name in ("model", "eagle")})
+    none, some = (Market(2, 2, [3.4e-3] * 64, waiting=1.5e-3, hidden=hidden) for hidden in (0.0, 1.4e-3))
+    plans = [Plan(arm, 2, 1.5, (0.8, 0.6)) for arm in ("model", "eagle")]
+    assert drafting.for_all(none, plans) - drafting.for_all(some, plans) == pytest.approx(1.4e-3)
+    assert drafting.for_all(some, []) == 0.0
+
+
 def test_waits_before_drafts_that_take_time_are_told_from_others() -> None:
     controller = AdaptiveController({"model": ArmTraits(reads=True), "ngram": ArmTraits(free=True)})
     (track, *_) = add(World().engine(None), "0", PROMPTS[0])
     for arm, seconds in (("", 6e-4), ("ngram", 6e-4), ("model", 4e-4)):
         outcome = Outcome(Share.of(track.seq, 1, Budget(2 if arm else 0, arm)))
         controller.observe([outcome], StepTimes(0.0, 3.4e-3, 0.0, False, seconds))
-    assert (controller.waits.seconds(1), controller.waits.seconds(1, guessing=True)) == (6e-4, 4e-4)
+    assert (controller.waits.seconds(1), controller.waits.hidden(1)) == (6e-4, pytest.approx(2e-4))
 
 
 class Priced(AdaptiveController):

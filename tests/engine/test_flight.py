@@ -230,6 +230,12 @@ def test_a_step_takes_from_where_its_device_was_free_and_a_wait_is_what_lies_bef
     clock.enter()
     told = clock.beside(soon, 0.0, False)
     assert (told.running, told.waiting) == (pytest.approx(3.0), pytest.approx(0.1)), "that callers read costs nothing"
+    assert not told.odd
+    late = flight(37.2, 60.1, away=clock.away)
+    clock.leave()
+    hand.now = 60.0  # the device was done long before
+    clock.enter()
+    assert clock.beside(late, 0.0, False).odd, "when it was nobody knows"
     clock.rest()
     assert clock.beside(flight(99.0, 100.0), 0.0, False).waiting is None
 

@@ -58,17 +58,15 @@ def test_the_device_has_the_next_step_before_words_are_told() -> None:
 
 def test_first_words_do_not_wait_for_a_guess() -> None:
     engine, executor = guessing(model_drafter(seed=5))
-    (track,) = add(engine, "0", PROMPTS[0])
-    told: list[int] = []
-    propose = engine.guard.propose
-
-    def slow(*given: Any) -> Any:
-        told.append(len(track.outbox))
-        return propose(*given)
-
-    engine.guard.propose = slow  # type: ignore[method-assign]
+    add(engine, "0", PROMPTS[0])
+    (delta,) = engine.step()
+    assert delta.tokens and executor.steps == 1 and engine._ahead is None
     engine.step()
-    assert told == [0, 1] and executor.steps == 2, "the second step began with the first one told"
+    add(engine, "1", PROMPTS[1])
+    engine.step()
+    assert engine._ahead is not None and len(engine._ahead.plan) == 2
+    assert [delta.request_id for delta in engine.step()] == ["0", "1"] and engine._ahead is None
+    run(engine)
 
 
 def test_where_nothing_runs_beside_the_host_steps_come_one_by_one() -> None:
@@ -85,7 +83,7 @@ def test_a_step_that_cannot_begin_costs_nothing_of_the_one_before(error: Excepti
     """It fails where it is asked for, if it fails again."""
     engine, _ = guessing(oracle())
     tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
-    forward, failures = engine.runner.forward, iter([False, False, True, False, True, True])
+    forward, failures = engine.runner.forward, iter([False, False, False, True, False, True, True])
 
     def broken(*given: Any) -> Any:
         if next(failures, False):
@@ -120,7 +118,7 @@ def test_one_for_which_memory_does_not_suffice_is_made_smaller() -> None:
     assert engine.relief.sheds == 1 and written(tracks) == truth_for("greedy")
 
 
-@pytest.mark.parametrize("moment", range(2, 6))
+@pytest.mark.parametrize("moment", range(3, 7))
 def test_guesses_of_a_text_that_goes_meanwhile_cost_nobody_elses(moment: int) -> None:
     """They were made, nobody has seen them, and their text is no more."""
     truth = truth_for("greedy")
@@ -136,14 +134,30 @@ def test_guesses_of_a_text_that_goes_meanwhile_cost_nobody_elses(moment: int) ->
     assert engine.runner.pool.held == 0
 
 
+def test_one_that_asked_for_more_rows_and_goes_meanwhile_shifts_nobodys() -> None:
+    """Of a prompt whose likelihoods are wanted every row is there, also when nobody wants them any more."""
+    engine, _ = guessing(NGramDrafter(), world=World(prefix_cache=False))
+    add(engine, "0", PROMPTS[0], ignore_eos=True, max_tokens=30)
+    for _ in range(3):
+        engine.step()
+    add(engine, "1", PROMPTS[1], prompt_logprobs=1)
+    (late,) = add(engine, "4", PROMPTS[4])
+    engine.step()
+    assert engine._ahead is not None and len(engine._ahead.plan) == 3
+    engine.abort("1")
+    run(engine)
+    assert written([late]) == [truth_for("greedy")[4]]
+
+
 def test_a_text_that_comes_meanwhile_is_in_the_step_after_the_next() -> None:
     engine, _ = guessing(oracle())
     add(engine, "0", PROMPTS[0], ignore_eos=True, max_tokens=40)
     for _ in range(3):
         engine.step()
     (late,) = add(engine, "1", PROMPTS[1])
+    assert engine._ahead is not None and len(engine._ahead.plan) == 1
     engine.step()
-    assert late.timings.started is not None
+    assert late.seq.written == 0 and len(engine._ahead.plan) == 2
     run(engine)
     assert written([late]) == [truth_for("greedy")[1]]
 

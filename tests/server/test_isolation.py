@@ -79,7 +79,31 @@ def fail_committing(engine: Engine) -> None:
     engine.commit = broken  # type: ignore[method-assign]
 
 
-PLACES = {"running": fail_running, "judging": fail_judging, "committing": fail_committing}
+def fail_telling(engine: Engine) -> None:
+    """What the text's tokens say cannot be found out, when they are in it already."""
+    add = engine.add
+
+    def adding(request: Any, *given: Any) -> Track:
+        track = add(request, *given)
+        tell = track.writer.tell
+
+        def broken() -> str:
+            if request.id == BAD and track.seq.written >= AFTER:
+                raise RuntimeError("planted")
+            return tell()
+
+        track.writer.tell = broken  # type: ignore[method-assign]
+        return track
+
+    engine.add = adding  # type: ignore[method-assign]
+
+
+PLACES = {
+    "running": fail_running,
+    "judging": fail_judging,
+    "committing": fail_committing,
+    "telling": fail_telling,
+}
 
 
 async def outcome_of(engine: AsyncEngine, name: str) -> list[int] | BaseException:
@@ -180,6 +204,24 @@ def finish(engine: Engine, tracks: list[Track]) -> tuple[dict[str, list[int]], s
 
 def start(engine: Engine, *names: str, **params: Any) -> list[Track]:
     return [engine.add(each) for name in names for each in requests(engine, name, **params)]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_text_that_ends_and_cannot_be_told_is_lost_in_words(beside: bool) -> None:
+    engine = WORLD.engine(NGramDrafter())
+    if beside:
+        engine.runner.executor = Outruns(engine.runner.executor)
+    tracks = start(engine, "a", "b") + start(engine, BAD, stop_token_ids=(alone()[AFTER],))
+    tell = tracks[-1].writer.tell
+
+    def broken() -> str:
+        if tracks[-1].seq.finish is not None:
+            raise RuntimeError("planted")
+        return tell()
+
+    tracks[-1].writer.tell = broken  # type: ignore[method-assign]
+    told, lost = finish(engine, tracks)
+    assert lost == {BAD} and told["a0"] == told["b0"] == alone()
 
 
 def test_choices_that_end_in_the_step_that_fails_are_told_and_their_siblings_go_on() -> None:
