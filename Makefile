@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: setup setup-dev demo test test-all check clean
+.PHONY: setup setup-dev demo test test-all test-gpu check clean
 
 setup: $(STAMP)
 setup-dev: $(DEV_STAMP)
@@ -35,6 +35,9 @@ test: $(DEV_STAMP)
 
 test-all: $(DEV_STAMP)
 	@$(BIN)/python -m pytest -m 'not gpu'
+
+test-gpu: $(DEV_STAMP)
+	@$(BIN)/python -m pytest -m 'gpu or not slow' tests/gpu tests/kernels_triton
 
 check: $(DEV_STAMP)
 	@$(BIN)/ruff check .

@@ -15,7 +15,7 @@ Offers = Mapping[int, Mapping[str, Draft]]  # by sequence and drafter
 class Controller(ABC):
     """Decides before the step, from the past alone, so that it never biases a sample."""
 
-    goes_on: bool = True  # whether a step may be decided as soon as the one before has written, and nobody asked for it
+    lets_next_begin: bool = True  # whether a step may be decided before anybody asks for it, when the last has written
 
     def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         """Whose free guesses it wants to see before it decides, and of how many nodes."""

@@ -118,9 +118,11 @@ class MixDrafter(Drafter):
 
     def prepare(self, seqs: list[Sequence]) -> None:
         for name in self._readers:
-            mine = [seq for seq in seqs if name in seq.request.drafters]
-            if mine:
-                self._guarded(name, lambda arm, mine=mine: arm.prepare(mine), None)  # type: ignore[misc]
+            self._prepare(name, [seq for seq in seqs if name in seq.request.drafters])
+
+    def _prepare(self, name: str, seqs: list[Sequence]) -> None:
+        if seqs:
+            self._guarded(name, lambda arm: arm.prepare(seqs), None)
 
     def follow(self, outcomes: list[Outcome]) -> None:
         for name in self._followers:

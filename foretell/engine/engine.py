@@ -141,6 +141,13 @@ class Engine:
             return []
         if self.runner.followers is not None:
             self.runner.followers.check()
+        flight.odd |= watch.odd
+        return self._write(flight, outcomes, curious, ahead)
+
+    def _write(self, flight: Flight, outcomes: list[Outcome], curious: float, ahead: Flight | None) -> list[Delta]:
+        """Let what came of a step into the texts, learn from it, and tell it: behind the beginning of the next step
+        where a device has nothing to do until then. `ahead` is a step that was sent before."""
+        clock, goes_ahead = self._clock, self.runner.goes_ahead
         news: list[News] = []
         deltas: list[Delta] = []
         try:
@@ -148,16 +155,19 @@ class Engine:
             if not goes_ahead:
                 deltas += told(news)
             self.relief.went_well()
-            clock, odd = self._clock, watch.odd or flight.odd
-            times = clock.beside(flight, curious, odd) if goes_ahead else clock.apart(flight, curious, odd)
+            times = clock.beside(flight, curious) if goes_ahead else clock.apart(flight, curious)
             self._finish(outcomes, times)
-            if goes_ahead and ahead is None and self.tracks and self.controller.goes_on:
-                ahead = None if flight.brings_first_words else self._go_on()
+            if goes_ahead and ahead is None and self._may_begin_next(flight):
+                ahead = self._begin_next()
         finally:
             deltas += told(news)
         self.stats.observe(outcomes, times)
         self._ahead = ahead if self.tracks else None
         return deltas
+
+    def _may_begin_next(self, flight: Flight) -> bool:
+        """Not behind somebody's first words, which would wait for guesses."""
+        return bool(self.tracks) and self.controller.lets_next_begin and not flight.brings_first_words
 
     def _begin(self) -> Flight | None:
         """Plan a step, guess, and give it to the device; None: there is nothing to do, or too little memory for it, and
@@ -174,7 +184,7 @@ class Engine:
             self._shed(plan, error)
             return None
 
-    def _go_on(self) -> Flight | None:
+    def _begin_next(self) -> Flight | None:
         """The next step, begun as soon as it is known what this one wrote: that is told while the device works. What
         fails here is nothing of this step's; it is tried again when the next one is asked for, and fails there."""
         try:

@@ -28,7 +28,7 @@ class Torn(Exception):
 class Plainly(Controller):
     """Lets nothing be guessed, so that no draft can be what fails; all else is left to whom it stands in for."""
 
-    goes_on = False  # each step is one of its own
+    lets_next_begin = False  # each step is one of its own
 
     def __init__(self, inner: Controller) -> None:
         self.inner = inner

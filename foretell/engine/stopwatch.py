@@ -31,12 +31,12 @@ class Stopwatch:
         """What came of it is given back."""
         self._left = perf_counter()
 
-    def apart(self, flight: Flight, curious: float, odd: bool) -> StepTimes:
+    def apart(self, flight: Flight, curious: float) -> StepTimes:
         """Of a step that is over and written down; `curious` are seconds of what only drafters want to know of it."""
         running = perf_counter() - flight.drafted - curious
-        return StepTimes(flight.drafted - flight.began + curious, running, flight.proposing, odd)
+        return StepTimes(flight.drafted - flight.began + curious, running, flight.proposing, flight.odd)
 
-    def beside(self, flight: Flight, curious: float, odd: bool) -> StepTimes:
+    def beside(self, flight: Flight, curious: float) -> StepTimes:
         """Of one that has arrived, on a device that steps are sent to ahead. What the host does with its tokens is no
         part of it, and what the next one waits for, unless that was sent ahead: a step would else seem longer for
         nothing but that the host had looked on."""
@@ -49,7 +49,7 @@ class Stopwatch:
         waiting = None
         if before is not None and not flight.is_ahead and 0 < self._texts == texts:
             waiting = max(0.0, since - before - flight.away - flight.proposing)
-        odd = odd or elsewhere > LATE * (landed - since)
+        odd = flight.odd or elsewhere > LATE * (landed - since)
         return StepTimes(drafting + curious, landed - since, flight.proposing, odd, waiting)
 
     def rest(self) -> None:

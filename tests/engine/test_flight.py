@@ -211,40 +211,40 @@ def test_a_step_takes_from_where_its_device_was_free_and_a_wait_is_what_lies_bef
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hand, clock = Hand(monkeypatch), Stopwatch()
-    first = clock.beside(flight(1.0, 4.0), 0.0, False)
+    first = clock.beside(flight(1.0, 4.0), 0.0)
     assert (first.running, first.waiting) == (3.0, None), "nobody knows since when it had nothing to do"
-    waited = clock.beside(flight(4.5, 7.5, proposing=0.2), 0.0, False)
+    waited = clock.beside(flight(4.5, 7.5, proposing=0.2), 0.0)
     assert (waited.running, waited.waiting) == (pytest.approx(3.0), pytest.approx(0.3))
-    early = clock.beside(flight(5.0, 10.5, is_ahead=True), 0.0, False)
+    early = clock.beside(flight(5.0, 10.5, is_ahead=True), 0.0)
     assert (early.running, early.waiting, early.drafting) == (3.0, None, 0.0)
     hand.now = 10.6
     clock.leave()
     hand.now = 30.6  # a caller reads
     clock.enter()
-    slow = clock.beside(flight(30.8, 34.0, away=clock.away), 0.0, False)
+    slow = clock.beside(flight(30.8, 34.0, away=clock.away), 0.0)
     assert (slow.running, slow.waiting) == (pytest.approx(3.2), pytest.approx(0.3))
     soon = flight(34.1, 37.1, away=clock.away)  # launched before what was written is told
     hand.now = 34.2
     clock.leave()
     hand.now = 36.0
     clock.enter()
-    told = clock.beside(soon, 0.0, False)
+    told = clock.beside(soon, 0.0)
     assert (told.running, told.waiting) == (pytest.approx(3.0), pytest.approx(0.1)), "that callers read costs nothing"
     assert not told.odd
     late = flight(37.2, 60.1, away=clock.away)
     clock.leave()
     hand.now = 60.0  # the device was done long before
     clock.enter()
-    assert clock.beside(late, 0.0, False).odd, "when it was nobody knows"
+    assert clock.beside(late, 0.0).odd, "when it was nobody knows"
     clock.rest()
-    assert clock.beside(flight(99.0, 100.0), 0.0, False).waiting is None
+    assert clock.beside(flight(99.0, 100.0), 0.0).waiting is None
 
 
 def test_what_the_host_does_with_tokens_is_waited_for_and_no_part_of_their_step() -> None:
     """Else steps that are not sent ahead would seem longer than those that are, and a guess cheaper than it is."""
     clock = Stopwatch()
-    clock.beside(flight(1.0, 4.0), 0.25, False)
-    times = clock.beside(flight(4.5, 7.5), 0.25, False)
+    clock.beside(flight(1.0, 4.0), 0.25)
+    times = clock.beside(flight(4.5, 7.5), 0.25)
     assert (times.running, times.waiting) == (3.0, 0.5), "what only drafters want to know is in the wait"
 
 
@@ -284,12 +284,12 @@ def test_a_prompt_tells_nothing_of_waits() -> None:
     clock = Stopwatch()
     reading = flight(1.0, 2.0)
     reading.plan = shares(take=2)
-    clock.beside(reading, 0.0, False)
-    assert clock.beside(flight(9.0, 12.0), 0.0, False).waiting is None
+    clock.beside(reading, 0.0)
+    assert clock.beside(flight(9.0, 12.0), 0.0).waiting is None
 
 
 def test_guesses_made_on_the_device_are_counted_as_such() -> None:
     step = flight(1.0, 7.0, proposing=0.1)
     step.see([Draft()], 4.0)
-    times = Stopwatch().beside(step, 0.0, False)
+    times = Stopwatch().beside(step, 0.0)
     assert (times.proposing, times.running) == (pytest.approx(3.1), 3.0)

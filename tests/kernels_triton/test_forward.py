@@ -193,7 +193,6 @@ def follow(monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
 
 WAYS = {
     "by four": Way(fours=True),
-    "by four, ahead": Way(fours=True, ahead=True),
     "alone": Way(alone=True),
     "alone, ahead": Way(alone=True, ahead=True),
 }

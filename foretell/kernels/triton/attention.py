@@ -60,6 +60,20 @@ def _weights(best, other):
 
 
 @triton.jit
+def _together(best, total, mixed, top, count, values):
+    """What was seen so far and what else was: the largest score, the sum of weights, and their values [dim, rows]."""
+    higher, fade, gain = _weights(best, top)
+    return higher, tl.fma(count, gain, total * fade), tl.fma(values, gain[None, :], mixed * fade[None, :])
+
+
+@triton.jit
+def _ends_a_part(key):
+    """Whether what `_join` puts together next ends before this key: four short parts, or a longer one, as `_begin` has
+    it."""
+    return (key % 256 == 0) & ((key <= 4096) | (key % 512 == 0))
+
+
+@triton.jit
 def _parts(keys):
     """The twin of `tables.parts`."""
     middle = 16 + (tl.maximum(keys, 1024) - 1024 + 255) // 256
@@ -97,9 +111,7 @@ def _with_block(best, total, mixed, scores, v, WHOLE: tl.constexpr, EXACT: tl.co
         top = tl.max(scores, 0)
         weight = tl.exp2(scores - tl.where(top == float("-inf"), 0.0, top)[None, :])
         here = tl.dot(v, weight.to(v.dtype), input_precision="ieee" if EXACT else None)
-        higher, fade, gain = _weights(best, top)
-        total = tl.fma(tl.sum(weight, 0), gain, total * fade)
-        mixed = tl.fma(here, gain[None, :], mixed * fade[None, :])
+        higher, total, mixed = _together(best, total, mixed, top, tl.sum(weight, 0), here)
     return higher, total, mixed
 
 
@@ -199,10 +211,10 @@ def _attend(
             best, total, mixed = _with_block(best, total, mixed, scores, v, WHOLE, EXACT)
             if ALONE:
                 ended = begin + BLOCK
-                if (ended % 256 == 0) & ((ended <= 4096) | (ended % 512 == 0)) | (ended >= high):  # as `_begin` has it
-                    joined_best, fade, gain = _weights(joined_best, best)
-                    joined_total = tl.fma(total, gain, joined_total * fade)
-                    joined_mixed = tl.fma(mixed, gain[None, :], joined_mixed * fade[None, :])
+                if _ends_a_part(ended) | (ended >= high):
+                    joined_best, joined_total, joined_mixed = _together(
+                        joined_best, joined_total, joined_mixed, best, total, mixed
+                    )
                     best = tl.full([HEIGHT], float("-inf"), tl.float32)
                     total = tl.zeros([HEIGHT], tl.float32)
                     mixed = tl.zeros([PADDED, HEIGHT], tl.float32)
