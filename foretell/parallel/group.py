@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from datetime import timedelta
 from typing import Any
@@ -70,14 +71,23 @@ class Group:
             raise PartedError(str(error)) from error
 
 
-def open_store(patience: float) -> Any:
-    """Where ranks find each other; the system picks the port."""
-    return dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=patience))
+def open_store(patience: float) -> tuple[Any, str]:
+    """Return the store in which ranks exchange their addresses, and the path by which the other ranks open it.
+
+    It is an anonymous file in memory, so it has no port, and only processes of this user can open the path. The file
+    descriptor stays open: a store opens the path again for every call, as long as the process lives.
+    """
+    file = os.memfd_create("foretell-ranks")
+    os.fchmod(file, 0o600)
+    path = f"/proc/{os.getpid()}/fd/{file}"
+    return find_store(path, patience), path
 
 
-def find_store(port: int, patience: float) -> Any:
-    """The same, for the others."""
-    return dist.TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=patience))
+def find_store(path: str, patience: float) -> Any:
+    """Open the store of `open_store` in another rank."""
+    store = dist.FileStore(path)
+    store.set_timeout(timedelta(seconds=patience))
+    return store
 
 
 def _gloo(store: Any, rank: int, size: int, wait: timedelta) -> Any:
@@ -88,6 +98,7 @@ def _gloo(store: Any, rank: int, size: int, wait: timedelta) -> Any:
 
 
 def _nccl(store: Any, rank: int, size: int, wait: timedelta) -> Any:
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks run on this machine; NCCL would use the network
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = wait
     return dist.ProcessGroupNCCL(store, rank, size, options)

@@ -22,11 +22,11 @@ class Team:
         size = len(orders) + 1
         self._crew = Crew(size, orders[0].threads)
         self._end = weakref.finalize(self, Crew.close, self._crew)  # also when the program ends
-        self._store = open_store(patience)
+        store, path = open_store(patience)
         for order in orders:
-            self._crew.tell(order.shard.rank, (order, self._store.port, patience))
+            self._crew.tell(order.shard.rank, (order, path, patience))
         self._crew.expect("here")
-        self.group = group = Group(self._store, 0, size, device, patience)
+        self.group = group = Group(store, 0, size, device, patience)
         self._crew.listen(lambda _: group.abort())  # not through self, which the crew would then keep alive
 
     @property

@@ -26,12 +26,12 @@ from .order import Order, held_bytes
 def main(line: Connection) -> None:
     """Do as told. Of an interrupt the first rank alone decides what it means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    order, port, patience = line.recv()
+    order, store, patience = line.recv()
     inbox: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(line, inbox), daemon=True).start()
     try:
         line.send(Report("here"))
-        _work(order, find_store(port, patience), patience, line, inbox)
+        _work(order, find_store(store, patience), patience, line, inbox)
     except Exception as error:
         line.send(Report("failed", f"{type(error).__name__}: {error}", isinstance(error, PartedError)))
         if isinstance(error, PartedError | ForetellError):
