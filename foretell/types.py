@@ -243,9 +243,10 @@ class Draft:
         return self.drawn is not None and self.drawn[node]
 
     def cut(self, nodes: int) -> Draft:
-        """The first `nodes` nodes; parents come first, so what is left is a tree."""
+        """Return the first `nodes` nodes, none if negative; parents come first, so the result is a tree."""
         if nodes >= len(self):
             return self
+        nodes = max(0, nodes)
         return Draft(
             self.tokens[:nodes],
             self.parents[:nodes],

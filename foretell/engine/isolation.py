@@ -90,6 +90,7 @@ def rescue(engine: Engine, tracks: Iterable[Track], error: Exception) -> Rescue:
             engine.settle(seq)
         else:
             _go_on(engine, track, found)
+    engine.scheduler.preempt_excess()  # a step alone may have run out of memory, which lowers the limits for all
     for track in tracks:  # one that ended in the step, and nobody can be told of it
         if track.untold and track.seq.request.id not in found.lost:
             found.lost[track.seq.request.id] = Torn(f"what was written of text {track.seq.request.id} cannot be told")

@@ -48,6 +48,7 @@ class Scheduler:
             self.running.remove(seq)
         else:
             self.waiting.remove(seq)
+            self._refused = None  # it may be the one that did not fit
         if self.swap is not None:
             self.swap.forget(seq)
         self._give_back(seq)
@@ -69,7 +70,7 @@ class Scheduler:
         if self.preemptions != before:
             writing = [seq for seq in writing if seq in self.running]
         reading = [] if len(writing) == len(self.running) else [seq for seq in self.running if seq.pending > 1]
-        left = self.max_step_tokens - len(writing)
+        left = max(0, self.max_step_tokens - len(writing))
         shares = self._plan_writing(writing, wishes, left // 2 if reading or self.waiting else left)
         if reading:
             shares += self._plan_reading(reading, self._left(shares), alone=not shares)
@@ -160,13 +161,13 @@ class Scheduler:
             return False
         self.waiting.remove(seq)
         self.running.append(seq)
-        if self.swap is not None and self.swap.tokens(seq) > seq.cached:
+        if self.swap is not None:
             self._bring_back(seq, self.swap)
         return True
 
     def _bring_back(self, seq: Sequence, swap: Swap) -> None:
-        """Its pages come from the host's memory, where there is room for them now."""
-        if self.runner.reserve(seq, swap.tokens(seq)):
+        """Copy KV from the host if it has more than the prefix cache and the pages fit; free the stash."""
+        if swap.tokens(seq) > seq.cached and self.runner.reserve(seq, swap.tokens(seq)):
             swap.bring_back(seq)
         else:
             swap.forget(seq)
@@ -181,13 +182,20 @@ class Scheduler:
         return True
 
     def preempt(self, seq: Sequence) -> None:
-        """Take `seq` off its pages; it goes on later, with the same text."""
+        """Free the pages of `seq` and queue it first; it resumes with the same tokens."""
         self.running.remove(seq)
-        if self.swap is not None:
-            self.swap.keep(seq)
-        self._give_back(seq)
         self.waiting.appendleft(seq)
         self.preemptions += 1
+        try:
+            if self.swap is not None:
+                self.swap.keep(seq)
+        finally:
+            self._give_back(seq)
+
+    def preempt_excess(self) -> None:
+        """Preempt the youngest sequences until no more run than `max_num_seqs`."""
+        while len(self.running) > self.max_num_seqs:
+            self.preempt(self.running[-1])
 
     def start_over(self) -> None:
         """Take everybody off their pages, and forget what pages hold: something else is to be kept in them."""

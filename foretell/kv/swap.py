@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -11,8 +12,8 @@ from torch import Tensor
 from foretell.types import Sequence
 
 from .cache import KVCache
-from .shortage import lacks_memory
 
+LOG = logging.getLogger("foretell")
 TRIALS = 3  # times a copy is waited for, to learn how long one takes
 SMOOTH = 0.2  # what the newest measurement counts
 LEAST_READ = 64  # tokens of a step from which reading can be timed
@@ -63,10 +64,10 @@ class Swap:
         began = perf_counter()
         try:
             stash = Stash(seq.cached, [_to_host(tensor, seq.pages[:pages]) for tensor in self._tensors])
-        except RuntimeError as error:
-            if lacks_memory(error):  # of the device for a moment, or of the host: it will be read again
-                return
-            raise
+        except Exception as error:  # usually out of memory, on the device or on the host
+            LOG.warning("could not copy the pages of a preempted sequence; it is prefilled again: %s", error)
+            return
+        self.forget(seq)
         self._stashes[seq.id] = stash
         self.used += stash.nbytes
         self.kept += 1
@@ -88,7 +89,8 @@ class Swap:
         try:
             for tensor, kept in zip(self._tensors, stash.tensors, strict=True):
                 tensor[seq.pages[there:pages]] = _to_device(kept[there:], tensor)
-        except torch.OutOfMemoryError:  # a copy passes through memory of its own; what is not there is read again
+        except Exception as error:  # the copy needs memory of its own
+            LOG.warning("could not copy pages back to the device; the sequence is prefilled again: %s", error)
             return
         seq.cached = stash.tokens
         self.brought_back += 1
