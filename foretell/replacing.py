@@ -41,6 +41,7 @@ class Replacement:
             raise ModelError("this target's output matrix is packed away, and a new head has to borrow from it")
         self.folder, self.engine = folder, engine
         self._seen = self.mark()
+        self._postponed: Candidate | None = None  # could not be measured yet
 
     def mark(self) -> Mark | None:
         """What tells one head in the folder from the next; None where there is none."""
@@ -51,11 +52,11 @@ class Replacement:
         return weights.st_mtime, weights.st_size, config.st_mtime
 
     def read(self) -> Candidate | None:
-        """The folder's head where there is a new one, ready to guess; beside the engine's thread."""
+        """Return the folder's head if it is new or still to be measured, ready to draft; not in the engine's thread."""
         mark = self.mark()
         if mark is None or mark == self._seen:
-            return None
-        self._seen = mark
+            return self._postponed
+        self._seen, self._postponed = mark, None
         runner = self.engine.runner
         opened = open_head(self.folder, runner.model.config)
         for name, arm in self.engine.drafter.arms.items():
@@ -67,10 +68,20 @@ class Replacement:
 
     @torch.inference_mode()
     def judge(self, candidate: Candidate) -> str:
-        """Take it where it guesses better, and say so; between two steps, in the engine's thread."""
+        """Replace the served head if this one is more accurate; return what was done, "" if that was reported before.
+
+        Runs between two steps, in the engine's thread. Without sequences to measure with, or without pages for them,
+        nothing is decided, and `read` returns the candidate again.
+        """
         arm = self.engine.drafter.arms[candidate.name]
         assert isinstance(arm, HeadDrafter), "a candidate fits a head's drafter"
         texts = write(self.engine.runner, self._beginnings())
+        is_new = candidate is not self._postponed
+        self._postponed = None if texts else candidate
+        if not texts:
+            return (
+                f"{self.folder}: not measured yet for want of free KV pages or prompts; tried again" if is_new else ""
+            )
         before, after = accuracy(arm.head, texts), accuracy(candidate.head, texts)
         figures = f"{after:.0%} of its first guesses are right, {before:.0%} of those served now"
         if after <= before:
@@ -81,7 +92,8 @@ class Replacement:
 
     def _beginnings(self) -> list[list[int]]:
         """Of the texts that run now, or of our own where none does."""
-        running = [seq.tokens[:LONGEST] for seq in self.engine.scheduler.running[-LAST:]]
+        most = min(LONGEST, self.engine.runner.context // 2)  # the other half is for what the target generates
+        running = [seq.tokens[:most] for seq in self.engine.scheduler.running[-LAST:]]
         if running or self.engine.tokenizer is None:
             return running
         return [self.engine.tokenizer.encode(text) for text in OPENINGS]

@@ -94,7 +94,9 @@ def wirings(head: Head[Any], layers: int) -> Iterator[Wiring]:
 
 
 def write(runner: ModelRunner, beginnings: list[list[int]]) -> list[Written]:
-    """Let the target go on from each beginning, greedily, and keep what it thought."""
+    """Continue each beginning greedily with the target and return tokens and hidden states; [] if pages are short."""
+    if not beginnings:
+        return []
     request = Request("examine", (), SamplingParams(temperature=0.0), 0, TOKENS)
     seqs = [Sequence(-1 - i, request, list(tokens)) for i, tokens in enumerate(beginnings)]
     taps = tuple(range(runner.model.config.layers + 1))

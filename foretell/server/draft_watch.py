@@ -34,4 +34,6 @@ class DraftWatch:
         if isinstance(found, str):
             LOG.warning("%s", found)
         elif found is not None:
-            LOG.info("%s", await self.engine.between_steps(lambda: self.replacement.judge(found)))
+            done = await self.engine.between_steps(lambda: self.replacement.judge(found))
+            if done:
+                LOG.info("%s", done)

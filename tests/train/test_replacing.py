@@ -74,3 +74,25 @@ def test_what_cannot_be_read_is_told_and_nothing_changes(place: Path, tmp_path: 
     assert isinstance(found, str) and found
     with pytest.raises(ModelError, match="no head guesses here"):
         Replacement(tmp_path, LLM(place / "model", drafter="ngram", quiet=True).engine)
+
+
+def test_a_head_that_could_not_be_measured_is_tried_again(place: Path, tmp_path: Path) -> None:
+    llm = LLM(place / "model", drafter=f"eagle:{place / 'poor'}", num_speculative_tokens=3, quiet=True)
+    replacement, pool, tokenizer = (
+        Replacement(tmp_path / "new", llm.engine),
+        llm.engine.runner.pool,
+        llm.engine.tokenizer,
+    )
+    put(place / "good", tmp_path / "new", 1)
+    better = replacement.read()
+    assert better is not None
+    held = pool.take(pool.available)
+    assert held is not None
+    assert "not measured yet" in replacement.judge(better)
+    assert replacement.read() is better and replacement.judge(better) == "", "it is reported once"
+    pool.release(held)
+    llm.engine.tokenizer = None  # nothing runs, and there are no prompts to measure with
+    assert replacement.judge(better) == ""
+    llm.engine.tokenizer = tokenizer
+    assert replacement.read() is better and ": taken for eagle" in replacement.judge(better)
+    assert replacement.read() is None
