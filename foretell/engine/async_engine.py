@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.errors import RankError
 from foretell.types import StepTimes
@@ -42,6 +42,8 @@ def _give(error: Exception) -> None:
 
 
 def _settle(done: Future[T], do: Callable[[], T]) -> None:
+    if not done.set_running_or_notify_cancel():
+        return  # the caller has been cancelled
     try:
         done.set_result(do())
     except Exception as error:
@@ -67,6 +69,8 @@ class AsyncEngine:
         self.draining = False
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._calls = LoopCalls()
+        self._commands: set[Future[Any]] = set()  # of `between_steps`, not done yet
+        self._has_ended = False  # whether the thread has, as far as the loop knows
         self._streams: dict[str, Stream] = {}
         self._tracks: dict[tuple[str, int], Track] = {}  # the thread's own
         self._idle = asyncio.Event()
@@ -112,10 +116,16 @@ class AsyncEngine:
         self._calls.deliver()
 
     async def between_steps(self, do: Callable[[], T]) -> T:
-        """What `do` gives, done in the engine's thread before its next step."""
+        """Run `do` in the engine's thread before its next step and return the result; `Unavailable` if it has ended."""
+        if self._has_ended:
+            raise self._gone
         done: Future[T] = Future()
+        self._commands.add(done)
         self._inbox.put(partial(_settle, done, do))
-        return await asyncio.wrap_future(done)
+        try:
+            return await asyncio.wrap_future(done)
+        finally:
+            self._commands.discard(done)
 
     def check_open(self, texts: int = 1) -> None:
         """Refuse now what `submit` would refuse."""
@@ -202,22 +212,34 @@ class AsyncEngine:
     def _deliver_end(self, error: Exception) -> None:
         self._deliver_failure(list(self._streams), error)
 
+    def _deliver_thread_end(self) -> None:
+        """Fail what is left in the inbox."""
+        self._has_ended = True
+        for done in self._commands:
+            if not done.done():
+                done.set_exception(self._gone)
+
+    @property
+    def _gone(self) -> Unavailable:
+        return Unavailable(f"the engine has {'stopped' if self.failure is None else 'failed'}", LONGEST_WAIT)
+
     def _deliver_load(self, load: Load) -> None:
         self.load = load
 
     # In the thread.
 
     def _run(self) -> None:
-        self.engine.runner.be_current()
-        while not self._stopped:
-            try:
+        try:
+            self.engine.runner.be_current()
+            while not self._stopped:
                 self._obey()
                 if self.engine.busy and not self._stopped:
                     self._timed(self._step)
-            except BaseException as error:  # not even the failed texts could be taken out, or the thread must end
-                LOG.exception("the engine is given up")
-                self._give_up(error)
-                return
+        except BaseException as error:  # not even the failed texts could be taken out, or the thread must end
+            LOG.exception("the engine is given up")
+            self._give_up(error)
+        finally:
+            self._tell(self._deliver_thread_end)
 
     def _obey(self) -> None:
         """Do what was asked; with nothing to write, wait to be asked."""

@@ -245,6 +245,65 @@ def test_stuck_work_between_steps_shows_too() -> None:
     go(play)
 
 
+async def fails_soon(asked: asyncio.Future[Any]) -> None:
+    """Expect `Unavailable`; the limit only keeps a test that fails from waiting for ever."""
+    done, _ = await asyncio.wait([asked], timeout=PATIENCE)
+    assert done, "it waits for a thread that has ended"
+    with pytest.raises(Unavailable):
+        asked.result()
+
+
+def test_work_between_steps_fails_when_the_engine_has_failed() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        def leave() -> None:
+            raise SystemExit
+
+        first = asyncio.ensure_future(engine.between_steps(leave))
+        left = asyncio.ensure_future(engine.between_steps(lambda: None))
+        await fails_soon(left)
+        await fails_soon(asyncio.ensure_future(engine.between_steps(lambda: None)))
+        await fails_soon(first)
+        assert engine.failure is not None
+
+    go(play)
+
+
+def test_work_between_steps_fails_when_the_engine_has_stopped() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        release = threading.Event()
+        first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(PATIENCE)))
+        await stuck(engine, 0.01)
+        stopping = asyncio.ensure_future(engine.stop())
+        await asyncio.sleep(0)
+        left = asyncio.ensure_future(engine.between_steps(lambda: None))
+        await asyncio.sleep(0)
+        release.set()
+        assert await first
+        await stopping
+        await asyncio.wait([left], timeout=PATIENCE)
+        assert left.done()
+        await fails_soon(asyncio.ensure_future(engine.between_steps(lambda: None)))
+
+    go(play)
+
+
+def test_a_cancelled_caller_of_between_steps_costs_nothing() -> None:
+    async def play(engine: AsyncEngine) -> None:
+        release, ran = threading.Event(), list[int]()
+        first = asyncio.ensure_future(engine.between_steps(lambda: release.wait(PATIENCE)))
+        await stuck(engine, 0.01)
+        second = asyncio.ensure_future(engine.between_steps(lambda: ran.append(1)))
+        await asyncio.sleep(0)
+        first.cancel()
+        second.cancel()
+        await asyncio.wait([first, second], timeout=PATIENCE)
+        release.set()
+        assert await written(engine, "a") == alone()
+        assert engine.failure is None and not ran
+
+    go(play)
+
+
 def test_a_thread_that_must_end_tells_those_who_wait() -> None:
     async def play(engine: AsyncEngine) -> None:
         def leave() -> None:
