@@ -199,10 +199,9 @@ class AdaptiveController(Controller):
 
     def _adapted(self, market: Market, due: list[Sequence], offers: Offers, late: bool = False) -> dict[int, Budget]:
         """`late`: what should be guessed in the next step, for this one is under way."""
-        hurried = [seq.id in self._hurried for seq in due]
-        alone = replace(market, writers=1) if self._hurried else market  # it makes way for nobody, and plans like that
-        pairs = zip(due, hurried, strict=True)
-        plans = [self._plan(alone if first else market, seq, offers.get(seq.id, {})) for seq, first in pairs]
+        first = self._with_priority(market, due, offers) if self._hurried else {}
+        plans = [first.get(seq.id) or self._plan(market, seq, offers.get(seq.id, {})) for seq in due]
+        hurried = [seq.id in first for seq in due]
         found = self._found(market, due, plans, self._shared(market, plans, hurried), late)
         self._reach = max(FADING * self._reach, UNTRIED, *(2 * budget.depth + 1 for budget in found.values()))
         gain = max(plan.gain for plan in plans)
@@ -220,6 +219,17 @@ class AdaptiveController(Controller):
         self.yardstick.note(bool(found) and not late)
         self.decisions.step(bool(found or compared), lambda: self._reason(market, due))
         return found
+
+    def _with_priority(self, market: Market, due: list[Sequence], offers: Offers) -> dict[int, Plan]:
+        """Plan sequences behind their SLO as if no other one drafted; priority ends for those that miss it even so."""
+        alone = replace(market, writers=1)
+        plans = {seq.id: self._plan(alone, seq, offers.get(seq.id, {})) for seq in due if seq.id in self._hurried}
+        for seq in due:
+            plan = plans.get(seq.id)
+            if plan is not None and not self.hurry.stays_behind(seq, self.costs.single, plan.gain / alone.plain):
+                del plans[seq.id]
+        self._hurried = frozenset(plans)
+        return plans
 
     def _passed(self, seqs: list[Sequence], due: list[Sequence]) -> dict[int, Budget]:
         """Nobody has a guess, which is the usual case where guesses are rare, and nothing is to be weighed."""

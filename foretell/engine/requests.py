@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,6 +18,8 @@ from foretell.verify.threshold import ThresholdSettings
 from foretell.verify.workload import detect_workload
 
 AUTO = "auto"
+# The most a request may ask for: tokens a second of one sequence, and seconds.
+LARGEST_SLO = {"min_tokens_per_second": 10_000, "deadline": 86_400}
 PREDICTION = "prediction"
 RULES = (*LOSSLESS, *LOSSY, AUTO)
 
@@ -183,13 +184,13 @@ class RequestMaker:
 
 
 def check_pace(choice: SpeculationChoice, drafters: tuple[str, ...]) -> None:
-    """Refuse a speed that cannot be, or that nobody is there to keep."""
-    for name in ("deadline", "min_tokens_per_second"):
+    """Refuse an SLO outside its range, or for a request without drafters."""
+    for name, most in LARGEST_SLO.items():
         value = getattr(choice, name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise RequestError(name, f"must be a number above 0, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+            raise RequestError(name, f"must be a number above 0 and at most {most}")
         if not drafters:
             raise RequestError(name, "is kept by guessing ahead, and nobody guesses for this request; leave it out")
 

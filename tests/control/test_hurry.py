@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.hurry import Hurry
+from foretell.control.hurry import RETRY, Hurry
 from foretell.control.settings import ArmTraits, Settings
 from foretell.control.simulation import Machine, Result, Scenario, World
 from foretell.control.spending import Market, Plan, let_pass
@@ -106,6 +106,54 @@ def test_who_is_behind_is_told_by_the_clock() -> None:
     assert not hurry.behind([text(1)], 0.1)
 
 
+def sequence(written: int, **choice: float) -> Sequence:
+    """Return a sequence of up to 100 output tokens with an SLO."""
+    asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
+    request = Request("0", (1,), SamplingParams(), 0, 100, speculation=asked, drafters=("free",))
+    return Sequence(0, request, [1] * (1 + written), cached=written)
+
+
+def test_priority_ends_with_the_deadline() -> None:
+    now = [0.0]
+    hurry, seq = Hurry(lambda: now[0]), sequence(1, deadline=5.0)
+    assert hurry.behind([seq], 0.1) == [seq]
+    now[0] = 4.9
+    assert hurry.behind([seq], 0.1) == [seq]
+    now[0] = 5.1
+    assert not hurry.behind([seq], 0.1), "it cannot be met any more"
+
+
+@pytest.mark.parametrize("choice", [{"min_tokens_per_second": 20.0}, {"deadline": 6.0}])
+def test_priority_ends_where_the_best_plan_is_too_slow(choice: dict[str, float]) -> None:
+    now = [0.0]
+    hurry, seq = Hurry(lambda: now[0]), sequence(1, **choice)
+    hurry.behind([seq], 0.1)
+    now[0] = 1.0
+    assert hurry.behind([seq], 0.1) == [seq]
+    assert not hurry.stays_behind(seq, 0.1, best=10.0), "99 tokens at 10 a second are too slow, even with an error"
+    assert not hurry.behind([seq], 0.1)
+    now[0] += RETRY + 0.01
+    assert hurry.behind([seq], 0.1) == [seq], "the estimate is too old"
+    assert hurry.stays_behind(seq, 0.1, best=40.0) and hurry.behind([seq], 0.1) == [seq]
+    hurry.forget(0)
+    assert len(hurry) == 0 and not hurry._best
+
+
+def test_an_slo_that_is_missed_does_not_hide_the_other_one() -> None:
+    now = [0.0]
+    hurry, seq = Hurry(lambda: now[0]), sequence(1, min_tokens_per_second=1000.0, deadline=6.0)
+    hurry.behind([seq], 0.1)
+    now[0] = 1.0
+    assert hurry.stays_behind(seq, 0.1, best=50.0), "the deadline can be met"
+    assert not hurry.stays_behind(seq, 0.01, best=50.0), "and would be met anyway"
+
+
+def test_an_slo_out_of_reach_costs_others_nothing() -> None:
+    without, found = written(CROWD, False), written(every_eighth(min_tokens_per_second=5000.0), False)
+    assert speed(found, promised=False) > 0.97 * speed(without, promised=False)
+    assert speed(found, promised=True) > 0.97 * speed(without, promised=True)
+
+
 @pytest.mark.parametrize(("reading", "is_behind"), [(0.0, False), (4.0, True)])
 def test_a_deadline_counts_from_when_the_prompt_is_taken_up(reading: float, is_behind: bool) -> None:
     now = [0.0]
@@ -123,7 +171,7 @@ def test_a_deadline_counts_from_when_the_prompt_is_taken_up(reading: float, is_b
 
 
 @pytest.mark.parametrize("name", ["deadline", "min_tokens_per_second"])
-@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, True, "2"])
+@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, True, "2", 1e9, 10**18])
 def test_a_speed_that_cannot_be_is_refused(name: str, value: object) -> None:
     engine = tiny.World().engine(tiny.model_drafter())
     with pytest.raises(RequestError, match=f"{name}.* above 0"):
