@@ -38,6 +38,14 @@ class Limits:
     end_ids: frozenset[int]
     vocab: int
 
+    def __post_init__(self) -> None:
+        """Drop end ids that the model cannot generate; a tokenizer may have more tokens than the model."""
+        object.__setattr__(self, "end_ids", frozenset(filter(self.has, self.end_ids)))
+
+    def has(self, token: int) -> bool:
+        """Return whether the vocabulary has this id."""
+        return 0 <= token < self.vocab
+
 
 class RequestMaker:
     """Settles requests for one engine."""
@@ -111,7 +119,7 @@ class RequestMaker:
             "logit_bias": params.logit_bias or {},
         }
         for field, tokens in named.items():
-            if not all(isinstance(token, int) and 0 <= token < self.limits.vocab for token in tokens):
+            if not all(isinstance(token, int) and self.limits.has(token) for token in tokens):
                 raise RequestError(field, f"has token ids outside 0..{self.limits.vocab - 1}")
         if len(params.allowed_token_ids or ()) > self.limits.vocab:  # every step looks at each
             raise RequestError("allowed_token_ids", f"must be at most {self.limits.vocab}, each named once")
@@ -156,7 +164,8 @@ class RequestMaker:
             return found
         forms = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
         spelt = [tuple(self.tokenizer.encode(form, add_special=False)) for form in forms]
-        for *before, last in dict.fromkeys(tokens for tokens in spelt if tokens):
+        possible = (tokens for tokens in spelt if tokens and all(map(self.limits.has, tokens)))
+        for *before, last in dict.fromkeys(possible):
             runs = found.setdefault(len(before) + 1, {})
             runs[tuple(before)] = (*runs.get(tuple(before), ()), last)
         return found
@@ -180,6 +189,8 @@ class RequestMaker:
         if params.thinking_budget is None or self.tokenizer is None:
             return None
         opens, closes = (tuple(self.tokenizer.encode(mark, add_special=False)) for mark in ("<think>", "</think>"))
+        if not all(map(self.limits.has, closes)):
+            raise RequestError("thinking_budget", "needs </think>, which this model's vocabulary lacks; leave it out")
         return Thinking(opens, closes)
 
 

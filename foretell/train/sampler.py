@@ -49,7 +49,7 @@ class Sampler:
         self.text = torch.zeros(slots, context + 1, dtype=torch.long, device=device)
         self.alive = torch.zeros(slots, dtype=torch.bool, device=device)
         self.ends = torch.zeros(config.vocab, dtype=torch.bool, device=device)
-        self.ends[list(end_ids)] = True
+        self.ends[[token for token in end_ids if token < config.vocab]] = True
         self.row = torch.arange(slots, device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
