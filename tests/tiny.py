@@ -104,7 +104,8 @@ class Turns(FixedController):
 
     def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
         self.step += 1
-        arms = [seq.request.drafters[(self.step + seq.id) % len(seq.request.drafters)] for seq in seqs]
+        choices = [seq.request.drafters or ("",) for seq in seqs]
+        arms = [names[(self.step + seq.id) % len(names)] for seq, names in zip(seqs, choices, strict=True)]
         return [self._budget(seq, arm) for seq, arm in zip(seqs, arms, strict=True)]
 
 

@@ -1,0 +1,211 @@
+"""Random requests in a KV cache so small that sequences are preempted all the time: every token id and logprob is that
+of plain decoding alone, bit for bit, whatever drafts, arrives late, is aborted or fails."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from foretell.draft.base import Drafter
+from foretell.draft.model import ModelDrafter
+from foretell.engine.engine import Engine
+from foretell.engine.isolation import rescue
+from foretell.engine.track import Track
+from foretell.kv import swap as swap_module
+from foretell.kv.swap import Swap
+from foretell.types import TokenLogprob
+from tests.attack.random_requests import DRAFTERS, MOST_PROMPT, MOST_TOKENS, Asked, Key, Plain, key, requests, spoiled
+from tests.outruns import Outruns, Sometimes
+from tests.tiny import World, check_pages
+
+STEPS = 20_000  # more than any run takes
+
+
+class Faults:
+    """Lets parts of an engine fail now and then: a step, its memory, its verification, a copy of pages, a drafter."""
+
+    def __init__(self, engine: Engine, rate: float, seed: int, patch: pytest.MonkeyPatch) -> None:
+        self.rng, self.rate, self.counts = random.Random(seed), rate, Counter[str]()
+        runner, guard = engine.runner, engine.guard.drafter
+        runner.forward = self.failing("forward", runner.forward, RuntimeError)  # type: ignore[method-assign]
+        runner.forward = self.failing("memory", runner.forward, torch.OutOfMemoryError)  # type: ignore[method-assign]
+        engine.court = self.failing("verify", engine.court, ValueError)  # type: ignore[assignment]
+        for name in ("propose", "observe", "follow"):
+            patch.setattr(guard, name, self.failing(name, getattr(guard, name), IndexError))
+        for name in ("_to_host", "_to_device"):
+            patch.setattr(swap_module, name, self.failing(name, getattr(swap_module, name), MemoryError))
+
+    def failing(self, name: str, do: Callable[..., Any], error: type[Exception]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            if self.rng.random() < self.rate:
+                self.counts[name] += 1
+                raise error("planted")
+            return do(*given)
+
+        return call
+
+
+class Attack:
+    """One engine with one drafter and a tiny KV cache, and everything that happens to it."""
+
+    def __init__(self, drafter: str, seed: int, count: int) -> None:
+        asked, self.truth = requests(seed, count)
+        self.rng = random.Random(f"{drafter} {seed}")
+        self.engine = self._engine(DRAFTERS[drafter](self.truth))
+        self.coming = list(asked)
+        self.tracks: dict[Key, Track] = {}
+        self.unfinished: dict[Key, Track] = {}
+        self.output: dict[Key, list[int]] = {}
+        self.aborted, self.lost = set[str](), set[str]()
+        self.forced = self.isolated = 0  # preemptions, failed steps
+
+    def _engine(self, drafter: Drafter) -> Engine:
+        rng, size = self.rng, self.rng.choice([1, 2, 4, 8])
+        largest = -(-(MOST_PROMPT + MOST_TOKENS) // size)
+        pages = largest + rng.randrange(1, 3 + 8 // size)
+        budget = rng.choice([2, 4, 6])
+        world = World(size, pages, max_num_seqs=8, prefix_cache=rng.random() < 0.6, budget=budget)
+        engine = world.engine(drafter)
+        self.exact = engine.runner.rows_are_exact  # without the native library logprobs are rounded by batch
+        if rng.random() < 0.5:
+            engine.scheduler.swap = swap = Swap(engine.runner.cache, rng.choice([1 << 13, 1 << 30]))
+            swap._copying, swap._reading = [0.0] * swap_module.TRIALS, 1.0  # a copy pays, whatever the clock says
+        if rng.random() < 0.5:
+            engine.runner.executor = Outruns(engine.runner.executor)
+            if rng.random() < 0.5:
+                engine.controller = Sometimes(budget, seed=rng.randrange(99))
+        return engine
+
+    def run(self) -> Counter[str]:
+        """Return what happened, by its name."""
+        for _ in range(STEPS):
+            if not self.coming and not self.engine.busy:
+                return self._end()
+            while self.coming and (self.rng.random() < 0.7 or not self.engine.busy):
+                self._arrive(self.coming.pop())
+            if self.engine.busy and self.rng.random() < 0.01:
+                self._abort(self.rng.choice(list(self.engine.tracks.values())).seq.request.id, self.aborted)
+            running = self.engine.scheduler.running
+            if running and self.rng.random() < 0.05:  # any sequence at any time, beside those that pages are taken from
+                self.engine.scheduler.preempt(self.rng.choice(running))
+                self.forced += 1
+            self._step()
+            check_pages(self.engine)
+        raise AssertionError("the engine never finished")
+
+    def _arrive(self, asked: Asked) -> None:
+        prediction = spoiled(self.truth[asked.name, 0].tokens, 0.2)
+        tracks = {key(track): track for track in asked.add(self.engine, prediction)}
+        self.tracks |= tracks
+        self.unfinished |= tracks
+
+    def _abort(self, name: str, why: set[str]) -> None:
+        why.add(name)
+        self.engine.abort(name)
+        self.unfinished = {each: track for each, track in self.unfinished.items() if each[0] != name}
+
+    def _step(self) -> None:
+        """Step as a server does: after a failure every sequence runs alone, and only those that fail alone are lost."""
+        try:
+            deltas = self.engine.step()
+        except Exception as error:
+            if "planted" not in str(error):
+                raise
+            found = rescue(self.engine, self.unfinished.values(), error)
+            deltas = list(found.deltas)
+            self.isolated += 1
+            for name in found.lost:
+                self._abort(name, self.lost)
+        for delta in deltas:
+            each = delta.request_id, delta.choice
+            self.output.setdefault(each, []).extend(delta.tokens)
+            self.tracks[each].outbox.clear()
+            if delta.finish is not None:
+                self.unfinished.pop(each, None)
+
+    def _end(self) -> Counter[str]:
+        engine, swap = self.engine, self.engine.scheduler.swap
+        for each, track in self.tracks.items():
+            self._compare(track, self.truth[each], each[0] not in self.aborted | self.lost)
+        assert engine.runner.pool.held == 0 and not engine.scheduler.running and not engine.scheduler.waiting
+        assert not self.unfinished and (swap is None or swap.used == 0)
+        for arm in engine.drafter.arms.values():
+            assert not isinstance(arm, ModelDrafter) or arm.runner.pool.held == 0
+        counts = engine.stats.speculation
+        return Counter(
+            requests=len({name for name, _ in self.tracks}), tokens=sum(map(len, self.output.values())),
+            preempted=engine.scheduler.preemptions - self.forced, forced=self.forced,
+            drafted=counts.drafted, accepted=counts.accepted,
+            rejected=counts.drafted - counts.accepted, aborted=len(self.aborted), lost=len(self.lost),
+            swapped=0 if swap is None else swap.brought_back, isolated=self.isolated, sheds=engine.relief.sheds,
+        )  # fmt: skip
+
+    def _compare(self, track: Track, plain: Plain, whole: bool) -> None:
+        output = self.output.get(key(track), [])
+        assert output == plain.tokens[: len(output)] and (not whole or len(output) == len(plain.tokens))
+        if self.exact:
+            expected = plain.logprobs[: len(output)]
+            assert [*map(bits, track.logprobs[: len(expected)])] == [*map(bits, expected)]
+            if whole:
+                assert track.prompt_logprobs == plain.prompt_logprobs
+
+
+def bits(logprob: TokenLogprob) -> tuple[object, ...]:
+    return logprob.token, logprob.rank, logprob.logprob.hex(), tuple((token, each.hex()) for token, each in logprob.top)
+
+
+def attack(seeds: range, count: int, fault_rate: float = 0.0, every: int = 1) -> Counter[str]:
+    """Attack an engine with each drafter, or each `every`-th, and return what happened in all of them."""
+    total = Counter[str]()
+    for seed in seeds:
+        for name in list(DRAFTERS)[seed % every :: every]:
+            each = Attack(name, seed, count)
+            with pytest.MonkeyPatch.context() as patch:
+                faults = Faults(each.engine, fault_rate, seed, patch) if fault_rate else None
+                try:
+                    total += each.run()
+                except Exception as error:
+                    raise AssertionError(f"{name}, seed {seed}: {error}") from error
+            if faults is not None:
+                total.update(faults.counts)
+            else:
+                assert each.engine.stats.drafter_failures == 0, name
+    print(dict(total))
+    return total
+
+
+def check(found: Counter[str], **least: int) -> None:
+    """Expect that each of these happened so often at least."""
+    assert not {name: found[name] for name, count in least.items() if found[name] < count}
+
+
+def test_output_is_that_of_plain_decoding() -> None:
+    found = attack(range(1), 6)
+    check(found, requests=200, preempted=120, forced=30, aborted=5, swapped=20)
+    check(found, drafted=3000, accepted=300, rejected=2000)
+
+
+def test_failures_change_no_token() -> None:
+    found = attack(range(1, 2), 8, fault_rate=0.02, every=3)
+    check(found, preempted=30, drafted=500, accepted=50, isolated=15, sheds=5)
+    check(found, forward=5, memory=5, verify=5, propose=2, observe=5, follow=2, _to_host=1, _to_device=1)
+    assert found["lost"] < found["requests"] / 4
+
+
+@pytest.mark.slow
+def test_output_is_that_of_plain_decoding_for_thousands_of_requests() -> None:
+    found = attack(range(2, 12), 16)
+    check(found, requests=6000, preempted=6000, forced=1000, aborted=200, swapped=1000)
+    check(found, drafted=100_000, accepted=10_000, rejected=60_000)
+
+
+@pytest.mark.slow
+def test_failures_change_no_token_of_thousands_of_requests() -> None:
+    found = attack(range(12, 17), 16, fault_rate=0.02)
+    check(found, requests=3000, preempted=3000, isolated=1000, sheds=300, lost=1)
+    assert found["lost"] < found["requests"] / 4
