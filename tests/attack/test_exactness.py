@@ -78,7 +78,9 @@ class Attack:
         budget = rng.choice([2, 4, 6])
         world = World(size, pages, max_num_seqs=8, prefix_cache=rng.random() < 0.6, budget=budget)
         engine = world.engine(drafter)
-        self.exact = engine.runner.rows_are_exact  # without the native library logprobs are rounded by batch
+        self.exact = (
+            engine.runner.rows_are_exact
+        )  # without the native library the last bit of a logprob depends on the batch
         if rng.random() < 0.5:
             engine.scheduler.swap = swap = Swap(engine.runner.cache, rng.choice([1 << 13, 1 << 30]))
             swap._copying, swap._reading = [0.0] * swap_module.TRIALS, 1.0  # a copy pays, whatever the clock says
@@ -98,7 +100,7 @@ class Attack:
             if self.engine.busy and self.rng.random() < 0.01:
                 self._abort(self.rng.choice(list(self.engine.tracks.values())).seq.request.id, self.aborted)
             running = self.engine.scheduler.running
-            if running and self.rng.random() < 0.05:  # any sequence at any time, beside those that pages are taken from
+            if running and self.rng.random() < 0.05:  # any sequence at any time, not only when pages run out
                 self.engine.scheduler.preempt(self.rng.choice(running))
                 self.forced += 1
             self._step()
