@@ -13,6 +13,7 @@ from foretell.tokenizer.hf_files import read_files
 from foretell.tokenizer.parts import Parts
 from foretell.tokenizer.spelling import Reading, spelling_of
 
+LONG = 4096  # characters; `encode` of a longer text would keep all other threads waiting
 MERGED = 4  # characters that a normalizer may make one of; Unicode's own forms stay below
 
 
@@ -69,7 +70,10 @@ class Tokenizer:
             raise RequestError(
                 "prompt", f"has half a surrogate pair at character {problem.start}; send valid Unicode"
             ) from None
-        return self._backend.encode(text, add_special_tokens=add_special).ids
+        if len(text) <= LONG:
+            return self._backend.encode(text, add_special_tokens=add_special).ids
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special)  # releases the GIL
+        return found.ids
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `tokens`; ids outside the vocabulary have none."""

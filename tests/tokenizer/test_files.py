@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from foretell.errors import ModelError, RequestError, UnsupportedModelError
 from foretell.tokenizer import Tokenizer
+from foretell.tokenizer.tokenizer import LONG
 from tests.tokenizer.examples import CONFIG, TEXTS, byte_level_json, metaspace_json, tiny, unicode_texts
 
 JSON = {"byte-level": byte_level_json, "metaspace": metaspace_json}
@@ -38,6 +40,16 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> N
             )
     assert (ours.vocab_size, ours.bos_id) == (len(theirs), theirs.bos_token_id)
     assert ours.end_ids == {theirs.eos_token_id}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_texts_are_encoded_without_the_gil(kind: str, tmp_path: Path) -> None:
+    """`encode_batch_fast` releases it, `encode` does not; the ids are the same."""
+    ours, theirs = both(tmp_path, {"tokenizer.json": JSON[kind](), "tokenizer_config.json": CONFIG})
+    text = "".join(TEXTS) * (LONG // len("".join(TEXTS)) + 1)
+    ours._backend = SimpleNamespace(encode_batch_fast=ours._backend.encode_batch_fast)  # type: ignore[assignment]
+    assert len(text) > LONG and ours.encode(text) == theirs.encode(text)
+    assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
