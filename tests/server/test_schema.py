@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 
 from tests.server.process import ServerProcess
@@ -40,3 +42,19 @@ def test_every_endpoint_is_described(server: ServerProcess) -> None:
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
         "/metrics", "/version", "/server_info",
     }  # fmt: skip
+
+
+def test_events_are_described_one_by_one(server: ServerProcess) -> None:
+    """A schema of the whole stream is read as that of each event by tools for OpenAPI before 3.2."""
+    paths = server.http.get("/openapi.json").json()["paths"]
+    bodies: dict[str, Any] = {
+        "/v1/completions": {"prompt": "a"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    }
+    for path, body in bodies.items():
+        described = paths[path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+        assert "schema" not in described
+        lines = server.http.post(path, json={**body, "stream": True, "max_tokens": 3}).text.split("\n\n")[:-1]
+        assert len(lines) > 1
+        for line in lines:
+            jsonschema.validate({"event": "message", "data": line.removeprefix("data: ")}, described["itemSchema"])
