@@ -33,13 +33,13 @@ class ServerConfig:
         aliases=("--alias", "-a"),
         several=True,
     )
-    seed: int | None = option(None, "requests without a seed get theirs from this one and their number")
+    seed: int | None = option(None, "derives the seed of each prompt without one, from the request's number and the prompt's index")
     max_queue: int = option(
         256, "the most texts that wait; more are told 429", aliases=("--max-queued-requests", "--max-waiting")
     )
     max_body_bytes: int = option(4 * 1024 * 1024, "the largest request body")
     max_held_bytes: int = option(
-        256 * 1024 * 1024, "bytes of all bodies that are read or answered at once; more are told 429"
+        256 * 1024 * 1024, "memory for the bodies of all requests in flight, raw and parsed; requests beyond it get 429"
     )
     max_n: int = option(16, "the most choices of one request")
     max_prompts: int = option(128, "the most prompts of one request to /v1/completions")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,12 @@ from .tools.forced import forced_call, strict_calls, written_calls
 
 if TYPE_CHECKING:
     from foretell.build import Assembly
+    from foretell.params import SamplingParams
     from foretell.types import Request
 
 COMPLETION_TOKENS = 16  # what OpenAI's /v1/completions writes when not told otherwise
+USUAL_TOKEN = 8  # characters; in ordinary text tokens have about 4
+ENCODED_AT_ONCE = 64 * 1024  # characters
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,12 @@ class Caller:
     name: str
     tenant: str
     seed: int | None = None
+
+    def seed_of(self, prompt: int) -> int | None:
+        """Return the seed of a prompt by its index; the first keeps the request's."""
+        if self.seed is None or prompt == 0:
+            return self.seed
+        return int.from_bytes(hashlib.sha256(f"{self.seed} {prompt}".encode()).digest()[:7])
 
 
 @dataclass(frozen=True)
@@ -164,15 +174,20 @@ class Desk:
     def _requests(
         self, body: Generation, caller: Caller, prompts: list[list[int]], grammar: GrammarSpec | None, **settled: Any
     ) -> list[Request]:
-        if body.seed is None and caller.seed is not None:
-            settled["seed"] = caller.seed
         params = sampling_params(body, self.assembly.sampling_defaults, self.config, grammar, **settled)
         choice = speculation_choice(body)
         make = self.assembly.requests.make
-        made = [make(f"{caller.name}-{i}", prompt, params, choice, caller.tenant) for i, prompt in enumerate(prompts)]
+        made = [
+            make(f"{caller.name}-{i}", prompt, self._seeded(params, body, caller, i), choice, caller.tenant)
+            for i, prompt in enumerate(prompts)
+        ]
         for group in made:
             self.assembly.engine.check(group[0])
         return [request for group in made for request in group]
+
+    def _seeded(self, params: SamplingParams, body: Generation, caller: Caller, prompt: int) -> SamplingParams:
+        """Give a prompt a seed of its own where the seed is the server's; `make` derives those of its n choices."""
+        return params if body.seed is not None or caller.seed is None else replace(params, seed=caller.seed_of(prompt))
 
     def reasoning_tokens(self, answers: Sequence[Answer]) -> int:
         """Tokens of thoughts: up to the mark that closes them."""

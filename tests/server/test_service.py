@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import hashlib
 import json
 import logging
 import subprocess
@@ -193,6 +194,29 @@ def test_the_server_gives_seeds_where_it_has_one(assembly: Assembly) -> None:
     go(assembly, play, seed=5)
     go(assembly, play, seed=5)
     assert texts[:2] == texts[2:] and texts[0] != texts[1]
+
+
+def test_each_prompt_of_a_request_has_a_seed_of_its_own(assembly: Assembly) -> None:
+    found: list[list[int]] = []
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        for body in ({"n": 3}, {"n": 3, "seed": 9}, {"prompt": "a b"}):
+            asked = {"prompt": ["a b"] * 4, "max_tokens": 1, "temperature": 1.0, **body}
+            reply = (await client.post("/v1/completions", json=asked)).json()
+            found.append(reply["speculation"]["seeds"])
+
+    go(assembly, play, seed=5)
+    go(assembly, play, seed=5)
+    ours, given, alone = found[:3]
+    assert len(set(ours)) == 12 and found[3:] == found[:3]
+    assert given == given[:3] * 4 and given[0] == 9, "a seed in the body has the same meaning for every prompt"
+    assert service_seeds(5, 3)[0::2] == [ours[0], alone[0]], "the first prompt has the request's own"
+
+
+def service_seeds(seed: int, count: int) -> list[int]:
+    """Return the seeds of a server's first requests."""
+    digests = [hashlib.sha256(f"{seed} {number}".encode()).digest()[:7] for number in range(count)]
+    return [int.from_bytes(each) for each in digests]
 
 
 def test_origins_that_are_named_get_leave(assembly: Assembly) -> None:
