@@ -22,7 +22,7 @@ from foretell.version import VERSION
 from .api_page import api_routes
 from .config import ServerConfig
 from .failures import Failure, failure_of, invalid_body
-from .guards import BodyGuard, HostGuard, KeyGuard, Tell, is_loopback
+from .guards import BodyGuard, FramingGuard, HostGuard, KeyGuard, Tell, is_loopback
 from .pages import page_routes
 from .protocol import CompletionBody
 from .protocol_chat import ChatBody, DetokenizeBody, TokenizeBody
@@ -92,6 +92,7 @@ def _add_guards(app: FastAPI, config: ServerConfig, tell: Tell) -> None:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(config.cors_origin), allow_methods=["*"], allow_headers=["*"]
         )
+    app.add_middleware(FramingGuard, tell=tell)  # before all that answers without closing the connection
 
 
 def _add_handlers(app: FastAPI, tell: Tell) -> None:

@@ -6,17 +6,21 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Callable, Sequence
 
 from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .failures import Failure
-from .halves import half_at
+from .json_body import parsed_bytes
 from .pages import is_page
 
 OPEN = ("/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json")  # need no key
+BODY_PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")  # a POST there has a body
 HERE = "localhost"
+HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")  # and a port
+CLOSE = {"Connection": "close"}
 
 Tell = Callable[[Failure], Response]  # what a caller gets who is turned away; it is counted
 
@@ -39,12 +43,22 @@ def _digest(key: str) -> bytes:
 
 
 def shown_key(scope: Scope) -> str:
-    """The key in a request's Authorization header; empty where there is none."""
+    """Return the key of a request's Authorization header; empty where there is none.
+
+    Clients send keys beyond ASCII in UTF-8, a few in Latin-1, in which every byte string can be decoded.
+    """
     for name, value in scope["headers"]:
         if name == b"authorization":
-            kind, _, key = value.decode("latin-1").partition(" ")
+            kind, _, key = _decode(value).partition(" ")
             return key.strip() if kind.lower() == "bearer" else ""
     return ""
+
+
+def _decode(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def is_open(path: str) -> bool:
@@ -86,11 +100,11 @@ class HostGuard:
 
 
 def asked_host(scope: Scope) -> str | None:
-    """The name a caller asked for, without its port; None where none was said, which browsers never do."""
+    """Return the host of the Host header without its port: None where there is no header, "" for a malformed one."""
     for name, value in scope["headers"]:
         if name == b"host":
-            host = str(value.decode("latin-1").lower())
-            return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+            host = HOST.fullmatch(value.decode("latin-1").lower())
+            return "" if host is None else host["v6"] or host["name"] or ""
     return None
 
 
@@ -102,11 +116,30 @@ def is_loopback(host: str) -> bool:
         return host == HERE or host.endswith("." + HERE)
 
 
+class FramingGuard:
+    """Refuses requests with both Content-Length and Transfer-Encoding, and closes the connection.
+
+    The HTTP parser goes by one of them. A proxy that goes by the other takes part of the body for the next request
+    (request smuggling).
+    """
+
+    def __init__(self, app: ASGIApp, tell: Tell) -> None:
+        self.app, self.tell = app, tell
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope.get("headers", ())}
+        if scope["type"] != "http" or not names >= {b"content-length", b"transfer-encoding"}:
+            await self.app(scope, receive, send)
+            return
+        words = "send Content-Length or Transfer-Encoding, not both"
+        await self.tell(Failure(400, words, code="ambiguous_length", headers=CLOSE))(scope, receive, send)
+
+
 class BodyGuard:
-    """Stops bodies that are too large, before they are read, too slow, too many at once, or no text."""
+    """Refuses bodies that are too large, too slow or too many for memory, and bodies where none belongs."""
 
     def __init__(self, app: ASGIApp, most: int, most_held: int, seconds: float, tell: Tell) -> None:
-        """`most` bytes of one, `most_held` of all that are read or answered."""
+        """`most` bytes of one body; `most_held` bytes of all bodies that are held, raw and parsed."""
         self.app, self.most, self.most_held, self.seconds, self.tell = app, most, most_held, seconds, tell
         self.held = 0
 
@@ -114,56 +147,83 @@ class BodyGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body = bytearray()
+        lease = _Lease(self)
         try:
-            if not await self._read(scope, receive, body):
-                return  # the caller went away
+            body = await self._body(scope, receive, lease)
         except Failure as failure:
             await self.tell(failure)(scope, receive, send)
         else:
-            await self.app(scope, _Replay(bytes(body), receive), send)
+            if body is not None:
+                await self.app(scope, _Replay(body, receive), send)
         finally:
-            self.held -= len(body)
+            lease.release()
 
-    async def _read(self, scope: Scope, receive: Receive, body: bytearray) -> bool:
-        """All of a body, into `body`; False where the caller went away."""
-        if self._announced(scope) > self.most:
+    async def _body(self, scope: Scope, receive: Receive, lease: _Lease) -> bytes | None:
+        """Return the body, empty where the endpoint takes none; None where the client has disconnected."""
+        takes_body = scope["path"] in BODY_PATHS
+        if takes_body and scope["method"] == "POST":
+            body = await self._read(scope, receive, lease)
+            if body is not None:
+                lease.grow(parsed_bytes(body))
+            return body
+        if not takes_body and scope["method"] in ("GET", "HEAD") and has_body(scope):
+            words = f"{scope['method']} takes no body; send the request without one"
+            raise Failure(400, words, code="unexpected_body", headers=CLOSE)
+        return b""  # not read: the application answers 404 or 405, and the server discards what arrives
+
+    async def _read(self, scope: Scope, receive: Receive, lease: _Lease) -> bytes | None:
+        if content_length(scope) > self.most:
             raise self._too_large()
-        deadline, more = asyncio.get_running_loop().time() + self.seconds, True
+        body, more = bytearray(), True
+        deadline = asyncio.get_running_loop().time() + self.seconds
         while more:
             try:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                raise Failure(408, f"the body took more than {self.seconds:g} seconds", code="body_timeout") from None
+                words = f"the body took more than {self.seconds:g} seconds"
+                raise Failure(408, words, code="body_timeout") from None
             if message["type"] == "http.disconnect":
-                return False
+                return None
             more = message.get("more_body", False)
             body += message.get("body", b"")
-            self.held += len(message.get("body", b""))
-            self._check_sizes(len(body))
-        self._check_text(body)
-        return True
-
-    def _check_sizes(self, size: int) -> None:
-        if size > self.most:
-            raise self._too_large()
-        if self.held > self.most_held:
-            words = "too many large bodies are being answered; come back later"
-            raise Failure(429, words, "rate_limit_error", code="bodies_full", headers={"Retry-After": "1"})
-
-    def _check_text(self, body: bytearray) -> None:
-        field = half_at(body)
-        if field is not None:
-            words = f"{field}: has half a surrogate pair; send valid Unicode"
-            raise Failure(400, words, param=field, code="invalid_value")
-
-    def _announced(self, scope: Scope) -> int:
-        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-        return int(lengths[0]) if lengths and lengths[0].isdigit() else 0
+            if len(body) > self.most:
+                raise self._too_large()
+            lease.grow(len(message.get("body", b"")))
+        return bytes(body)
 
     def _too_large(self) -> Failure:
         return Failure(413, f"the body has more than {self.most} bytes; send less", code="body_too_large")
+
+
+class _Lease:
+    """The bytes that one request holds of a guard's total."""
+
+    def __init__(self, guard: BodyGuard) -> None:
+        self._guard, self._size = guard, 0
+
+    def grow(self, size: int) -> None:
+        """Hold more bytes. A request that is the only one may hold more than the total allows."""
+        self._size += size
+        self._guard.held += size
+        if self._guard.held > self._guard.most_held and self._guard.held > self._size:
+            words = "the request bodies in flight take all memory set aside for them; retry later"
+            headers = {"Retry-After": "1"}
+            raise Failure(429, words, "rate_limit_error", code="bodies_full", headers=headers)
+
+    def release(self) -> None:
+        self._guard.held -= self._size
+        self._size = 0
+
+
+def content_length(scope: Scope) -> int:
+    """Return the announced length of a body; 0 where none is."""
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    return int(lengths[0]) if lengths and lengths[0].isdigit() else 0
+
+
+def has_body(scope: Scope) -> bool:
+    return content_length(scope) > 0 or any(name == b"transfer-encoding" for name, _ in scope["headers"])
 
 
 class _Replay:

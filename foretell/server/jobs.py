@@ -88,7 +88,7 @@ class Desk:
         """A conversation to be answered."""
         tools = tools_of(body, self.family)
         text = render(self.tokenizer, body, tools or None)
-        self._check_length("messages", text)
+        self.check_length("messages", text)
         prompt = self.tokenizer.encode(text, add_special=False)
         thinking = self.thinks and starts_thinking(text)
         grammar = self._grammar(body, tools, thinking)
@@ -154,15 +154,30 @@ class Desk:
         if not 1 <= len(many) <= self.config.max_prompts:
             raise RequestError("prompt", f"must be 1 to {self.config.max_prompts} prompts, not {len(many)}")
         for each in many:
-            self._check_length("prompt", each)
+            self.check_length("prompt", each)
         return [self.tokenizer.encode(each) if isinstance(each, str) else each for each in many]
 
-    def _check_length(self, field: str, prompt: str | list[int]) -> None:
-        """Refuse what cannot fit before the work of reading it."""
+    def check_length(self, field: str, prompt: str | list[int]) -> None:
+        """Refuse a prompt that cannot fit, before all of it is encoded."""
         most = self.context * (self.tokenizer.longest_token if isinstance(prompt, str) else 1)
-        if len(prompt) > most:
+        if len(prompt) > most or (isinstance(prompt, str) and self._has_too_many_tokens(prompt)):
             kind = "characters" if isinstance(prompt, str) else "tokens"
-            raise RequestError(field, f"has {len(prompt)} {kind}; this model takes at most {self.context} tokens")
+            raise RequestError(field, f"has {len(prompt)} {kind}; this model takes at most {self.context} tokens; shorten it")
+
+    def _has_too_many_tokens(self, text: str) -> bool:
+        """Count the tokens of a text that fits only if its tokens are unusually long, part by part.
+
+        Encoding all of it at once takes about 400 bytes per token. Splitting changes the tokens at the borders of the
+        parts, so the text is refused only at twice the context.
+        """
+        if len(text) <= USUAL_TOKEN * self.context:
+            return False
+        count = 0
+        for start in range(0, len(text), ENCODED_AT_ONCE):
+            count += len(self.tokenizer.encode(text[start : start + ENCODED_AT_ONCE], add_special=False))
+            if count > 2 * self.context:
+                return True
+        return False
 
     def _echoes(self, body: CompletionBody, prompts: list[list[int]]) -> list[str]:
         """The prompts as they were sent; token ids with their marks, as a text would have them."""

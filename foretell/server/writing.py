@@ -16,6 +16,7 @@ from .connections import Direct
 from .failures import INTERNAL, Failure, failure_of
 from .guards import shown_key
 from .jobs import Caller, Job
+from .json_body import JsonRoute
 from .protocol import CompletionBody
 from .protocol_chat import ChatBody
 from .protocol_replies import ChatCompletion, ErrorReply, TextCompletion
@@ -63,7 +64,7 @@ def some(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def writing_routes(service: Service) -> APIRouter:
     """/v1/chat/completions and /v1/completions."""
-    router = APIRouter(tags=["writing"])
+    router = APIRouter(tags=["writing"], route_class=JsonRoute)
 
     @router.post(
         "/v1/chat/completions",

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
+import tracemalloc
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
 from foretell.build import Assembly
+from foretell.errors import RequestError
 from foretell.params import SamplingParams
-from foretell.server.halves import half_at
+from foretell.server.config import ServerConfig
+from foretell.server.jobs import USUAL_TOKEN, Desk
+from foretell.server.json_body import LARGE, parse_json, parsed_bytes
 from foretell.server.protocol import MOST_LISTED, CompletionBody, Speculative, StructuredOutputs
 from foretell.server.protocol_chat import ChatBody, DetokenizeBody, Message, TokenizeBody
 from foretell.server.service import Service
@@ -20,6 +27,7 @@ from tests.server.process import CONTEXT
 from tests.server.scene import go
 
 MANY = 5000
+JSON = {"content-type": "application/json"}
 HELLO = [{"role": "user", "content": "Hello"}]
 BAD: list[Any] = [
     [None] * MANY,
@@ -94,42 +102,99 @@ def test_a_prediction_is_read_as_far_as_a_text_can_go(assembly: Assembly) -> Non
     )
 
 
-HALVES = {
+SURROGATES = {
     "cache_salt": '{"prompt": "a", "cache_salt": "\\ud800"}',
     "user": '{"prompt": "a", "user": "\\uDFff"}',
-    "metadata.a.1": '{"prompt": "a", "metadata": {"a": ["b", "\\ud83d"]}}',
+    "metadata": '{"prompt": "a", "metadata": {"a": ["b", "\\ud83d"]}}',
     "prompt": '{"prompt": "\\ude00\\ud83d"}',
-    "body": '{"prompt": "a", "\\ud800": 1}',
-    "messages.0.content": '{"messages": [{"role": "user", "content": "\\ud800"}]}',
-    "messages.0.tool_calls.0.function.name": '{"messages": [{"role": "assistant", "tool_calls": [{"function": '
-    '{"name": "\\ud800", "arguments": "no"}}]}]}',
+    "name": '{"prompt": "a", "\\ud800": 1}',
+    "high and a letter": '{"prompt": "\\ud83d\\u0041"}',
+    "after an escaped backslash": '{"prompt": "\\\\ud83d\\ude00"}',
+    "messages": '{"messages": [{"role": "user", "content": "\\ud800"}]}',
 }
 
 
-@pytest.mark.parametrize("field", HALVES)
-def test_halves_of_characters_are_refused_where_they_stand(assembly: Assembly, field: str) -> None:
-    path = "/v1/chat/completions" if "messages" in field else "/v1/completions"
+@pytest.mark.parametrize("place", SURROGATES)
+def test_unpaired_surrogates_are_refused(assembly: Assembly, place: str) -> None:
+    path = "/v1/chat/completions" if place == "messages" else "/v1/completions"
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
-        for body in (HALVES[field].encode(), json.dumps(json.loads(HALVES[field]), ensure_ascii=False)):
-            sent = body if isinstance(body, bytes) else body.encode(errors="surrogatepass")
-            reply = await client.post(path, content=sent, headers={"content-type": "application/json"})
+        body = SURROGATES[place]
+        for sent in (body.encode(), json.dumps(json.loads(body), ensure_ascii=False).encode(errors="surrogatepass")):
+            reply = await client.post(path, content=sent, headers=JSON)
             assert reply.status_code == 400, reply.text
-            assert reply.json()["error"]["param"] == field and "surrogate" in reply.json()["error"]["message"]
+            assert reply.json()["error"]["code"] == "invalid_json" and "not JSON" in reply.json()["error"]["message"]
+        message = (await client.post(path, content=body.encode(), headers=JSON)).json()["error"]["message"]
+        assert "surrogate pair" in message
 
     go(assembly, play)
 
 
-def test_whole_characters_are_none(assembly: Assembly) -> None:
-    assert half_at('{"prompt": "\\ud83d\\ude00 \\\\ud800 한글"}'.encode()) is None
-    assert half_at(b"\\ud800 is no JSON") is None and half_at(b"[" * 100_000 + b'"\\ud800') is None
+def test_surrogate_pairs_and_escaped_backslashes_are_text(assembly: Assembly) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        sent = b'{"prompt": "a \\ud83d\\ude00 \\\\ud800", "max_tokens": 1, "echo": true}'
+        reply = await client.post("/v1/completions", content=sent, headers=JSON)
+        assert reply.json()["choices"][0]["text"].startswith("a \U0001f600 \\ud800")
+
+    go(assembly, play)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_bodies_in_another_encoding_are_refused(assembly: Assembly, encoding: str) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        for text in ('{"prompt": "ab", "max_tokens": 1}', '{"prompt": "ab", "cache_salt": "\\ud800"}'):
+            reply = await client.post("/v1/completions", content=text.encode(encoding), headers=JSON)
+            assert reply.status_code == 400 and "UTF-8" in reply.json()["error"]["message"], reply.text
+
+    go(assembly, play)
+
+
+def test_a_utf8_byte_order_mark_is_skipped(assembly: Assembly) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        sent = '{"prompt": "ab", "max_tokens": 1, "echo": true}'.encode("utf-8-sig")
+        reply = await client.post("/v1/completions", content=sent, headers=JSON)
+        assert reply.json()["choices"][0]["text"].startswith("ab"), reply.text
+
+    go(assembly, play)
+
+
+def test_large_bodies_are_parsed_in_another_thread(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[int, threading.Thread] = {}
+
+    def parse(body: bytes) -> Any:
+        threads[len(body)] = threading.current_thread()
+        return parse_json(body)
+
+    monkeypatch.setattr("foretell.server.json_body.parse_json", parse)
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
-        sent = b'{"prompt": "a \\ud83d\\ude00", "max_tokens": 1, "echo": true}'
-        reply = await client.post("/v1/completions", content=sent, headers={"content-type": "application/json"})
-        assert reply.json()["choices"][0]["text"].startswith("a \U0001f600")
+        for size in (10, LARGE):
+            body = {"prompt": "a", "max_tokens": 1, "user": "x" * size}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+        small, large = threads.values()
+        assert small is threading.current_thread() and large is not small
 
     go(assembly, play)
+    assert gc.isenabled()
+
+
+def test_the_estimate_of_parsed_bodies_is_an_upper_bound() -> None:
+    """Measured on bodies that are nothing but the most expensive kind of value."""
+    values = [
+        "[]", "[0]", "[[0]]", "{}", '{"":0}', '{"":{"":0}}', '"ab"', '"\uac00\uac01"', '"\U0001f600x"', "1e9", "999",
+        '{"a":"bc"}', '{"a":[999]}', '"\\ud83d\\ude00"',
+    ]  # fmt: skip
+    bodies = [f"[{','.join([value] * 20_000)}]" for value in values]
+    bodies += [json.dumps([f"{i:x}" for i in range(20_000)]), json.dumps({f"{i:x}": i for i in range(20_000)})]
+    bodies += ['"' + "x" * 200_000 + '"', '"\U0001f600' + "x" * 200_000 + '"']
+    bodies += ['"\\ud83d\\ude00' + "x" * 200_000 + '"']
+    for body in bodies:
+        sent = body.encode()
+        tracemalloc.start()
+        value = parse_json(sent)
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert value is not None and held <= parsed_bytes(sent) + 4096, body[:20]
 
 
 def test_a_half_that_the_arguments_of_a_call_hide(assembly: Assembly) -> None:
@@ -150,3 +215,59 @@ def test_a_template_may_have_variables_of_any_name(assembly: Assembly) -> None:
             assert (await client.post("/v1/chat/completions", json=body)).status_code == 200, name
 
     go(assembly, play)
+
+
+async def ask_spelling(client: httpx.AsyncClient, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+    reply = await client.post(path, json=body)
+    return reply.status_code, reply.json().get("error", {})
+
+
+def test_tokenize_and_detokenize_take_no_more_than_the_context(assembly: Assembly) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        longest = CONTEXT * assembly.tokenizer.longest_token
+        for text in ("a" * (longest + 1), "1" * (CONTEXT + 1)):
+            for field, body in (("prompt", text), ("messages", [{"role": "user", "content": text}])):
+                status, error = await ask_spelling(client, "/tokenize", **{field: body})
+                assert status == 400 and error["param"] == field and "at most 1024 tokens" in error["message"]
+        status, error = await ask_spelling(client, "/detokenize", tokens=[1] * (CONTEXT + 1))
+        assert status == 400 and error["param"] == "tokens" and "has 1025 tokens" in error["message"]
+        assert (await ask_spelling(client, "/detokenize", tokens=[1] * CONTEXT))[0] == 200
+
+    go(assembly, play)
+
+
+def test_a_long_prompt_is_counted_part_by_part(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that could fit only with the longest of tokens is not encoded at once, which takes much memory."""
+    encode, lengths = assembly.tokenizer.encode, []
+
+    def noted(text: str, **flags: bool) -> list[int]:
+        lengths.append(len(text))
+        return encode(text, **flags)
+
+    monkeypatch.setattr(assembly.tokenizer, "encode", noted)
+    monkeypatch.setattr("foretell.server.jobs.ENCODED_AT_ONCE", 1000)
+    desk = Desk(assembly, ServerConfig())
+    long = "1" * (CONTEXT * USUAL_TOKEN + 1)
+    with pytest.raises(RequestError, match="at most 1024 tokens"):
+        desk.check_length("prompt", long)
+    assert lengths == [1000] * 3, "up to twice the context"
+    desk.check_length("prompt", long[1:])
+    assert len(lengths) == 3, "shorter ones are encoded once, by others"
+
+
+def test_tokenizing_and_its_answer_are_made_in_a_worker(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    class Noted(JSONResponse):
+        def render(self, content: Any) -> bytes:
+            threads.append(threading.current_thread().name)
+            return super().render(content)
+
+    monkeypatch.setattr("foretell.server.spelling.JSONResponse", Noted)
+
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        assert (await client.post("/tokenize", json={"prompt": "a b", "return_token_strs": True})).status_code == 200
+        assert (await client.post("/detokenize", json={"tokens": [1, 2]})).status_code == 200
+
+    go(assembly, play)
+    assert [name.startswith("foretell-desk") for name in threads] == [True, True]

@@ -17,11 +17,12 @@ import httpx
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from foretell.build import Assembly
 from foretell.server.beside import repeat
 from foretell.server.connections import impatient
-from foretell.server.guards import is_loopback
+from foretell.server.guards import BODY_PATHS, is_loopback
 from foretell.server.protocol import Generation
 from foretell.server.request_log import RequestLog
 from foretell.server.run import Server
@@ -32,6 +33,7 @@ from tests.waiting import wait_for
 HOSTS = {
     "localhost": True, "localhost:8000": True, "LOCALHOST": True, "127.0.0.1:8000": True, "127.9.9.9": True,
     "[::1]:8000": True, "box.localhost": True, "named.example:80": True, "evil.example": False,
+    "[::1]": True, "localhost:": True, "[::1]evil.example": False, "localhost:80@evil.example": False, "[::1": False,
     "127.0.0.1.evil.example": False, "localhost.evil.example": False, "10.0.0.7": False, "": False,
 }  # fmt: skip
 
@@ -80,13 +82,32 @@ def test_who_is_turned_away_is_counted(assembly: Assembly) -> None:
     go(assembly, play, api_key=("k",), max_body_bytes=1000, body_timeout=0.05)
 
 
+@pytest.mark.parametrize("sent", ["utf-8", "latin-1"])
+def test_a_key_beyond_ascii_matches_in_either_encoding(assembly: Assembly, sent: str) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        for key, status in (("clé-ü", 200), ("clé-u", 401)):
+            reply = await client.get("/v1/models", headers={b"Authorization": b"Bearer " + key.encode(sent)})
+            assert reply.status_code == status
+
+    go(assembly, play, api_key=("clé-ü",))
+
+
+def test_every_endpoint_with_a_body_is_known_to_the_guard(assembly: Assembly) -> None:
+    async def play(service: Service, client: httpx.AsyncClient) -> None:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        bodies = {(method, path) for path, each in paths.items() for method in each if "requestBody" in each[method]}
+        assert bodies == {("post", path) for path in BODY_PATHS}
+
+    go(assembly, play)
+
+
 def test_bodies_held_at_once_are_bounded(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     step = assembly.engine.step
     monkeypatch.setattr(assembly.engine, "step", lambda: release.wait(60) and step())
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
-        body = {"prompt": "a", "max_tokens": 1, "user": "x" * 600}
+        body = {"prompt": "a", "max_tokens": 1, "user": "x" * 600}  # alone it may exceed the total when parsed
         first = asyncio.ensure_future(client.post("/v1/completions", json=body))
         while not service.engine.texts:
             await asyncio.sleep(0.001)
