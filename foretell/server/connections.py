@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import TimerHandle, Transport
+from asyncio import Transport
 from typing import Any, Protocol
 
 from starlette.types import Scope
@@ -27,8 +27,9 @@ def direct(scope: Scope) -> Direct | None:
 
 
 def impatient(seconds: float, longest: float) -> type[Any]:
-    """A protocol that closes a connection on which no request comes for so long, or twice that at most; on which an
-    answer is not read for so long; or on which one takes `longest` from its request to its last byte."""
+    """Return a protocol that closes a connection on which no request arrives for `seconds`, or twice that at most; of
+    whose answer the client has read nothing for as long; or on which one takes `longest` from its request to its last
+    byte."""
 
     class Impatient(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         def __init__(self, app_state: dict[str, Any], **settings: Any) -> None:
@@ -36,9 +37,10 @@ def impatient(seconds: float, longest: float) -> type[Any]:
 
         def connection_made(self, transport: Transport) -> None:
             super().connection_made(transport)
-            self._seen, self._since = None, self.loop.time()  # the request that was seen last, and when first
+            self._seen, self._since = None, self.loop.time()  # the last request, and when it was first seen
             self._looking = self.loop.call_later(seconds, self._look)
-            self._unread: TimerHandle | None = None  # set while it is not read as fast as it is written
+            self._paused = False  # while the write buffer is full
+            self._unsent: int | None = None  # bytes in the write buffer at the last poll, where nothing adds to it
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._looking.cancel()
@@ -47,34 +49,38 @@ def impatient(seconds: float, longest: float) -> type[Any]:
             super().connection_lost(exc)
 
         def pause_writing(self) -> None:
-            """More is written than the other side takes."""
             super().pause_writing()
-            self._unread = self.loop.call_later(seconds, self.transport.abort)
+            self._paused = True
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            if self._unread is not None:
-                self._unread.cancel()
-                self._unread = None
+            self._paused, self._unsent = False, None
 
         def has_room(self) -> bool:
             """Whether what was written before is on its way."""
-            return self._unread is None and not self.transport.is_closing()
+            return not self._paused and not self.transport.is_closing()
 
         def write(self, part: bytes) -> None:
             """As a chunk, which is all that the others would make of it."""
             self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
         def _look(self) -> None:
-            """One that is being closed is still there where its last words are not read."""
-            resting = self.cycle is None or self.cycle.response_complete
+            """Poll the connection, and close or abort it where nothing moves."""
+            complete = self.cycle is None or self.cycle.response_complete
+            unsent = self.transport.get_write_buffer_size()
+            idle = complete and not unsent
             if self.cycle is not self._seen:
-                self._seen, self._since = self.cycle, self.loop.time()
-            elif self.transport.is_closing() or (not resting and self.loop.time() - self._since > longest):
+                self._seen, self._since, self._unsent = self.cycle, self.loop.time(), None
+            elif self._stalled(unsent) or (not idle and self.loop.time() - self._since > longest):
                 self.transport.abort()
                 return
-            elif resting:
+            elif idle:
                 self.transport.close()
+            only_falls = complete or self._paused or self.transport.is_closing()
+            self._unsent = unsent if only_falls else None
             self._looking = self.loop.call_later(seconds, self._look)
+
+        def _stalled(self, unsent: int) -> bool:
+            return self._unsent is not None and unsent >= self._unsent and (unsent > 0 or self.transport.is_closing())
 
     return Impatient

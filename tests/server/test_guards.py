@@ -199,6 +199,71 @@ def test_a_connection_whose_answer_is_not_read_is_given_up(app: Any, longest: fl
         wait_for(lambda: not server.server_state.connections)
 
 
+class Wire:
+    """A transport whose client reads on demand, and a loop whose clock is set by hand."""
+
+    def __init__(self, longest: float = 60) -> None:
+        self.now, self.unsent, self.closing, self.aborted = 0.0, 0, False, False
+        self.timers: list[Callable[[], None]] = []
+        loop: Any = SimpleNamespace(time=lambda: self.now, call_later=self._later)
+        settings: Any = {"config": uvicorn.Config(endless, log_config=None), "server_state": ServerState()}
+        self.protocol = impatient(10, longest)(app_state={}, _loop=loop, **settings)
+        self.protocol.connection_made(self)
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> Any:
+        self.timers.append(call)
+        return SimpleNamespace(cancel=lambda: None)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def poll(self, unsent: int) -> bool:
+        """Let ten seconds pass with the client having read down to `unsent`; return whether the connection lives."""
+        self.now, self.unsent = self.now + 10, unsent
+        self.timers.pop()()
+        return not self.aborted
+
+
+@pytest.mark.parametrize("complete", [False, True], ids=["streaming", "complete"])
+@pytest.mark.parametrize("closing", [False, True], ids=["open", "closing"])
+def test_a_slow_reader_is_not_cut_off(complete: bool, closing: bool) -> None:
+    """As long as it reads, however little; and a new pause of the writer starts from a new size."""
+    wire = Wire(longest=1000)
+    wire.protocol.cycle = SimpleNamespace(response_complete=complete)
+    wire.closing = closing
+    wire.protocol.pause_writing()
+    assert all(wire.poll(unsent) for unsent in (1_000_000, 900_000, 899_999, 500_000, 499_999))
+    wire.protocol.resume_writing()
+    wire.protocol.pause_writing()
+    assert wire.poll(700_000) and wire.poll(600_000)
+    assert not wire.poll(600_000), "nothing was read for a whole interval"
+
+
+def test_a_reader_of_one_byte_at_a_time_has_a_deadline() -> None:
+    wire = Wire(longest=45)
+    wire.protocol.cycle = SimpleNamespace(response_complete=True)
+    assert [wire.poll(1000 - i) for i in range(6)] == [True] * 5 + [False]
+
+
+def test_an_idle_connection_is_closed_once_its_answer_is_sent() -> None:
+    wire = Wire()
+    wire.protocol.cycle = SimpleNamespace(response_complete=True)
+    assert wire.poll(5000) and wire.poll(4000) and not wire.closing
+    assert wire.poll(0) and wire.closing
+
+
 def test_who_does_not_read_cannot_keep_a_server_from_stopping(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
