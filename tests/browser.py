@@ -1,10 +1,11 @@
 """A real browser for tests of pages: headless Chromium, the system's own, driven by Playwright.
 
-    from tests.browser import DESKTOP, PHONE, browser, open_page  # a fixture is imported where it is used
+    from tests.browser import DESKTOP, PHONE, browser, expect, open_page  # a fixture is imported where it is used
 
     def test_a_page(browser: Browser) -> None:  # playwright.sync_api.Browser, a name for the type checker only
         with open_page(browser, "file:///tmp/page.html", PHONE, dark=True) as opened:
             opened.page.click("text=Prompts")
+            expect(opened.page.locator("#prompts")).to_be_visible()  # waits; `assert ... .is_visible()` does not
             opened.screenshot("phone-dark")
             assert not opened.overflow
         assert not opened.errors and not opened.asked
@@ -28,8 +29,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, LocatorAssertions, Page
 
+PATIENCE = 60_000  # milliseconds that waiting assertions wait, on a busy machine
 BINARIES = ("chromium", "chromium-browser", "google-chrome")
 DESKTOP, PHONE = (1280, 900), (390, 844)  # width and height; a phone's is that of most that are sold
 SCREENSHOTS = Path(__file__).parents[1] / ".artefacts" / "screenshots"
@@ -42,6 +44,13 @@ def find_chromium() -> str | None:
     return named or next((found for name in BINARIES if (found := shutil.which(name))), None)
 
 
+def expect(target: Locator) -> LocatorAssertions:
+    """Return Playwright's waiting assertions: a page changes after the event, not during it."""
+    from playwright.sync_api import expect as expect_of
+
+    return expect_of(target)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """A browser for a module's tests."""
@@ -49,6 +58,7 @@ def browser() -> Iterator[Browser]:
     binary = find_chromium()
     if binary is None:
         pytest.skip("no Chromium here: apt-get install chromium, or name one with FORETELL_CHROMIUM")
+    playwright.expect.set_options(timeout=PATIENCE)
     with playwright.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=binary, args=["--disable-gpu", "--font-render-hinting=none"])
         yield opened
@@ -89,6 +99,7 @@ def open_page(browser: Browser, url: str, size: tuple[int, int] = DESKTOP, dark:
         device_scale_factor=2 if size == PHONE else 1,
     )
     opened = Opened(context.new_page())
+    opened.page.set_default_timeout(PATIENCE)
     _watch(opened, url)
     try:
         opened.page.goto(url)
