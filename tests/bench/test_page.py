@@ -20,7 +20,7 @@ from foretell.bench.places import Places
 from foretell.bench.plan import Plan
 from foretell.bench.results import Result
 from foretell.bench.run import Order, run
-from tests.browser import DESKTOP, PHONE, browser, open_page
+from tests.browser import DESKTOP, PHONE, browser, expect, open_page
 
 from . import pages
 from .fakes import FakeStage, arms, items, watch_nothing
@@ -198,4 +198,5 @@ def assert_texts_open(view: Any) -> None:
     assert not words.is_visible()
     view.locator("details.task > summary").first.click()
     view.locator("details.text > summary").first.click()
-    assert words.is_visible() and NASTY in words.inner_text()
+    expect(words).to_be_visible()
+    assert NASTY in words.inner_text()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from foretell.cli.main import main
-from tests.browser import DESKTOP, PHONE, browser, open_page
+from tests.browser import DESKTOP, PHONE, browser, expect, open_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -42,5 +42,6 @@ def test_it_looks_right(browser: Browser, page: str, size: tuple[int, int], dark
         assert opened.page.evaluate(MEETING) == 0
         assert opened.page.evaluate(BEHIND) == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
         opened.page.click("summary")
-        assert '"break_even_acceptance"' in opened.page.inner_text("details pre")
+        expect(opened.page.locator("details pre")).to_be_visible()
+        expect(opened.page.locator("details pre")).to_contain_text('"break_even_acceptance"')
     assert not opened.errors and not opened.asked
