@@ -31,7 +31,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, LocatorAssertions, Page
 
-PATIENCE = 60_000  # milliseconds that waiting assertions wait, on a busy machine
+TIMEOUT_MS = 60_000  # milliseconds that waiting assertions wait, on a busy machine
 BINARIES = ("chromium", "chromium-browser", "google-chrome")
 DESKTOP, PHONE = (1280, 900), (390, 844)  # width and height; a phone's is that of most that are sold
 SCREENSHOTS = Path(__file__).parents[1] / ".artefacts" / "screenshots"
@@ -58,7 +58,7 @@ def browser() -> Iterator[Browser]:
     binary = find_chromium()
     if binary is None:
         pytest.skip("no Chromium here: apt-get install chromium, or name one with FORETELL_CHROMIUM")
-    playwright.expect.set_options(timeout=PATIENCE)
+    playwright.expect.set_options(timeout=TIMEOUT_MS)
     with playwright.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=binary, args=["--disable-gpu", "--font-render-hinting=none"])
         yield opened
@@ -99,7 +99,7 @@ def open_page(browser: Browser, url: str, size: tuple[int, int] = DESKTOP, dark:
         device_scale_factor=2 if size == PHONE else 1,
     )
     opened = Opened(context.new_page())
-    opened.page.set_default_timeout(PATIENCE)
+    opened.page.set_default_timeout(TIMEOUT_MS)
     _watch(opened, url)
     try:
         opened.page.goto(url)

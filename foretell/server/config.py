@@ -33,7 +33,9 @@ class ServerConfig:
         aliases=("--alias", "-a"),
         several=True,
     )
-    seed: int | None = option(None, "derives the seed of each prompt without one, from the request's number and the prompt's index")
+    seed: int | None = option(
+        None, "derives the seed of each prompt without one, from the request's number and the prompt's index"
+    )
     max_queue: int = option(
         256, "the most texts that wait; more are told 429", aliases=("--max-queued-requests", "--max-waiting")
     )

@@ -162,7 +162,9 @@ class Desk:
         most = self.context * (self.tokenizer.longest_token if isinstance(prompt, str) else 1)
         if len(prompt) > most or (isinstance(prompt, str) and self._has_too_many_tokens(prompt)):
             kind = "characters" if isinstance(prompt, str) else "tokens"
-            raise RequestError(field, f"has {len(prompt)} {kind}; this model takes at most {self.context} tokens; shorten it")
+            raise RequestError(
+                field, f"has {len(prompt)} {kind}; this model takes at most {self.context} tokens; shorten it"
+            )
 
     def _has_too_many_tokens(self, text: str) -> bool:
         """Count the tokens of a text that fits only if its tokens are unusually long, part by part.
