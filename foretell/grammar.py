@@ -14,6 +14,8 @@ Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 FIELD = "structured_outputs"
 MAX_CHOICES = 1024
 MAX_CHOICE_LENGTH = 4096  # characters
+WHITESPACE = r"[ \t\r\n]{1,40}"  # bounded, or a small model may generate line breaks until max_tokens
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps does
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,13 @@ class GrammarSpec:
     def size(self) -> int:
         """Bytes of UTF-8."""
         return len(self.text.encode()) + sum(len(choice.encode()) for choice in self.choices)
+
+    def bounded_schema(self) -> dict[str, Any]:
+        """Return the JSON schema with this spec's whitespace options; those that the schema sets take precedence."""
+        schema = json.loads(self.text) if self.kind == "json_schema" else {"type": "object"}
+        options: dict[str, Any] = {"whitespace_pattern": WHITESPACE} if self.any_whitespace else ONE_LINE
+        own = schema.get("x-guidance", {})
+        return {**schema, "x-guidance": options | own if isinstance(own, dict) else own}
 
     def _check_text(self) -> None:
         wanted = self.kind in ("json_schema", "regex", "lark")

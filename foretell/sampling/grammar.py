@@ -18,8 +18,6 @@ from .grammar_vocab import GrammarVocabulary
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-WHITESPACE = r"[ \t\r\n]{1,40}"  # bounded: small models like to write line breaks for ever
-
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
@@ -101,10 +99,8 @@ class GrammarCompiler:
 def _definition(spec: GrammarSpec) -> str:
     """The spec in llguidance's own format."""
     match spec.kind:
-        case "json_schema":
-            return _grammar(json_schema=_with_whitespace(json.loads(spec.text), spec))
-        case "json_object":
-            return _grammar(json_schema=_with_whitespace({"type": "object"}, spec))
+        case "json_schema" | "json_object":
+            return _grammar(json_schema=spec.bounded_schema())
         case "regex":
             return str(_llguidance().LLMatcher.grammar_from_regex(spec.text))
         case "choice":
@@ -115,14 +111,6 @@ def _definition(spec: GrammarSpec) -> str:
 
 def _grammar(**grammar: Any) -> str:
     return json.dumps({"grammars": [grammar]})
-
-
-def _with_whitespace(schema: dict[str, Any], spec: GrammarSpec) -> dict[str, Any]:
-    """The schema with our way of spacing, where it names none itself."""
-    fixed = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    spacing = {"whitespace_pattern": WHITESPACE} if spec.any_whitespace else fixed
-    own = schema.get("x-guidance", {})
-    return schema | {"x-guidance": spacing | own if isinstance(own, dict) else own}
 
 
 def _llguidance() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from foretell.errors import RequestError
 from foretell.grammar import GrammarSpec
@@ -82,18 +83,17 @@ def or_calls(spec: GrammarSpec, calls: str, thinking: bool) -> GrammarSpec:
 
 OWN = "structured_outputs.grammar"  # the field with a grammar of the caller's own
 THOUGHTS = "thoughts blanks"
+BARE_SLASH = re.compile(r"\\.|/", re.DOTALL)  # escapes are matched too, so that `\/` is not escaped twice
 PASSAGE = f"thoughts[suffix={json.dumps(CLOSES)}]: /(?s:.*)/\nblanks: /[\\n ]{{0,4}}/\n"
 
 
 def _rule(spec: GrammarSpec) -> str:
     """A spec as the body of a rule in a larger grammar."""
     match spec.kind:
-        case "json_schema":
-            return f"%json {spec.text}"
-        case "json_object":
-            return '%json {"type": "object"}'
+        case "json_schema" | "json_object":
+            return "%json " + json.dumps(spec.bounded_schema(), ensure_ascii=False)
         case "regex":
-            return "/" + spec.text.replace("/", r"\/") + "/"
+            return "/" + BARE_SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], spec.text) + "/"
         case "choice":
             return " | ".join(map(json.dumps, spec.choices))
     raise AssertionError("a grammar of the caller's own is no rule of another")

@@ -7,13 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from foretell.errors import RequestError
-from foretell.grammar import GrammarSpec
+from foretell.grammar import ONE_LINE, GrammarSpec
 
 from ..protocol_chat import Function
 from .hermes import CLOSES, OPENS
-
-# One line with ", " and ": ", as the calls in training data stand.
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def forced_call(family: str, functions: Sequence[Function], several: bool) -> GrammarSpec:
@@ -88,4 +85,5 @@ def _json(schema: dict[str, Any]) -> str:
 
 
 def _schema(schema: dict[str, Any]) -> str:
-    return json.dumps(schema | {"x-guidance": SPACING}, ensure_ascii=False)
+    """Return the schema as text, for calls on one line as in training data."""
+    return json.dumps(schema | {"x-guidance": ONE_LINE}, ensure_ascii=False)
