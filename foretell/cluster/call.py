@@ -9,8 +9,8 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True)
 class Call:
-    """One HTTP request, whole. `marks` say how its prompt begins, `avoid` which replicas are the last to be asked;
-    `patient`: rather wait for one of the others, while there are any, than ask one of these."""
+    """One HTTP request, whole. `marks` are the hashes of its prompt's prefixes, `avoid` the replicas to try last;
+    `target`: the only replica that may answer."""
 
     method: str
     path: str
@@ -20,7 +20,7 @@ class Call:
     client: tuple[str, int] | None = None
     marks: tuple[bytes, ...] = ()
     avoid: tuple[str, ...] = ()
-    patient: bool = False
+    target: str | None = None
 
     def avoiding(self, replica: str) -> Call:
         """The same, for another replica if there is one."""

@@ -8,7 +8,7 @@ from foretell.errors import ForetellError
 from foretell.server.run import bind
 
 from .config import ClusterConfig
-from .ingress import Ingress, application
+from .ingress import GRACE, Ingress, application
 from .replica import Replica
 from .room import Room
 from .served import Served
@@ -99,7 +99,7 @@ def _front_options(served: Served) -> dict[str, Any]:
         "num_replicas": 1,
         "max_ongoing_requests": MANY,
         "ray_actor_options": {"num_cpus": 0},
-        "graceful_shutdown_timeout_s": served.server.request_timeout,
+        "graceful_shutdown_timeout_s": served.server.request_timeout + GRACE,
         "graceful_shutdown_wait_loop_s": LOOP,
     }
 

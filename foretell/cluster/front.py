@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Protocol
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
@@ -20,35 +19,24 @@ from .call import Call, Head
 from .gathered import server_info, standing
 from .ledger import Ledger
 from .marks import marks_of
+from .replicas import OK, Parts, ReplicaLost, Replicas, ask_all, opened
 
 LOG = logging.getLogger("foretell")
 ELSEWHERE = (429, 503)  # answers of a replica that another one may not give
-LOOK = 5.0  # seconds that replicas have to say how they are
+SETTLE = 0.5  # seconds /health waits for the others once one replica is well; liveness probes often allow 1 s
 LARGE = 100_000  # bytes of a body that is read beside the event loop
 PAUSE = 0.1  # seconds before a request goes to another replica, doubled each time
 SHOWN = b"x-foretell-replica"
 LOST = Failure(502, "the replica that wrote this was lost; send it again", "server_error", code="replica_lost")
 NOBODY = "no replica could take the request; come back later"
 LEAVING = "the server is about to stop and takes nothing new"
-Told = dict[str, tuple[Head, bytes]]
-
-
-class ReplicaLost(Exception):
-    """A replica went away before it had answered to the end."""
-
-
-class Replicas(Protocol):
-    """Who answers."""
-
-    def ask(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
-        """The head of an answer and the rest of it; raises ReplicaLost."""
 
 
 class Front:
     """An ASGI application over replicas of one server."""
 
     def __init__(self, replicas: Replicas, attempts: int, patience: float) -> None:
-        """`patience`: seconds until an answer must have begun."""
+        """`patience`: seconds until an answer must have begun, and between two of its parts."""
         self.replicas, self.attempts, self.patience = replicas, attempts, patience
         self.ledger = Ledger()
         self.ongoing = 0
@@ -82,7 +70,7 @@ class Front:
                 LOG.exception("a request to %s failed", scope["path"])
             if sent.begun:
                 raise  # nothing can be said any more but that it broke off
-            await failure_of(error).response()(scope, receive, send)
+            await self.ledger.refusal(failure_of(error))(scope, receive, send)
         finally:
             self.ongoing -= 1
 
@@ -95,32 +83,41 @@ class Front:
             if head.more:
                 await self._pass_on(head, rest, send)
 
-    async def _pass_on(self, head: Head, rest: AsyncGenerator[Head | bytes, None], send: Send) -> None:
+    async def _pass_on(self, head: Head, rest: Parts, send: Send) -> None:
         try:
-            async for part in rest:
+            while (part := await self._next(rest)) is not None:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
-        except ReplicaLost:
+        except (ReplicaLost, TimeoutError) as error:
             self.ledger.cut.inc()
             if not dict(head.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
                 raise
-            await send({"type": "http.response.body", "body": event(LOST.body()) + DONE, "more_body": True})
+            failure = LOST if isinstance(error, ReplicaLost) else failure_of(error)
+            await send({"type": "http.response.body", "body": event(failure.body()) + DONE, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _begin(self, call: Call) -> tuple[Head, AsyncGenerator[Head | bytes, None]]:
-        """How an answer begins and where its rest comes from; until it does, a lost replica costs nothing."""
+    async def _next(self, rest: Parts) -> Head | bytes | None:
+        """Wait for the next part of an answer; None at its end."""
+        async with asyncio.timeout(self.patience):
+            return await anext(rest, None)
+
+    async def _begin(self, call: Call) -> tuple[Head, Parts]:
+        """How an answer begins and where its rest comes from; until it does, a lost replica costs nothing.
+
+        A request that ran too long gets 504 and no Retry-After: the client would only repeat the work.
+        """
         try:
             async with asyncio.timeout(self.patience):
                 return await self._try(call)
-        except TimeoutError:
-            raise _later(NOBODY) from None
+        except TimeoutError as error:
+            raise (failure_of(error) if self.replicas.names() else _later(NOBODY)) from None
 
-    async def _try(self, call: Call) -> tuple[Head, AsyncGenerator[Head | bytes, None]]:
+    async def _try(self, call: Call) -> tuple[Head, Parts]:
         for attempt in range(self.attempts):
             if attempt:
                 self.ledger.moved.inc()
                 await asyncio.sleep(PAUSE * 2 ** (attempt - 1))
             try:
-                head, rest = await self._open(call)
+                head, rest = await opened(self.replicas, call)
             except ReplicaLost:
                 continue
             if head.status not in ELSEWHERE or head.replica in call.avoid or attempt == self.attempts - 1:
@@ -129,60 +126,23 @@ class Front:
             call = call.avoiding(head.replica)
         raise _later(NOBODY)
 
-    async def _open(self, call: Call) -> tuple[Head, AsyncGenerator[Head | bytes, None]]:
-        """One replica's answer, once it has begun."""
-        parts = self.replicas.ask(call)
-        try:
-            head = await anext(parts)
-        except BaseException:
-            await parts.aclose()
-            raise
-        assert isinstance(head, Head), "an answer begins with its head"
-        return head, parts
-
-    async def _each(self, call: Call) -> Told:
-        """What every replica says to the same request: each is asked, until one comes for the second time."""
-        found: Told = {}
-        call = replace(call, patient=True)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK):
-                while True:
-                    try:
-                        head, body = await self._whole(call)
-                    except ReplicaLost:
-                        await asyncio.sleep(PAUSE)
-                        continue
-                    if head.replica in found:
-                        break
-                    found[head.replica] = head, body
-                    call = call.avoiding(head.replica)
-        return found
-
-    async def _whole(self, call: Call) -> tuple[Head, bytes]:
-        head, rest = await self._open(call)
-        async with aclosing(rest):
-            return head, head.body + b"".join([part async for part in rest if isinstance(part, bytes)])
-
     async def _metrics(self, call: Call) -> Response:
-        told = await self._each(replace(call, path="/metrics"))
-        pages = {name: body.decode() for name, (head, body) in told.items() if head.status == 200}
+        found = await ask_all(self.replicas, replace(call, path="/metrics"))
+        pages = {name: body.decode() for name, (status, body) in found.items() if status == OK}
         return self.ledger.page(pages, each=call.path != "/metrics")
 
     async def _standing(self, call: Call) -> Response:
-        found = {name: (head.status, body) for name, (head, body) in (await self._each(call)).items()}
-        status, said = standing(found)
+        status, said = standing(await ask_all(self.replicas, call, SETTLE))
         if call.path == "/ready" and self.leaving:
             status, said = 503, {**said, "status": "unavailable", "reason": LEAVING}
         return JSONResponse(said, status)
 
     async def _info(self, call: Call) -> Response:
-        found = await self._each(call)
-        if not found:
+        found = await ask_all(self.replicas, call)
+        well = {name: body for name, (status, body) in found.items() if status == OK}
+        if not well:
             raise _later(NOBODY)
-        for head, body in found.values():
-            if head.status != 200:
-                return Response(body, head.status, {"content-type": "application/json"})
-        return JSONResponse(server_info({name: body for name, (_, body) in found.items()}))
+        return JSONResponse(server_info(well))
 
 
 class _Sent:

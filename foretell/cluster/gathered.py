@@ -6,18 +6,30 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-OK = 200
-UNAVAILABLE = 503
+from .replicas import OK, UNAVAILABLE, Answers
+
+UNHEALTHY = {"status": "unavailable"}
 
 
-def standing(told: Mapping[str, tuple[int, bytes]]) -> tuple[int, dict[str, Any]]:
-    """Well, as long as one replica is: the others are being replaced."""
-    each = {name: json.loads(body) for name, (_, body) in sorted(told.items())}
-    if any(status == OK for status, _ in told.values()):
+def standing(found: Answers) -> tuple[int, dict[str, Any]]:
+    """Return status 200 as long as one replica has it: the others are being replaced."""
+    each = {name: _health(status, body) for name, (status, body) in sorted(found.items())}
+    if any(status == OK for status, _ in found.values()):
         return OK, {"status": "ok", "reason": None, "replicas": each}
-    reasons = sorted({str(said.get("reason")) for said in each.values()})
+    reasons = sorted({str(health["reason"]) for health in each.values()})
     reason = "; ".join(reasons) if reasons else "no replica runs"
-    return UNAVAILABLE, {"status": "unavailable", "reason": reason, "replicas": each}
+    return UNAVAILABLE, UNHEALTHY | {"reason": reason, "replicas": each}
+
+
+def _health(status: int, body: bytes) -> dict[str, Any]:
+    """Return a replica's report of its health, whatever its answer looks like."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    report = found if isinstance(found, dict) else {}
+    default = {"status": "ok", "reason": None} if status == OK else UNHEALTHY | {"reason": f"answered {status}"}
+    return default | report
 
 
 def server_info(told: Mapping[str, bytes]) -> dict[str, Any]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foretell.server.config import ServerConfig
-from foretell.server.failures import Failure
-from foretell.server.guards import BodyGuard
+from foretell.server.middleware import middleware_of, wrapped
 
 from .call import Call, Head
-from .front import Front, ReplicaLost
+from .front import Front
+from .replicas import ReplicaLost, Running
+
+GRACE = 10.0  # seconds beyond the request timeout: a replica that ends a request reports it first
 
 
 class RayReplicas:
@@ -20,6 +22,9 @@ class RayReplicas:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle.options(method_name="answer", stream=True)
+
+    def names(self) -> Sequence[str]:
+        return Running.names
 
     async def ask(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
         from grpc import RpcError
@@ -45,9 +50,8 @@ class Ingress:
     """Where requests come in."""
 
     def __init__(self, handle: Any, attempts: int, config: ServerConfig) -> None:
-        self.front = Front(RayReplicas(handle), attempts, config.request_timeout)
-        bodies = config.max_body_bytes, config.max_held_bytes, config.body_timeout
-        self.guarded = BodyGuard(self.front, *bodies, Failure.response)
+        self.front = Front(RayReplicas(handle), attempts, config.request_timeout + GRACE)
+        self.guarded = wrapped(self.front, middleware_of(config, self.front.ledger.refusal))
 
     async def leave(self) -> None:
         """Take nothing new."""

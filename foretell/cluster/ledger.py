@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from foretell.server.failures import Failure
 from foretell.server.instruments import CREATED, PREFIX
 from foretell.server.telling import METRICS_TYPE
 
@@ -25,6 +26,15 @@ class Ledger:
             registry=self.registry,
         )  # fmt: skip
         self.cut = Counter(PREFIX + "requests_cut", "Answers whose replica was lost midway", registry=self.registry)
+        self.failures = Counter(
+            PREFIX + "gateway_failures", "Requests that the gateway refused or that failed there", ["code"],
+            registry=self.registry,
+        )  # fmt: skip
+
+    def refusal(self, failure: Failure) -> Response:
+        """Count a failure and return its response."""
+        self.failures.labels(failure.code or "").inc()
+        return failure.response()
 
     def page(self, told: Mapping[str, str], each: bool) -> Response:
         """Prometheus's text: of all as one server, or `each` replica's own."""

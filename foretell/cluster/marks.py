@@ -22,11 +22,11 @@ def marks_of(path: str, key: str, body: bytes) -> tuple[bytes, ...]:
         return ()
     try:
         asked = json.loads(body)
+        if not isinstance(asked, dict):
+            return ()
+        return tuple(_marks(f"{key}\0{asked.get('cache_salt') or ''}", _text(asked)))
     except (ValueError, RecursionError):
-        return ()  # the replica says what is wrong with it
-    if not isinstance(asked, dict):
-        return ()
-    return tuple(_marks(f"{key}\0{asked.get('cache_salt') or ''}", _text(asked)))
+        return ()  # the replica reports what is wrong with it
 
 
 def _marks(tenant: str, text: str) -> Iterator[bytes]:
@@ -49,9 +49,8 @@ def _text(asked: dict[str, Any]) -> str:
 
 def _prompt(prompt: Any) -> str:
     """Of several prompts the first decides."""
+    while isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt
-    if not isinstance(prompt, list) or not prompt:
-        return ""
-    first = prompt[0]
-    return _prompt(first) if isinstance(first, str | list) else " ".join(str(token) for token in prompt)
+    return " ".join(str(token) for token in prompt) if isinstance(prompt, list) else ""

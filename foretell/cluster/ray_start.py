@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -62,13 +63,28 @@ def connect(address: str | None, dashboard: bool, stay: bool) -> Ray:
 
 
 def running_here() -> str | None:
-    """The address of the Ray that was last started on this machine, if it still answers."""
+    """Return the address of the Ray that was last started on this machine, if it still answers.
+
+    Ray notes it in a folder that all users share. A note of another user is refused: whoever listens there would be
+    sent the settings, API keys included.
+    """
     note = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir()), "ray", "ray_current_cluster")
     try:
-        found = note.read_text().strip()
-    except OSError:
+        with open(os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            found = file.read().strip() if stat.S_ISREG(status.st_mode) else ""
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError:
+        raise _untrusted(note) from None
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH:
+        raise _untrusted(note)
     return found if found and _answers(*_parts(found)) else None
+
+
+def _untrusted(note: Path) -> RequestError:
+    reason = f"{note} is not trusted: another user made it or may change it"
+    return RequestError("address", f"{reason}; name the Ray by HOST:PORT, or set RAY_TMPDIR to a folder of your own")
 
 
 def is_closed(address: str) -> bool:

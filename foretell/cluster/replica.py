@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from foretell.server.app import create_app
 from foretell.server.logs import set_up_logs
@@ -21,7 +22,8 @@ class Replica:
 
         set_up_logs(served.server.log_format)
         self.name: str = serve.get_replica_context().replica_id.unique_id
-        self.service = load(served.server, served.engine, served.speculation)
+        server = replace(served.server, cors_origin=())  # the gateway adds these headers
+        self.service = load(server, served.engine, served.speculation)
         self.app = create_app(self.service)
         self._life = self.app.router.lifespan_context(self.app)
         await self._life.__aenter__()

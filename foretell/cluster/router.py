@@ -10,6 +10,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from .affinity import Affinity
 from .call import Call
+from .replicas import Running
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -28,8 +29,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         with self._lock:
             loads = {name: self._ongoing[name] for name in named}
             order = self.affinity.order(call.marks, loads, call.avoid)
-        fresh = [name for name in order if name not in call.avoid]
-        return [[named[name]] for name in (fresh if call.patient and fresh else order)]
+        Running.names = tuple(named)
+        if call.target is not None:
+            order = [name for name in order if name == call.target]
+        return [[named[name]] for name in order]
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         super().on_send_request(replica_id)
@@ -49,6 +52,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         names = [replica.replica_id.unique_id for replica in replicas]
+        Running.names = tuple(names)
         with self._lock:
             self.affinity.keep_only(names)
             self._ongoing = Counter({name: count for name, count in self._ongoing.items() if name in names})

@@ -14,15 +14,14 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 
 from foretell.errors import ForetellError
 from foretell.version import VERSION
 
 from .api_page import api_routes
-from .config import ServerConfig
 from .failures import Failure, failure_of, invalid_body
-from .guards import BodyGuard, FramingGuard, HostGuard, KeyGuard, Tell, is_loopback
+from .guards import Tell
+from .middleware import middleware_of
 from .pages import page_routes
 from .protocol import CompletionBody
 from .protocol_chat import ChatBody, DetokenizeBody, TokenizeBody
@@ -71,28 +70,10 @@ def create_app(service: Service) -> FastAPI:
         return failure.response()
 
     _add_handlers(app, tell)
-    _add_guards(app, service.config, tell)
+    for layer in middleware_of(service.config, tell):
+        app.add_middleware(layer.cls, *layer.args, **layer.kwargs)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     return app
-
-
-def _add_guards(app: FastAPI, config: ServerConfig, tell: Tell) -> None:
-    """The last one stands first."""
-    app.add_middleware(
-        BodyGuard,
-        most=config.max_body_bytes,
-        most_held=config.max_held_bytes,
-        seconds=config.body_timeout,
-        tell=tell,
-    )
-    app.add_middleware(KeyGuard, keys=config.api_key, tell=tell)
-    if not config.api_key and is_loopback(config.host):
-        app.add_middleware(HostGuard, names=config.allowed_host, tell=tell)
-    if config.cors_origin:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(config.cors_origin), allow_methods=["*"], allow_headers=["*"]
-        )
-    app.add_middleware(FramingGuard, tell=tell)  # before all that answers without closing the connection
 
 
 def _add_handlers(app: FastAPI, tell: Tell) -> None:

@@ -22,6 +22,7 @@ from foretell.cluster.config import ClusterConfig
 from foretell.cluster.deploy import why
 from foretell.cluster.ray_start import Ray, is_closed, running_here
 from foretell.cluster.replica import Replica
+from foretell.cluster.replicas import Running
 from foretell.cluster.room import Room
 from foretell.cluster.run import Signals, greeting
 from foretell.cluster.served import Served
@@ -84,6 +85,49 @@ def test_a_running_ray_is_found_by_its_note(monkeypatch: pytest.MonkeyPatch, tmp
         assert is_closed(address) and not is_closed("10.1.2.3:6379")
         monkeypatch.setattr(ray_start, "_outward", lambda: "127.0.0.1")
         assert not is_closed(address), "others can reach it"
+
+
+def note_of(folder: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write the file in which Ray notes the address of the cluster that was started last."""
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    note = folder / "ray" / "ray_current_cluster"
+    note.parent.mkdir()
+    note.write_text(address)
+    note.chmod(0o644)
+    return note
+
+
+def test_an_address_noted_by_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The temporary folder is shared: `deploy` would send the settings, API keys included, to that address."""
+    monkeypatch.setattr(ray_start, "check_installed", lambda: None)
+    monkeypatch.setattr(ray_start, "_join", lambda address: pytest.fail("it was joined"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        note_of(tmp_path, f"127.0.0.1:{other.getsockname()[1]}", monkeypatch)
+        user = os.getuid()
+        assert running_here() is not None
+        monkeypatch.setattr(os, "getuid", lambda: user + 1)
+        for address in (None, "auto"):
+            with pytest.raises(RequestError, match="not trusted.*name the Ray by HOST:PORT, or set RAY_TMPDIR"):
+                ray_start.connect(address, dashboard=False, stay=True)
+
+
+def test_a_note_that_others_could_change_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    note = note_of(tmp_path, "127.0.0.1:1", monkeypatch)
+    note.chmod(0o666)
+    with pytest.raises(RequestError, match="not trusted"):
+        running_here()
+    note.rename(tmp_path / "elsewhere")
+    note.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RequestError, match="not trusted"):
+        running_here()
+    note.unlink()
+    os.mkfifo(note)  # a plain read would block
+    with pytest.raises(RequestError, match="not trusted"):
+        running_here()
+    note.unlink()
+    note.mkdir()
+    with pytest.raises(RequestError, match="not trusted"):
+        running_here()
 
 
 def test_auto_needs_a_ray_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -180,6 +224,7 @@ def test_the_router_counts_what_is_under_way_and_obeys(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "foretell.cluster.router")
     ids = {name: types.SimpleNamespace(unique_id=name) for name in "ab"}
     replicas = [types.SimpleNamespace(replica_id=each) for each in ids.values()]
+    monkeypatch.setattr(Running, "names", ())
     router: Any = PrefixRouter()
     router.initialize_state(routing="prefix", slack=1)
 
@@ -201,8 +246,9 @@ def test_the_router_counts_what_is_under_way_and_obeys(monkeypatch: pytest.Monke
     router.on_send_request(ids["b"])
     assert order() == ["a", "b"]
     assert order(avoid=("a",)) == ["b", "a"]
-    assert order(avoid=("a",), patient=True) == ["b"]
-    assert order(avoid=("a", "b"), patient=True) == ["a", "b"], "all have been asked"
+    assert order(target="b") == ["b"] and order(target="c") == [], "no other replica answers for it"
+    assert Running.names == ("a", "b")
     router.update_replicas(replicas[:1])
+    assert Running.names == ("a",)
     assert set(router._ongoing) == {"a"}
     assert asyncio.run(router.choose_replicas(replicas, None))
