@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+AUDIT := build/audit
 
-.PHONY: setup setup-dev demo test test-all test-gpu check clean
+.PHONY: setup setup-dev demo test test-all test-gpu check lock audit clean
 
 setup: $(STAMP)
 setup-dev: $(DEV_STAMP)
@@ -17,15 +18,24 @@ $(BIN)/python:
 	@echo "setting up $(VENV), once"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# torch first and alone: asked for by another package, pip may take a build with gigabytes of CUDA.
-$(STAMP): $(BIN)/python pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch>=2.11,<2.14'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+# Locked versions with hashes on Python 3.11, Linux x86_64; elsewhere the newest that pyproject allows.
+$(STAMP): $(BIN)/python pyproject.toml requirements/runtime.txt requirements/torch.txt
+	@$(BIN)/python requirements/install.py runtime
 	@touch $@
 
-$(DEV_STAMP): $(STAMP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+$(DEV_STAMP): $(STAMP) requirements/dev.txt
+	@$(BIN)/python requirements/install.py dev
 	@touch $@
+
+# Resolve pyproject.toml again and write requirements/*.txt.
+lock: $(BIN)/python
+	@$(BIN)/python requirements/lock.py
+
+# Look the locked versions up in the databases of known vulnerabilities.
+audit: $(BIN)/python
+	@$(BIN)/python -m venv $(AUDIT)
+	@$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9,<3'
+	@$(AUDIT)/bin/pip-audit --disable-pip --no-deps --requirement requirements/dev.txt --requirement requirements/torch.txt
 
 demo: $(STAMP)
 	@$(BIN)/python -m foretell demo

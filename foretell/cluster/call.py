@@ -10,7 +10,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 @dataclass(frozen=True)
 class Call:
     """One HTTP request, whole. `marks` are the hashes of its prompt's prefixes, `avoid` the replicas to try last;
-    `target`: the only replica that may answer."""
+    `target`: the replica that should answer, while it runs."""
 
     method: str
     path: str

@@ -30,8 +30,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             loads = {name: self._ongoing[name] for name in named}
             order = self.affinity.order(call.marks, loads, call.avoid)
         Running.names = tuple(named)
-        if call.target is not None:
-            order = [name for name in order if name == call.target]
+        if call.target in named:  # else any: without a candidate Ray Serve would ask again without a pause
+            order = [call.target]
         return [[named[name]] for name in order]
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
