@@ -31,11 +31,12 @@ $(DEV_STAMP): $(STAMP) requirements/dev.txt
 lock: $(BIN)/python
 	@$(BIN)/python requirements/lock.py
 
-# Look the locked versions up in the databases of known vulnerabilities.
+# Look the locked versions up in the databases of known vulnerabilities; one that cannot be looked up is an error.
 audit: $(BIN)/python
 	@$(BIN)/python -m venv $(AUDIT)
 	@$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9,<3'
-	@$(AUDIT)/bin/pip-audit --disable-pip --no-deps --requirement requirements/dev.txt --requirement requirements/torch.txt
+	@$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements/dev.txt
+	@$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement requirements/torch.txt
 
 demo: $(STAMP)
 	@$(BIN)/python -m foretell demo

@@ -65,8 +65,8 @@ def connect(address: str | None, dashboard: bool, stay: bool) -> Ray:
 def running_here() -> str | None:
     """Return the address of the Ray that was last started on this machine, if it still answers.
 
-    Ray notes it in a folder that all users share. A note of another user is refused: whoever listens there would be
-    sent the settings, API keys included.
+    Ray notes it in a folder that all users share. A note of another user is refused: the process at that address
+    would receive the settings, API keys included.
     """
     note = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir()), "ray", "ray_current_cluster")
     try:

@@ -30,9 +30,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             loads = {name: self._ongoing[name] for name in named}
             order = self.affinity.order(call.marks, loads, call.avoid)
         Running.names = tuple(named)
-        if call.target in named:  # else any: without a candidate Ray Serve would ask again without a pause
+        if call.target is not None and call.target in named:
             order = [call.target]
-        return [[named[name]] for name in order]
+        return [[named[name]] for name in order]  # never empty: Ray Serve would ask again without a pause
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         super().on_send_request(replica_id)
