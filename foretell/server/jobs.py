@@ -75,6 +75,7 @@ class Desk:
     def __init__(self, assembly: Assembly, config: ServerConfig) -> None:
         self.assembly, self.config = assembly, config
         self.tokenizer = assembly.tokenizer
+        self.tokenizer.check_templates()
         self.family = family_of(self.tokenizer.tool_template, config.tool_call_parser)
         self.thinks = config.reasoning_parser == "think" or (
             config.reasoning_parser == "auto" and marks_thoughts(self.tokenizer.chat_template)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from foretell.errors import RequestError
+from foretell.errors import ModelError, RequestError
 from foretell.tokenizer.messages import plain, read_messages
+from foretell.tokenizer.render_budget import TemplateLimitError, limited
 
 if TYPE_CHECKING:
     import jinja2
-    from jinja2.ext import Extension
 
-# More turns of loops and macros than any chat needs; a template that takes more does not end in useful time.
-MAX_STEPS = 1_000_000
-STEP = "_foretell_step"
+MAX_MESSAGE = 300  # characters of an error, and of a date format
 TOOLS = "tool_use"  # the name model makers give a template of its own for chats with tools
 
 
@@ -45,16 +42,39 @@ class ChatTemplates:
         values: Mapping[str, Any],
     ) -> str:
         """The chat as text; whatever a template refuses is a RequestError about the messages."""
-        template = self.template(TOOLS if tools and TOOLS in self.sources else "default")
-        context = {"documents": None, **self.named, **plain(values)}
-        context |= {"messages": read_messages(messages), "tools": plain(tools), STEP: step_counter()}
+        return self.render_with(TOOLS if tools and TOOLS in self.sources else "default", messages, tools, values)
+
+    def render_with(
+        self,
+        name: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        values: Mapping[str, Any],
+    ) -> str:
+        """Return the chat as the template of that name has it."""
+        template = self.template(name)
+        context = {"documents": None, **self.named, **plain(values, "chat_template_kwargs")}
+        context |= {"messages": read_messages(messages), "tools": plain(tools, "tools")}
         # A template is foreign code: what it raises, of whatever type, says that it cannot write these messages.
         try:
-            return template.render(context)
+            with limited(context):
+                return template.render(context)
         except Exception as problem:
             raise RequestError(
                 "messages", f"the model's chat template does not take them: {said(problem)}"
             ) from problem
+
+    def check(self) -> None:
+        """Refuse a model whose template exceeds the limits of the sandbox in a chat of one word.
+
+        Other errors are left to the requests: a template may refuse a chat, and a raw prompt needs none.
+        """
+        for name in self.sources:
+            try:
+                self.render_with(name, [{"role": "user", "content": "hello"}], None, {"add_generation_prompt": True})
+            except RequestError as problem:
+                if isinstance(problem.__cause__, TemplateLimitError):
+                    raise ModelError(f"the chat template {name!r} is not run: {problem.__cause__}") from problem
 
     def template(self, name: str) -> jinja2.Template:
         """The template of that name, ready to run."""
@@ -66,60 +86,22 @@ class ChatTemplates:
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """The template with the filters and functions that model makers count on, and with its steps counted."""
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    """Return the template with the filters and functions that model makers rely on."""
+    from foretell.tokenizer.sandbox import BoundedEnvironment
 
-    extensions: list[str | type[Extension]] = ["jinja2.ext.loopcontrols", generation_blocks()]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = to_json
+    environment = BoundedEnvironment()
     environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    # Jinja, and Python's compiler after it, raise errors of many kinds at source that is wrong or nested too deep.
     try:
-        tree = environment.parse(source)
-        loops: list[jinja2.nodes.For | jinja2.nodes.Macro] = [*tree.find_all(jinja2.nodes.For)]
-        loops += tree.find_all(jinja2.nodes.Macro)
-        for node in loops:
-            step = jinja2.nodes.Call(jinja2.nodes.Name(STEP, "load"), [], [], None, None)
-            node.body.insert(0, jinja2.nodes.ExprStmt(step, lineno=node.lineno))
-        return environment.from_string(tree)
-    except jinja2.TemplateError as problem:
+        return environment.compiled(source)
+    except Exception as problem:
         message = f"the model's chat template is broken ({said(problem)}); send the text as a raw prompt instead"
         raise RequestError("messages", message) from problem
 
 
-def generation_blocks() -> type[Extension]:
-    """{% generation %} marks what a model is trained on; for writing a prompt it is only its content."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-
-    class GenerationBlocks(Extension):
-        tags = {"generation"}
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    return GenerationBlocks
-
-
-def step_counter() -> Callable[[], None]:
-    """A function that refuses to be called more than MAX_STEPS times."""
-    left = MAX_STEPS
-
-    def step() -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise OverflowError(f"it takes more than {MAX_STEPS} steps")
-
-    return step
-
-
 def said(problem: Exception) -> str:
-    """The first line of an error, or its name if it says nothing."""
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    """Return the first line of an error, or its name if it has no message."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:MAX_MESSAGE]
 
 
 def raise_exception(message: str) -> NoReturn:
@@ -131,15 +113,6 @@ def raise_exception(message: str) -> NoReturn:
 
 def strftime_now(pattern: str) -> str:
     """For templates that tell the model the date."""
+    if len(pattern) > MAX_MESSAGE:
+        raise ValueError(f"a date format has at most {MAX_MESSAGE} characters, not {len(pattern)}")
     return datetime.now().strftime(pattern)
-
-
-def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it stands in training data, without Jinja's escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

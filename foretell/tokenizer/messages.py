@@ -7,6 +7,7 @@ from typing import Any
 
 from foretell.errors import RequestError
 
+MAX_DEPTH = 64  # of a request's values; a template may add levels of its own
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -59,12 +60,17 @@ def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return message if given is None else {"thinking": given, **message, "reasoning_content": given}
 
 
-def plain(value: Any) -> Any:
-    """Nothing but what JSON has: a template has no business with the methods of our objects."""
+def plain(value: Any, field: str = "messages", depth: int = 0) -> Any:
+    """Return nothing but what JSON has, because a template has no business with the methods of our objects.
+
+    Values nested deeper than MAX_DEPTH, as those that contain themselves, are refused under the name of `field`.
+    """
     if value is None or isinstance(value, str | int | float):
         return value
+    if depth >= MAX_DEPTH:
+        raise RequestError(field, f"is nested too deep; at most {MAX_DEPTH} levels of lists and objects are read")
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, field, depth + 1) for key, item in value.items()}
     if isinstance(value, Sequence):
-        return [plain(item) for item in value]
+        return [plain(item, field, depth + 1) for item in value]
     return f"<{type(value).__name__}>"

@@ -133,7 +133,7 @@ def test_a_model_without_a_template_says_so() -> None:
     ],
 )
 def test_a_template_that_fails_is_about_the_messages(template: str, message: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("foretell.tokenizer.chat.MAX_STEPS", 20_000)
+    monkeypatch.setattr("foretell.tokenizer.render_budget.MAX_STEPS", 20_000)
     with pytest.raises(RequestError, match=message) as caught:
         with_template(template).render_chat(MESSAGES)
     assert caught.value.field == "messages"
