@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from foretell.kernels.native import build
+from foretell.kernels.native import build, library_file
 from foretell.kernels.native.library import library
 from tests.waiting import PATIENCE
 
@@ -102,7 +105,92 @@ def test_two_processes_may_build_at_once(fresh: Path) -> None:
         time.sleep(0.02)
     assert [process.communicate()[0] for process in both] == ["whole\n"] * 2
     assert seen <= {"whole"}
-    assert [path.suffix for path in (fresh / "home/native").iterdir()] == [".so"]
+    assert sorted(path.suffix for path in (fresh / "home/native").iterdir()) == [".sha256", ".so"]
+
+
+COUNTED = "echo >> $(dirname $0)/calls; echo whole > $out"
+
+
+@pytest.fixture
+def built(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library that a stand-in compiler wrote; each call of the compiler is a line in `calls`."""
+    monkeypatch.setenv("CXX", str(write_compiler(fresh / "cxx", COUNTED)))
+    return build.built_library()
+
+
+def calls(fresh: Path) -> int:
+    return len((fresh / "calls").read_text().splitlines())
+
+
+def test_a_whole_library_is_not_built_again(built: Path, fresh: Path) -> None:
+    assert build.built_library() == built and calls(fresh) == 1
+    line = built.with_name(built.name + ".sha256").read_text()
+    assert line == f"{hashlib.sha256(built.read_bytes()).hexdigest()}  {built.name}\n"
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "half": lambda path: os.truncate(path, 3),
+    "empty": lambda path: os.truncate(path, 0),
+    "one byte": lambda path: path.write_bytes(b"Whole\n"),
+    "no checksum": lambda path: path.with_name(path.name + ".sha256").unlink(),
+    "half a checksum": lambda path: os.truncate(path.with_name(path.name + ".sha256"), 30),
+    "a checksum that is no text": lambda path: path.with_name(path.name + ".sha256").write_bytes(b"\xff"),
+    "writable by the group": lambda path: path.chmod(0o775),
+    "writable by all": lambda path: path.chmod(0o757),
+    "a link": lambda path: path.rename(path.with_name("other")).exists() and path.symlink_to("other"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_or_foreign_library_is_built_again(built: Path, fresh: Path, damage: str) -> None:
+    DAMAGES[damage](built)
+    assert build.built_library() == built and calls(fresh) == 2
+    assert built.read_text() == "whole\n" and built.lstat().st_mode & 0o22 == 0
+
+
+def test_a_library_of_another_user_is_not_loaded(
+    built: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library_file, "_ours", lambda found: stat.S_ISDIR(found.st_mode))
+    assert not library_file.is_whole(built)
+    monkeypatch.setattr(library_file, "_ours", lambda found: False)
+    assert load() is None
+    (record,) = caplog.records
+    assert "belongs to another user" in record.getMessage() and "FORETELL_HOME" in record.getMessage()
+
+
+def test_a_folder_that_others_may_write_to_is_made_private(built: Path) -> None:
+    built.parent.chmod(0o777)
+    build.built_library()
+    assert built.parent.stat().st_mode & 0o22 == 0
+
+
+def test_file_and_folder_reach_the_disk(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(library_file, "_sync", lambda path: order.append(path.suffix or path.name))
+    monkeypatch.setenv("CXX", str(write_compiler(fresh / "cxx", COUNTED)))
+    monkeypatch.setattr(Path, "replace", lambda self, goal: (order.append("rename"), os.replace(self, goal)))
+    build.built_library()
+    assert order == [".so", "checksum", "rename", "rename", "native"]
+
+
+HALF = """
+import os, sys
+from foretell.kernels.native.build import built_library
+from foretell.kernels.native.library import library
+path = built_library()
+os.truncate(path, os.path.getsize(path) // 2)
+assert library() is not None
+"""
+
+
+@pytest.mark.skipif(library() is None, reason="no native kernels here")
+def test_half_a_library_does_not_end_the_process(tmp_path: Path) -> None:
+    """Loaded as it is, it would end with SIGBUS. The stand-in for a compiler copies a library that is whole."""
+    compiler = write_compiler(tmp_path / "cxx", f"cp {build.built_library()} $out")
+    env = os.environ | {"CXX": str(compiler), "FORETELL_HOME": str(tmp_path / "home")}
+    done = subprocess.run([sys.executable, "-c", HALF], env=env, timeout=PATIENCE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 FORK = """

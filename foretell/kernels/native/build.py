@@ -12,6 +12,8 @@ from pathlib import Path
 
 from foretell.system import home
 
+from .library_file import install, is_whole, locked, make_private
+
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 # Nothing that lets a compiler round otherwise than the source says; instructions are chosen when the library runs.
@@ -24,13 +26,15 @@ class BuildError(Exception):
 
 
 def built_library() -> Path:
-    """The library's file, compiled now if nobody has compiled these sources with this compiler before."""
+    """Return the library's file, compiled now if these sources were not compiled with this compiler before."""
     compiler = find_compiler()
     try:
         path = home() / "native" / f"foretell-{_key(compiler)}.so"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _compile(compiler, path)
+        make_private(path.parent)
+        if not is_whole(path):
+            with locked(path.parent):
+                if not is_whole(path):  # another process may have built it meanwhile
+                    _compile(compiler, path)
     except OSError as error:
         raise BuildError(f"{error.filename or compiler}: {error.strerror or error}") from error
     except subprocess.TimeoutExpired as error:
@@ -56,14 +60,14 @@ def _key(compiler: str) -> str:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Compile beside the goal and rename: others see all of the library or nothing, and two may do it at once."""
+    """Compile beside the goal and rename, so that others see all of the library or nothing."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         draft = Path(folder) / path.name
         sources = sorted(str(source) for source in SOURCES.glob("*.cpp"))
         done = subprocess.run([compiler, *FLAGS, *sources, "-o", str(draft)], capture_output=True, timeout=PATIENCE)
         if done.returncode:
             raise BuildError(f"{compiler} failed: {_first_complaint(done.stderr)}")
-        draft.replace(path)
+        install(draft, path)
 
 
 def _first_complaint(stderr: bytes) -> str:
