@@ -26,6 +26,8 @@ KNOWN_WELL = 64  # steps after which one of about as many rows as a late one tea
 THINNED = 32  # one of so many is learnt, and of those with guesses, which hang on it, as many as take
 LESSON, LESSON_SHARE = 2e-4, 0.003  # no more than this share of the time, at so many seconds, a curve included
 
+MOST_SECONDS = 3600.0  # of a step, in what an earlier run wrote
+
 DRAFTS_THINNED = 8  # the same for drafts: each is a lesson at first, then one of so many
 
 BEGINNING = 0.2  # of what a draft of one node costs, the part that any draft costs
@@ -71,13 +73,28 @@ class Fit:
 
     @classmethod
     def load(cls, kept: dict[str, Any], size: int) -> Fit | None:
-        """None where another version wrote it. The machine may have changed, so the pace is open again."""
-        mean, spread = np.array(kept.get("mean", ()), float), np.array(kept.get("spread", ()), float)
-        if mean.shape != (size,) or spread.shape != (size, size):
+        """Return None where another version wrote it, or where it is damaged. The machine may have changed, so the
+        pace is learnt again."""
+        try:
+            mean, spread = np.array(kept.get("mean", ()), float), np.array(kept.get("spread", ()), float)
+            usual = float(kept.get("usual", NOISE))
+        except (TypeError, ValueError):
+            return None
+        if mean.shape != (size,) or spread.shape != (size, size) or not plausible(mean, spread, usual):
             return None
         found = cls(mean, spread + 0.2**2 * np.outer(mean, mean))
-        found.usual = float(kept.get("usual", NOISE))
+        found.usual = usual
         return found
+
+
+def plausible(mean: Vector, spread: NDArray[np.float64], usual: float) -> bool:
+    """Return whether these can have been measured; a comparison with NaN is false."""
+    seconds = bool((mean >= 0).all() and 0 < mean.max() <= MOST_SECONDS)
+    return (
+        seconds
+        and bool((np.abs(spread) <= MOST_SECONDS**2).all() and (spread.diagonal() >= 0).all())
+        and 0 < usual < 10
+    )
 
 
 @dataclass(frozen=True)

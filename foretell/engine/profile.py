@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.drafting import TREES as OF_TREES
@@ -27,6 +28,7 @@ TEXTS_AND_ROWS = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (4, 1), (4, 4), (8, 1
 LONG, ROWS_OF_LONG = 1024, (1, 8)  # tokens of a long text, where the model takes as many
 TEXTS_AND_DEPTHS = ((1, 1), (1, 4), (4, 2))
 TREES = ((16, 2), (32, 4))  # nodes and levels
+MOST_BYTES = 1 << 20  # of a file of costs
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,21 @@ class Piece:
     arm: str = ""
     warms_up: bool = False
     levels: int = 0  # of a tree
+
+
+def read_costs(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return what an earlier run wrote of steps, and of drafts by drafter; ValueError where the file is damaged."""
+    if (size := file.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"it has {size} bytes")
+    kept = json.loads(file.read_text())
+    steps, drafts = (kept.get(name) if isinstance(kept, dict) else None for name in ("steps", "drafts"))
+    if (
+        not isinstance(steps, dict)
+        or not isinstance(drafts, dict)
+        or any(type(one) is not dict for one in drafts.values())
+    ):
+        raise ValueError("it has no costs of steps and drafts")
+    return steps, drafts
 
 
 class Profiler:
@@ -68,13 +85,13 @@ class Profiler:
         if self.file is None or not self.file.exists():
             return False
         try:
-            kept = json.loads(self.file.read_text())
-            self.controller.costs.load(kept["steps"])
-            for arm, costs in self.controller.draft_costs.items():
-                costs.load(kept["drafts"].get(arm, {}))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            LOG.info("%s cannot be used and is measured anew: %s", self.file.name, error)
+            steps, drafts = read_costs(self.file)
+        except (OSError, ValueError, RecursionError) as error:
+            LOG.info("%s cannot be used, so costs are measured again: %s", self.file.name, error)
             return False
+        self.controller.costs.load(steps)
+        for arm, costs in self.controller.draft_costs.items():
+            costs.load(drafts.get(arm, {}))
         if not self.controller.costs.known:
             return False
         missing = {arm for arm, costs in self.controller.draft_costs.items() if not costs.dump()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +31,7 @@ class Fields:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._wanted(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.wrong(name, "a number above 0")
         return float(value)
 

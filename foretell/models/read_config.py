@@ -28,6 +28,16 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>")
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 SAMPLING_KEYS = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+# Far above any model's, and low enough that no product of them overflows: such a number is damage.
+MOST = {"width": 1 << 20, "ffn": 1 << 24, "vocab": 1 << 24, "heads": 1 << 14, "head_dim": 1 << 14, "layers": 1024}
+LABELS = {
+    "width": "a hidden size of",
+    "ffn": "a feed-forward size of",
+    "vocab": "a vocabulary of",
+    "heads": "a number of heads of",
+    "head_dim": "a head dimension of",
+    "layers": "a number of layers of",
+}
 GEMMA_27B_LAYERS = 62  # the Gemma that scales scores by width / heads, which its GGUF files do not say
 
 
@@ -166,6 +176,9 @@ def _rope_factors(family: str, tensors: Mapping[str, LazyTensor], head_dim: int)
 
 
 def _make(settings: Settings, family: str) -> ModelConfig:
+    for name, most in MOST.items():
+        if settings[name] > most:
+            raise ModelError(f"the model's config has {LABELS[name]} {settings[name]}; at most {most} is served")
     if settings["heads"] % settings["kv_heads"]:
         raise ModelError(
             f"{settings['heads']} heads cannot share {settings['kv_heads']} key heads evenly: see the config"

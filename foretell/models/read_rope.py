@@ -12,6 +12,7 @@ from .read_windows import LAYER_TYPES, Windows
 
 KINDS = ("default", "linear", "llama3", "yarn")
 
+MOST_CONTEXT = 1 << 31  # tokens
 LOCAL_THETA = 10_000.0  # of Gemma's sliding layers, where the file does not say
 
 
@@ -131,5 +132,6 @@ def gguf_ropes(config: Fields, windows: Windows, factors: tuple[float, ...], loc
 
 
 def stretched_context(ropes: tuple[Rope, ...], context: int) -> int:
-    """Yarn configs often leave the context as it was before stretching."""
-    return max([context, *(int(rope.factor * rope.original_context) for rope in ropes if rope.kind == "yarn")])
+    """Return the context after YaRN: configs often give the one before."""
+    stretched = (rope.factor * rope.original_context for rope in ropes if rope.kind == "yarn")
+    return max([context, *(int(min(tokens, MOST_CONTEXT)) for tokens in stretched)])

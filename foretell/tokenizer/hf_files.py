@@ -10,8 +10,12 @@ import tokenizers
 from tokenizers import AddedToken
 
 from foretell.errors import ModelError, UnsupportedModelError
+from foretell.tokenizer.panics import unless_foreign
 from foretell.tokenizer.parts import Parts
+from foretell.tokenizer.pipeline_limits import check_growth, check_pipeline
 
+MAX_VOCABULARY = 1 << 24  # tokens
+MAX_REASON = 300  # characters
 FOLDER = "additional_chat_templates/"
 
 
@@ -32,6 +36,8 @@ def configured(backend: tokenizers.Tokenizer, files: Mapping[str, str], config: 
     named = {role: text_of(entry) for role, entry in roles.items()}
     eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
     size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if size > MAX_VOCABULARY:
+        raise ModelError(f"tokenizer.json has a token with id {size - 1}; at most {MAX_VOCABULARY} tokens are served")
     ends = frozenset() if eos is None else frozenset([eos])
     return Parts(backend, size, named, ends, read_templates(files, config))
 
@@ -42,11 +48,16 @@ def read_backend(files: Mapping[str, str]) -> tokenizers.Tokenizer:
         message = "the model has no tokenizer.json; load its tokenizer with transformers and save it, which writes one"
         raise UnsupportedModelError(message)
     try:
+        check_growth(files["tokenizer.json"])
         backend = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
-    except Exception as problem:  # the library raises nothing narrower
-        raise ModelError(f"tokenizer.json cannot be read: {problem}; fetch the file again") from problem
-    backend.no_truncation()
-    backend.no_padding()
+        backend.no_truncation()
+        backend.no_padding()
+        check_pipeline(backend)
+    except ModelError:
+        raise
+    except BaseException as problem:  # the library raises nothing narrower, and panics are not even an Exception
+        reason = " ".join(str(unless_foreign(problem)).split())[:MAX_REASON]
+        raise ModelError(f"tokenizer.json cannot be read: {reason}; fetch the file again") from problem
     return backend
 
 
@@ -54,7 +65,7 @@ def read_json(files: Mapping[str, str], name: str) -> dict[str, Any]:
     """The object in a file; a file that is not there is empty."""
     try:
         value = json.loads(files.get(name, "{}"))
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise ModelError(f"{name} is not JSON: {problem}; fetch the file again") from problem
     if not isinstance(value, dict):
         raise ModelError(f"{name} must hold an object; fetch the file again")

@@ -10,6 +10,7 @@ from foretell.errors import RequestError
 from foretell.tokenizer.chat import ChatTemplates
 from foretell.tokenizer.gguf_vocab import read_gguf
 from foretell.tokenizer.hf_files import read_files
+from foretell.tokenizer.panics import unless_foreign
 from foretell.tokenizer.parts import Parts
 from foretell.tokenizer.spelling import Reading, spelling_of
 
@@ -52,6 +53,10 @@ class Tokenizer:
         """The same for chats with tools: some models have one of its own."""
         return self._templates.with_tools
 
+    def check_templates(self) -> None:
+        """Refuse chat templates that exceed the limits of their sandbox."""
+        self._templates.check()
+
     @cached_property
     def longest_token(self) -> int:
         """The most characters of a text that one token can stand for."""
@@ -70,14 +75,20 @@ class Tokenizer:
             raise RequestError(
                 "prompt", f"has half a surrogate pair at character {problem.start}; send valid Unicode"
             ) from None
-        if len(text) <= LONG:
-            return self._backend.encode(text, add_special_tokens=add_special).ids
-        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special)  # releases the GIL
+        try:
+            if len(text) <= LONG:
+                return self._backend.encode(text, add_special_tokens=add_special).ids
+            (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special)  # releases the GIL
+        except BaseException as problem:
+            raise failed("prompt", "encode", problem) from problem
         return found.ids
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `tokens`; ids outside the vocabulary have none."""
-        return self._backend.decode(list(tokens), skip_special_tokens=skip_special)
+        try:
+            return self._backend.decode(list(tokens), skip_special_tokens=skip_special)
+        except BaseException as problem:
+            raise failed("tokens", "decode", problem) from problem
 
     def piece(self, token: int) -> str | None:
         """The token as the vocabulary spells it; None for an id that means nothing."""
@@ -109,6 +120,12 @@ class Tokenizer:
         return self.encode(self.render_chat(messages, **kwargs), add_special=False)
 
 
+def failed(field: str, action: str, problem: BaseException) -> RequestError:
+    """Return the error for a text or tokens that the library refuses, or panics at."""
+    reason = " ".join(str(unless_foreign(problem)).split())[:300]
+    return RequestError(field, f"the model's tokenizer cannot {action} this: {reason}")
+
+
 class Readings(dict[int, Reading]):
     """What each token says, found when first asked for: a vocabulary is large and most of it never comes up."""
 
@@ -117,5 +134,8 @@ class Readings(dict[int, Reading]):
 
     def __missing__(self, token: int) -> Reading:
         piece = self._tokenizer.piece(token)
-        self[token] = None if piece is None else self._tokenizer.spelling.read(piece)
+        try:
+            self[token] = None if piece is None else self._tokenizer.spelling.read(piece)
+        except BaseException as problem:
+            raise failed("tokens", "decode", problem) from problem
         return self[token]

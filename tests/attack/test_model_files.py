@@ -1,0 +1,157 @@
+"""Damaged and hostile model files: a model, or one error in one line; never a crash, a hang or all memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell.errors import ModelError, RequestError
+from foretell.tokenizer import Tokenizer
+from tests.tokenizer.examples import byte_level_json
+
+REPO = Path(__file__).parents[2]
+KINDS = ("gguf", "model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "costs")
+
+
+def fuzz(kind: str, seed: int, count: int, folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "tiny"
+    copy.symlink_to(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.attack.fuzz_files", kind, str(seed), str(count), str(copy)],
+        cwd=REPO,
+        env=os.environ | {"PYTHONPATH": str(REPO), "FORETELL_HOME": str(tmp_path / "home"), "FORETELL_NATIVE": "0"},
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == 1 and lines[0].startswith("done"), (lines, done.stderr[-2000:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_are_refused_or_read(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
+    fuzz(kind, 1, 40, tiny_folder, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 6))
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_damaged_files_are_refused_or_read(kind: str, seed: int, tiny_folder: Path, tmp_path: Path) -> None:
+    fuzz(kind, seed, 1000, tiny_folder, tmp_path)
+
+
+def with_parts(**parts: Any) -> Tokenizer:
+    document = json.loads(byte_level_json()) | parts
+    return Tokenizer.from_files({"tokenizer.json": json.dumps(document)})
+
+
+def replacing(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def stripping(start: int, stop: int) -> dict[str, Any]:
+    return {"type": "Strip", "content": " ", "start": start, "stop": stop}
+
+
+def splitting(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+DOUBLING = replacing({"Regex": "."}, "ab")
+HOSTILE: dict[str, dict[str, Any]] = {
+    "empty pattern": {"normalizer": replacing({"String": ""}, "x")},
+    "doubling nine times": {"normalizer": {"type": "Sequence", "normalizers": [DOUBLING] * 9}},
+    "nested sequences": {
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [DOUBLING] * 5}] * 5}
+    },
+    "a long replacement": {"normalizer": replacing({"String": "a"}, "x" * 10_000)},
+    "a long prefix": {"normalizer": {"type": "Prepend", "prepend": "x" * 10_000}},
+    "many steps": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 1000}},
+    "strip at the start": {"decoder": stripping(2**63, 0)},
+    "strip at the end": {"decoder": stripping(0, 2**63)},
+    "decoder that doubles": {"decoder": {"type": "Sequence", "decoders": [replacing({"String": "a"}, "aa")] * 9}},
+    "exponential time": {"pre_tokenizer": splitting("(a+)+$")},
+    "exponential time in a group": {"pre_tokenizer": splitting("(?:x?(?:[a-z]+))*y")},
+    "a high power of the length": {"pre_tokenizer": splitting("a*a*a*a*a*b")},
+    "a long pattern": {"pre_tokenizer": splitting("a" * 20_000)},
+    "words of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "a text repeated": {
+        "post_processor": {"type": "TemplateProcessing", "single": [TEXT] * 50, "pair": [], "special_tokens": {}}
+    },
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_tokenizers_are_refused_in_one_line(name: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        with_parts(**HOSTILE[name])
+    assert "\n" not in str(caught.value) and "tokenizer.json" in str(caught.value)
+
+
+def test_a_normalizer_with_an_escaped_name_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = json.loads(byte_level_json()) | {"normalizer": {"type": "Sequence", "normalizers": [DOUBLING] * 30}}
+    escaped = json.dumps(document).replace('"Replace"', '"\\u0052eplace"')
+    with pytest.raises(ModelError, match="can lengthen a text"):
+        Tokenizer.from_files({"tokenizer.json": escaped})
+
+
+# One known tokenizer file each: GPT-4's, Qwen's, Llama 3's, BLOOM's and others' patterns.
+KNOWN = (
+    r"(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lo}\p{M}]*[\p{Ll}\p{Lo}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}|\s+",
+    r" ?[^(\s|[.,!?…。，、।۔،])]+",
+    r"[\p{L}&&[^\p{Han}]]+|\p{N}{1,3}",
+    r"\d{1,3}(?=(?:\d{3})*\b)",
+)
+
+
+@pytest.mark.parametrize("pattern", KNOWN)
+def test_patterns_of_known_models_are_taken(pattern: str) -> None:
+    assert with_parts(pre_tokenizer=splitting(pattern)) is not None
+
+
+class PanicException(BaseException):
+    """Named as the tokenizers library names its own, which cannot be imported."""
+
+
+class Panicking:
+    """Stands in for a backend that panics at some texts."""
+
+    def encode(self, *_: Any, **__: Any) -> Any:
+        raise PanicException("index out\nof range")
+
+    decode = encode
+
+
+def test_a_panic_is_an_error_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = with_parts()
+    monkeypatch.setattr(tokenizer, "_backend", Panicking())
+    with pytest.raises(RequestError, match="prompt: the model's tokenizer cannot encode this: index out of range"):
+        tokenizer.encode("a")
+    with pytest.raises(RequestError, match="cannot decode this: index out of range"):
+        tokenizer.decode([1])
+
+
+def test_a_pattern_that_gives_up_is_an_error_of_its_request() -> None:
+    tokenizer = with_parts(pre_tokenizer=splitting("(a|aa)+b"))
+    with pytest.raises(RequestError, match="cannot encode this: .*retry-limit"):
+        tokenizer.encode("a" * 60)
+    assert tokenizer.encode("aab")
+
+
+def test_an_interrupt_is_no_panic(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    tokenizer = with_parts()
+    monkeypatch.setattr(Panicking, "encode", interrupted)
+    monkeypatch.setattr(tokenizer, "_backend", Panicking())
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")
