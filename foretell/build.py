@@ -164,9 +164,9 @@ def _open_helpers(
     """Draft models by name, where and in as many parts as they are to run."""
     if speculation.draft_device is not None:
         device = choose_device(speculation.draft_device, "draft_device")
-        beside = replace(config, device=str(device))
+        beside = replace(config, device=str(device), revision=speculation.draft_revision)
     else:
-        beside = config
+        beside = replace(config, revision=speculation.draft_revision)
     split = speculation.draft_tensor_parallel_size
     like = target if split > 1 else replace(target, shard=None)
     return {name: distilled(name, like, config.model) or open_model(name, beside, say, split) for name in wanted}

@@ -26,6 +26,9 @@ class EngineConfig:
     model: str = option(
         "smollm2-135m", "a folder, a .gguf file, a Hugging Face id or a built-in name", aliases=("--model-path", "-m")
     )
+    revision: str | None = option(
+        None, "a branch, a tag or a commit of the model's Hugging Face repository (default: main)"
+    )
     dtype: str = option("auto", "float type of the weights", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
         "auto",
@@ -126,6 +129,9 @@ class SpeculationConfig:
         None, "seconds without use after which a draft model's memory is given back until it pays again"
     )
     draft_device: str | None = option(None, "where a draft model runs: cpu or cuda:N (default: where the target does)")
+    draft_revision: str | None = option(
+        None, "a branch, a tag or a commit of a draft model's Hugging Face repository (default: main)"
+    )
     draft_tensor_parallel_size: int = option(
         1,
         "ranks a draft model is split over: 1, whole on the target's first, or as many as the target",

@@ -171,7 +171,7 @@ class Room:
 
 def open_model(name: str, config: EngineConfig, say: Callable[[str], None], ranks: int = 1) -> Opened:
     """Find a model and read what it is made of; with several ranks, for the first of them."""
-    checkpoint = open_checkpoint(resolve(name, say))
+    checkpoint = open_checkpoint(resolve(name, say, config.revision))
     model_config = read_config(checkpoint)
     device = choose_device(config.device)
     dtype = choose_dtype(checkpoint, config.dtype, device)

@@ -160,8 +160,5 @@ def open_small_files(folder: Path) -> Checkpoint:
 
 def huggingface_small_files(repo: str) -> Path:
     """The folder of a repository without its weights; fetched if need be."""
-    with huggingface.plain_errors(repo):
-        from huggingface_hub import snapshot_download
-
-        small = [pattern for pattern in huggingface.WANTED if not pattern.endswith(".safetensors")]
-        return Path(snapshot_download(repo, allow_patterns=small, ignore_patterns=list(huggingface.UNWANTED)))
+    small = [pattern for pattern in huggingface.WANTED if not pattern.endswith(".safetensors")]
+    return huggingface.snapshot(repo, patterns=small)

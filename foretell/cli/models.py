@@ -16,6 +16,7 @@ def _say(line: str) -> None:
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="a built-in name or a Hugging Face id")
+    parser.add_argument("--revision", help="a branch, a tag or a commit of the Hugging Face repository (default: main)")
     add_output_arguments(parser)
 
 
@@ -23,8 +24,8 @@ def _pull(args: argparse.Namespace) -> int:
     from foretell.hub import pull
 
     check_out(args)
-    path = pull(args.name, _say)
-    give({"name": args.name, "path": str(path)}, args)
+    path = pull(args.name, _say, args.revision)
+    give({"name": args.name, "revision": args.revision, "path": str(path)}, args)
     if not args.json:
         print(path)
     return 0

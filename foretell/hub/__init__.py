@@ -25,6 +25,6 @@ __all__ = [
 ]
 
 
-def pull(name: str, say: Callable[[str], None] = tell) -> Path:
-    """Make sure the model is on disk; gives its path."""
-    return resolve(name, say)
+def pull(name: str, say: Callable[[str], None] = tell, revision: str | None = None) -> Path:
+    """Make sure that the model is on disk, and return its path."""
+    return resolve(name, say, revision)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foretell.errors import CapacityError, ForetellError, ModelError, UnknownModelError
+from foretell.hub.blobs import verified
 
 WANTED = (
     "config.json",
@@ -31,7 +32,7 @@ REMEDIES = {
     "GatedRepoError": "access is gated; accept the terms on its page, then log in with `hf auth login`",
     "RepositoryNotFoundError": f"{NOT_HERE}, and no such repository on Hugging Face, or a private one: "
     "`hf auth login` opens those",
-    "RevisionNotFoundError": "the repository has no main revision; download it yourself and name the folder",
+    "RevisionNotFoundError": "the repository has no such revision; name a branch, a tag or a commit of it",
     "OfflineModeIsEnabled": f"{NOT_HERE}, nor in the cache, and HF_HUB_OFFLINE forbids fetching; "
     "unset it, or name a folder",
     "RemoteEntryNotFoundError": "no such file in the repository; look at its page for the right name",
@@ -44,28 +45,31 @@ REMEDIES = {
 UNKNOWN = ("RepositoryNotFoundError", "RemoteEntryNotFoundError", "HFValidationError")
 
 
-def snapshot(repo: str) -> Path:
-    """The folder of a repository's config, tokenizer and safetensors; fetched if need be."""
-    with plain_errors(repo):
+def snapshot(repo: str, revision: str | None = None, patterns: Sequence[str] = WANTED) -> Path:
+    """Return the folder of a repository's config, tokenizer and safetensors; fetched if need be."""
+    with plain_errors(repo, revision):
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(repo, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)))
+        allowed, ignored = list(patterns), list(UNWANTED)
+        with verified(repo, revision):
+            return Path(snapshot_download(repo, revision=revision, allow_patterns=allowed, ignore_patterns=ignored))
 
 
-def single_file(repo: str, name: str) -> Path:
-    """One file of a repository; fetched if need be."""
-    with plain_errors(f"{repo}/{name}"):
+def single_file(repo: str, name: str, revision: str | None = None) -> Path:
+    """Return one file of a repository; fetched if need be."""
+    with plain_errors(f"{repo}/{name}", revision):
         from huggingface_hub import hf_hub_download
 
-        return Path(hf_hub_download(repo, name))
+        with verified(repo, revision):
+            return Path(hf_hub_download(repo, name, revision=revision))
 
 
-def gguf_names(repo: str) -> list[str]:
-    """The GGUF files of a repository."""
-    with plain_errors(repo):
+def gguf_names(repo: str, revision: str | None = None) -> list[str]:
+    """Return the names of the GGUF files of a repository."""
+    with plain_errors(repo, revision):
         from huggingface_hub import list_repo_files
 
-        return sorted(name for name in list_repo_files(repo) if name.endswith(".gguf"))
+        return sorted(name for name in list_repo_files(repo, revision=revision) if name.endswith(".gguf"))
 
 
 @dataclass(frozen=True)
@@ -98,13 +102,15 @@ def cached_revisions(repo: Any) -> list[CachedRepo]:
 
 
 @contextmanager
-def plain_errors(what: str) -> Iterator[None]:
+def plain_errors(what: str, revision: str | None = None) -> Iterator[None]:
     """Turn whatever goes wrong at Hugging Face into one line that says what would do."""
     try:
         yield
+    except ForetellError:
+        raise
     # The library's errors, and those of its HTTP client, have no base class in common.
     except Exception as error:
-        raise explain(what, error) from error
+        raise explain(what if revision is None else f"{what} at {revision}", error) from error
 
 
 def explain(what: str, error: Exception) -> ForetellError:

@@ -19,6 +19,7 @@ def info(service: Service) -> dict[str, Any]:
     return {
         "version": VERSION,
         "model": service.engine_config.model,
+        "revision": service.engine_config.revision,
         "served_model_names": list(service.names),
         "max_model_len": service.desk.context,
         "drafter": assembly.engine.drafter.name,

@@ -129,7 +129,7 @@ def test_only_what_is_needed_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ]
     fetched: list[str] = []
 
-    def snapshot(repo: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def snapshot(repo: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         allowed = [name for name in names if any(fnmatch(name, pattern) for pattern in allow_patterns)]
         fetched.extend(name for name in allowed if not any(fnmatch(name, pattern) for pattern in ignore_patterns))
         return str(folder)
@@ -141,15 +141,58 @@ def test_only_what_is_needed_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.parametrize("name", ["own/Repo-GGUF/sub/x-Q4_K_M.gguf", "own/Repo-GGUF:sub/x-Q4_K_M.gguf"])
 def test_one_gguf_file_of_a_repository_can_be_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file: f"/cache/{repo}|{file}")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file, **_: f"/cache/{repo}|{file}")
     assert resolve(name) == Path("/cache/own/Repo-GGUF|sub/x-Q4_K_M.gguf")
 
 
 def test_a_repository_of_gguf_files_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(tmp_path / "empty"))
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo: ["b.gguf", "README.md", "a.gguf"])
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo, **_: ["b.gguf", "README.md", "a.gguf"])
     assert refusal("own/x") == "own/x: holds GGUF files; name one, as own/x/FILE: a.gguf, b.gguf"
+
+
+OTHER = "89abcdef0123456789abcdef0123456789abcdef"
+
+
+def test_a_revision_is_taken_from_the_cache(tmp_path: Path) -> None:
+    folder = cache_repo(tmp_path)
+    repo = folder.parents[1]
+    other = write_folder(repo / "snapshots" / OTHER, {"model.safetensors": some_tensors("b")})
+    (repo / "refs" / "v1").write_text(OTHER)
+    for revision, found in ((None, folder), ("main", folder), ("v1", other), (OTHER, other), (COMMIT, folder)):
+        assert resolve("own/tiny", revision=revision) == pull("own/tiny", revision=revision) == found
+    with pytest.raises(ModelError, match="own/tiny at v2: .*HF_HUB_OFFLINE"):
+        resolve("own/tiny", revision="v2")
+
+
+def test_a_revision_reaches_hugging_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f", {"model.safetensors": some_tensors("a")})
+    asked: list[str] = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda repo, revision, **_: (asked.append(revision), str(folder))[1]
+    )
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda repo, file, revision: (asked.append(revision), str(folder))[1]
+    )
+    resolve("own/repo", revision="v1.0")
+    resolve("own/repo/x.gguf", revision="refs/pr/3")
+    assert asked == ["v1.0", "refs/pr/3"]
+
+
+def test_only_a_repository_has_revisions(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "own" / "model", {"model.safetensors": some_tensors("a")})
+    file = small_gguf(tmp_path / "m.gguf")
+    for name, words in ((str(folder), "on this disk"), (str(file), "on this disk"), (DEFAULT_MODEL, "is built in")):
+        with pytest.raises(RequestError, match=words) as caught:
+            resolve(name, revision="main")
+        assert caught.value.field == "revision"
+
+
+@pytest.mark.parametrize("revision", ["", " ", "../x", "a..b", "-x", "a b", "x" * 300, "a\nb"])
+def test_an_odd_revision_is_refused(revision: str) -> None:
+    with pytest.raises(RequestError, match="must be a branch, a tag or a commit"):
+        resolve("own/tiny", revision=revision)
 
 
 class HTTPError(Exception):
@@ -165,6 +208,7 @@ def answered(kind: Callable[..., Exception], status: int) -> Exception:
     [
         (answered(errors.GatedRepoError, 403), "accept the terms", 1),
         (answered(errors.RepositoryNotFoundError, 404), "no such repository", 2),
+        (answered(errors.RevisionNotFoundError, 404), "no such revision", 1),
         (answered(errors.RemoteEntryNotFoundError, 404), "no such file in the repository", 2),
         (errors.HFValidationError("odd"), "one looks like owner/repo", 2),
         (answered(errors.HfHubHTTPError, 500), "did not answer", 1),
@@ -209,7 +253,7 @@ def test_a_repository_of_an_adapter_is_refused_as_one(monkeypatch: pytest.Monkey
     folder = write_folder(tmp_path / "f", {"adapter_model.safetensors": some_tensors("a")})
     (folder / "config.json").rename(folder / "adapter_config.json")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(folder))
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo: ["adapter_config.json"])
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo, **_: ["adapter_config.json"])
     assert refusal("own/lora", UnsupportedModelError).startswith("own/lora: an adapter")
 
 
