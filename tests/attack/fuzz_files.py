@@ -1,7 +1,7 @@
 """Loads damaged copies of a model, one after the other, in a process of its own with limited memory.
 
-`python -m tests.attack.fuzz_files KIND SEED COUNT FOLDER` prints a line for each outcome that is neither a model nor
-one error in one line, and `done` at the end. A crash or a hang shows as an end without it.
+`python -m tests.attack.fuzz_files KIND,KIND SEED COUNT FOLDER` prints a line for each outcome that is neither a model
+nor one error in one line, and `done` at the end. A crash or a hang shows as an end without it.
 """
 
 from __future__ import annotations
@@ -165,23 +165,25 @@ def attempts(kind: str, folder: Path, seed: int) -> Callable[[int], None]:
     return attempt
 
 
-def main(kind: str, seed: int, count: int, folder: Path) -> None:
-    attempt = attempts(kind, folder, seed)
+def main(kinds: list[str], seed: int, count: int, folder: Path) -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS,) * 2)
-    refused = 0
+    for kind in kinds:
+        try_all(kind, attempts(kind, folder, seed), count)
+    print("done", flush=True)
+
+
+def try_all(kind: str, attempt: Callable[[int], None], count: int) -> None:
     for number in range(count):
         try:
             attempt(number)
         except ForetellError as error:
-            refused += 1
             if "\n" in str(error) or len(str(error)) > 2000:
-                print(f"{number}: the error has several lines, or a long one: {str(error)[:300]!r}", flush=True)
+                print(f"{kind} {number}: an error with several lines, or a long one: {str(error)[:300]!r}", flush=True)
         except BaseException as error:
-            print(f"{number}: {error!r}"[:500], flush=True)
-    print(f"done, {refused} refused", flush=True)
+            print(f"{kind} {number}: {error!r}"[:500], flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

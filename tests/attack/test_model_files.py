@@ -19,23 +19,22 @@ REPO = Path(__file__).parents[2]
 KINDS = ("gguf", "model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "costs")
 
 
-def fuzz(kind: str, seed: int, count: int, folder: Path, tmp_path: Path) -> None:
+def fuzz(kinds: str, seed: int, count: int, folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "tiny"
     copy.symlink_to(folder)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.attack.fuzz_files", kind, str(seed), str(count), str(copy)],
+        [sys.executable, "-m", "tests.attack.fuzz_files", kinds, str(seed), str(count), str(copy)],
         cwd=REPO,
         env=os.environ | {"PYTHONPATH": str(REPO), "FORETELL_HOME": str(tmp_path / "home"), "FORETELL_NATIVE": "0"},
         capture_output=True,
         text=True,
     )
     lines = done.stdout.splitlines()
-    assert done.returncode == 0 and len(lines) == 1 and lines[0].startswith("done"), (lines, done.stderr[-2000:])
+    assert done.returncode == 0 and lines == ["done"], (lines, done.stderr[-2000:])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_damaged_files_are_refused_or_read(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
-    fuzz(kind, 1, 40, tiny_folder, tmp_path)
+def test_damaged_files_are_refused_or_read(tiny_folder: Path, tmp_path: Path) -> None:
+    fuzz(",".join(KINDS), 1, 30, tiny_folder, tmp_path)
 
 
 @pytest.mark.slow
