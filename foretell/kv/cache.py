@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from foretell.kernels.bounds import require
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -50,7 +52,7 @@ class KVCache:
         """Copy whole slots, in every layer: what accepting a branch of a tree needs. Both rise, each target first."""
         if source == target:
             return
-        assert len(source) == len(target), "every slot has its place"
+        require(len(source) == len(target), "as many source slots as target slots")
         if self.keys[0].is_cuda and find_spec("triton") is not None:
             self._mover(source, target)
             return
@@ -95,5 +97,5 @@ def slots_of(pages: list[int] | tuple[int, ...], page_size: int, start: int, sto
     for page in pages[start // page_size : -(-stop // page_size)]:
         slots += range(page * page_size, (page + 1) * page_size)
     found = slots[start % page_size :][: stop - start]
-    assert len(found) == stop - start, "pages were reserved for them"
+    require(len(found) == stop - start, "pages for all tokens of a sequence")
     return found

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from foretell.kernels.bounds import require
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.records import JOIN, LayerRecord, ModelRecord, StepRecord, record_of
 from foretell.kv.cache import KVCache
@@ -36,6 +37,7 @@ class NativeExecutor:
     def __init__(self, native: Library, model: Decoder, cache: KVCache) -> None:
         self._native, self._model, self._cache = native, model, cache
         self._vocab, self._width = model.config.vocab, model.config.width
+        self._slots = cache.keys[0].shape[0] * cache.page_size
         self._context = min(len(table) for table in model.tables.values())
         self._layers = (LayerRecord * model.config.layers)(*(self._layer(i) for i in range(model.config.layers)))
         self._record = self._model_record()
@@ -44,8 +46,9 @@ class NativeExecutor:
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         tokens, positions, slots = packed.tokens, packed.positions, packed.slots
-        assert max(tokens) < self._vocab and max(positions) < self._context, "what the tables hold"
-        assert not taps or 0 <= min(taps) <= max(taps) <= len(self._layers), "layers that are there"
+        require(max(tokens) < self._vocab and max(positions) < self._context, "tokens and positions of the model")
+        require(0 <= min(slots) <= max(slots) < self._slots, "slots of the KV cache")
+        require(not taps or 0 <= min(taps) <= max(taps) <= len(self._layers), "hidden states of the model's layers")
         rows, wanted = len(tokens), len(packed.wanted)
         numbers, places = in_a_row(
             (tokens, positions, slots, *span_lists(packed.spans), packed.wanted, taps, [0] * wanted)

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretell.kernels.bounds import require
 from foretell.kernels.native.head_records import (
     BlockChainRecord,
     BlockHeadRecord,
     ChainRecord,
     HeadRecord,
 )
-from foretell.kernels.native.library import Library, library
+from foretell.kernels.native.library import DRAW, Library, library
 from foretell.kernels.native.records import LayerRecord, record_of
 from foretell.models.heads import BlockHead, Head
 from foretell.models.heads.layer import HeadLayer
@@ -162,6 +163,8 @@ class NativeChain(NativeHead):
     def guess(self, asked: Asked, features: Tensor | None, beside: Beside = NOTHING) -> Told:
         """A token, again and again: the likeliest, or as `beside` says; `features` [texts, width] of the places before
         are written over, and None for a head that reads tokens alone."""
+        for place, depth, pages in zip(asked.places, asked.depths, asked.pages, strict=True):
+            require(place + depth <= len(pages) * self.page_size, "pages for all draft tokens of a sequence")
         desk = Desk(asked, max(asked.depths))
         probs = torch.zeros(desk.texts, desk.depth, self.head.config.vocab) if beside.tells else None
         return desk.told(self._run(desk, features, beside, probs=probs), probs)
@@ -182,11 +185,13 @@ class NativeChain(NativeHead):
     ) -> int:
         """How many guesses were made for the longest; `logits` and `probs` are filled where they are wanted."""
         usual = features is None or (features.is_contiguous() and features.dtype == torch.float32)
-        assert usual, "what the library reads"
+        require(usual, "contiguous float32 hidden states")
         places = (_address(features), _address(logits))
         own = None if beside.branches is None else array("q", chain.from_iterable(beside.branches))
         tree = (None, 0) if own is None else (own.buffer_info()[0], len(own) // desk.texts)
         draws = None if beside.draws is None else array("b", beside.draws)
+        drawn_for = desk.texts * max(desk.depth, 1)
+        require(draws is None or len(draws) == drawn_for * DRAW.itemsize, "one DRAW for each draft token")
         drawn = (None if draws is None else draws.buffer_info()[0], _address(probs), self.head.config.vocab)
         along = None if beside.along is None else beside.along.record.buffer_info()[0]
         sizes = (desk.texts, desk.depth)
@@ -238,6 +243,7 @@ class NativeBlock(NativeHead):
         return drafts
 
     def _run(self, desk: Desk, depth: int) -> tuple[int, Tensor, Tensor]:
+        require(desk.texts <= self.most, "a spare block of KV slots for each sequence")
         states = torch.empty(desk.texts, self.head.config.block, self._width)
         logits = torch.empty(desk.texts, depth, self._outputs)
         record = BlockChainRecord(*desk.asked, states.data_ptr(), logits.data_ptr(), *desk.out, desk.texts, depth)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretell.kernels.bounds import require
 from foretell.kernels.native.head_records import MedusaRecord, MedusaRowsRecord
 from foretell.kernels.native.library import Library
 from foretell.models.heads import MedusaHead
@@ -50,7 +51,7 @@ class NativeMedusa:
         return self._run(features, depth, (None, None))
 
     def _run(self, features: Tensor, depth: int, out: tuple[int | None, int | None]) -> Tensor:
-        assert features.is_contiguous() and features.dtype == torch.float32, "what the library reads"
+        require(features.is_contiguous() and features.dtype == torch.float32, "contiguous float32 hidden states")
         logits = torch.empty(depth, len(features), self._outputs)
         rows = MedusaRowsRecord(features.data_ptr(), logits.data_ptr(), *out, len(features), depth)
         self._native.medusa(self._record, rows)

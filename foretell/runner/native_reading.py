@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretell.kernels.bounds import require
 from foretell.kernels.native.head_records import ReaderRecord, ReadingRecord
 from foretell.kernels.native.records import record_of
 from foretell.kv.cache import slots_of
@@ -126,7 +127,7 @@ class NativeReader:
 def addresses_of(rows: Tensor, begin: int, end: int) -> range:
     """Where each of them lies in memory, from one to another."""
     apart, beside = rows.stride()
-    assert rows.dtype == torch.float32 and beside == 1, "rows as the library reads them"
+    require(rows.dtype == torch.float32 and beside == 1, "float32 hidden states with contiguous rows")
     first, apart = rows.data_ptr(), apart * FLOAT_BYTES
     return range(first + begin * apart, first + end * apart, apart)
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.kernels.attention import Span
+from foretell.kernels.bounds import require
 from foretell.kv.cache import slots_of
 from foretell.types import Draft, Share
 
@@ -46,7 +47,7 @@ def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:
         seq, start, take, nodes = share.seq, share.start, share.take, len(draft.parents)
         first, end, stop = len(tokens), start + take, start + take + nodes
         pages = tuple(seq.pages[: -(-stop // page_size)])
-        assert stop <= len(pages) * page_size, "pages were reserved for the whole share"
+        require(stop <= len(pages) * page_size, "pages for all tokens and draft tokens of a sequence")
         if take == 1:
             tokens.append(seq.tokens[start])
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +19,7 @@ SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 # Nothing that lets a compiler round otherwise than the source says; instructions are chosen when the library runs.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
+MORE_FLAGS = "FORETELL_NATIVE_FLAGS"  # an environment variable: further compiler flags, for sanitizers
 PATIENCE = 300.0  # seconds; it takes about five
 
 
@@ -50,10 +52,15 @@ def find_compiler() -> str:
     raise BuildError("no C++ compiler is here (Debian: apt-get install g++)")
 
 
+def flags() -> tuple[str, ...]:
+    """Return the compiler flags of this process."""
+    return *FLAGS, *shlex.split(os.environ.get(MORE_FLAGS, ""))
+
+
 def _key(compiler: str) -> str:
     """Changes with the sources, the flags, the compiler and the kind of processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=PATIENCE).stdout
-    digest = hashlib.sha256(repr((FLAGS, platform.system(), platform.machine())).encode() + version)
+    digest = hashlib.sha256(repr((flags(), platform.system(), platform.machine())).encode() + version)
     for source in sorted(SOURCES.glob("*.[ch]*")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:24]
@@ -64,7 +71,7 @@ def _compile(compiler: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         draft = Path(folder) / path.name
         sources = sorted(str(source) for source in SOURCES.glob("*.cpp"))
-        done = subprocess.run([compiler, *FLAGS, *sources, "-o", str(draft)], capture_output=True, timeout=PATIENCE)
+        done = subprocess.run([compiler, *flags(), *sources, "-o", str(draft)], capture_output=True, timeout=PATIENCE)
         if done.returncode:
             raise BuildError(f"{compiler} failed: {_first_complaint(done.stderr)}")
         install(draft, path)

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "choose.h"
+#include "entry.h"
 #include "noise.h"
 #include "pool.h"
 #include "several.h"
@@ -63,37 +64,48 @@ int64_t draw_of_some(const float* weights, int64_t width, const Noise& noise, fl
     return winner.at;
 }
 
-int64_t choose(const float* x, int64_t width, const int64_t* ids, const Draw& draw, Weighed& row) {
-    const int64_t likeliest = first_largest(x, width);
-    if (!std::isfinite(x[likeliest])) return -1;
-    if (draw.temperature == 0) return likeliest;
-    weigh(x, width, x[likeliest], draw, row);
+struct Choice {
+    int64_t at;
+    bool sampled;  // else it is the first largest score, taken with certainty
+};
+
+Choice choose(const float* x, int64_t width, const int64_t* ids, const Draw& draw, Weighed& row) {
+    const int64_t largest = first_largest(x, width);
+    if (draw.temperature == 0 || !weigh(x, width, x[largest], draw, row)) return {largest, false};
     const Noise noise{static_cast<uint64_t>(draw.key), ids};
-    return draw.restricts() ? draw_of_some(row.weights.data(), width, noise, row.least)
-                            : draw_of_all(row.weights.data(), width, noise, likeliest);
+    return {draw.restricts() ? draw_of_some(row.weights.data(), width, noise, row.least)
+                             : draw_of_all(row.weights.data(), width, noise, largest),
+            true};
 }
 
 }  // namespace
 
 float draw_among(const float* x, int64_t width, const int64_t* ids, const Draw& draw, float* probs, int64_t* at) {
-    Weighed& row = own_weighed();
-    const int64_t found = choose(x, width, ids, draw, row);
-    *at = std::max<int64_t>(found, 0);
-    if (found < 0) return 0;  // nothing is a number: any guess will do
+    Weighed& row = scratch<Weighed>();
+    const Choice choice = choose(x, width, ids, draw, row);
+    *at = choice.at;
+    if (!choice.sampled) {
+        if (probs != nullptr) probs[ids == nullptr ? choice.at : ids[choice.at]] = 1;
+        return 1;
+    }
     const std::vector<float>& weights = row.weights;
     const float sum = sum_kept(weights.data(), width, row.least);
     for (int64_t i = 0; i < width && probs != nullptr; ++i)
         if (weights[i] >= row.least) probs[ids == nullptr ? i : ids[i]] = weights[i] / sum;
-    return weights[found] / sum;
+    return weights[choice.at] / sum;
 }
 
 }  // namespace foretell
 
-// The token of each row of x [rows, width] into ids [rows]; -1 where no score is a number to begin with.
-extern "C" __attribute__((visibility("default"))) void foretell_choose(
+// The token of each row of x [rows, width] into ids [rows].
+FORETELL_API int64_t foretell_choose(
     const float* x, int64_t rows, int64_t width, const foretell::Draw* draws, int64_t* ids, int threads) {
-    foretell::Team team(rows > 1 ? threads : 1);
-    team.each(rows, [&](int64_t row) {
-        ids[row] = foretell::choose(x + row * width, width, nullptr, draws[row], foretell::own_weighed());
+    using namespace foretell;
+    return entry([&]() -> int64_t {
+        Team team(rows > 1 ? threads : 1);
+        team.each(rows, [&](int64_t row) {
+            ids[row] = choose(x + row * width, width, nullptr, draws[row], scratch<Weighed>()).at;
+        });
+        return 0;
     });
 }

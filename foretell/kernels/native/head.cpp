@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "entry.h"
 #include "layers.h"
 
 namespace foretell {
@@ -226,15 +227,13 @@ class BlockRun {
 }  // namespace
 }  // namespace foretell
 
-#define FORETELL_API extern "C" __attribute__((visibility("default")))
-
 // How many guesses were made for the longest row.
 FORETELL_API int64_t foretell_chain(const foretell::Head* head, const foretell::Chain* chain, int threads) {
-    static thread_local foretell::HeadRoom room;
-    return foretell::ChainRun(*head, *chain, threads, room).whole();
+    using namespace foretell;
+    return entry([&] { return ChainRun(*head, *chain, threads, scratch<HeadRoom>()).whole(); });
 }
 
 FORETELL_API int64_t foretell_blocks(const foretell::BlockHead* block, const foretell::BlockChain* asked, int threads) {
-    static thread_local foretell::HeadRoom room;
-    return foretell::BlockRun(*block, *asked, threads, room).whole();
+    using namespace foretell;
+    return entry([&] { return BlockRun(*block, *asked, threads, scratch<HeadRoom>()).whole(); });
 }

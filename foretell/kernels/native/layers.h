@@ -8,6 +8,7 @@
 #include "pool.h"
 #include "product.h"
 #include "reading.h"
+#include "scratch.h"
 
 namespace foretell {
 
@@ -175,8 +176,8 @@ class Layers {
     }
 
     void attend_piece(const Layer& layer, const Seen& seen, int64_t head) {
-        static thread_local std::vector<float> room;
-        static thread_local std::vector<int64_t> firsts;
+        AttendRoom& own = scratch<AttendRoom>();
+        std::vector<int64_t>& firsts = own.firsts;
         if (int64_t(firsts.size()) < seen.rows) firsts.resize(seen.rows);  // all zero: rows share what is their own
         const int64_t share = h.heads / h.kv_heads, stride = (h.heads + 2 * h.kv_heads) * h.head_dim;
         Tile tile;
@@ -191,8 +192,8 @@ class Layers {
         tile.shared = seen.shared;
         tile.out = &t.seen[seen.first * h.heads * h.head_dim + head * share * h.head_dim];
         tile.out_stride = h.heads * h.head_dim;
-        grow(room, attend_room(tile.rows * share, tile.dim));
-        k.attend(tile, room.data());
+        grow(own.floats, attend_room(tile.rows * share, tile.dim));
+        k.attend(tile, own.floats.data());
     }
 };
 

@@ -1,4 +1,5 @@
 // The library's front for single products, and the choice of instructions.
+#include "entry.h"
 #include "kernels.h"
 #include "pool.h"
 #include "product.h"
@@ -16,8 +17,6 @@ const Kernels& kernels_of(int32_t level) {
 
 }  // namespace foretell
 
-#define FORETELL_API extern "C" __attribute__((visibility("default")))
-
 // The best level of `kernels_of` there is here. Lower ones always work, too.
 FORETELL_API int foretell_best_level() {
 #if defined(__x86_64__)
@@ -30,10 +29,12 @@ FORETELL_API int foretell_best_level() {
 }
 
 // x [count, inputs] times the weights, into y [count, outputs].
-FORETELL_API void foretell_linear(
+FORETELL_API int64_t foretell_linear(
     const foretell::Weights* weights, const float* x, int64_t count, float* y, int threads) {
     using namespace foretell;
-    static thread_local Quantized quantized;
-    Team team(count * weights->inputs * weights->outputs < kWorthSharing ? 1 : threads);
-    multiply(team, *weights, quantized.of(team, *weights, x, count), count, y);
+    return entry([&]() -> int64_t {
+        Team team(count * weights->inputs * weights->outputs < kWorthSharing ? 1 : threads);
+        multiply(team, *weights, scratch<Quantized>().of(team, *weights, x, count), count, y);
+        return 0;
+    });
 }

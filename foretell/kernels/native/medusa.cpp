@@ -1,6 +1,7 @@
 // Guesses of Medusa heads: all places ahead from one state, without a return to Python in between.
 #include <cmath>
 
+#include "entry.h"
 #include "layers.h"
 
 namespace foretell {
@@ -25,14 +26,14 @@ struct MedusaRows {
 
 namespace {
 
-struct Room {
+struct MedusaRoom {
     std::vector<float> states, added;
     Quantized quantized;
 };
 
 class MedusaRun {
   public:
-    MedusaRun(const Medusa& medusa, const MedusaRows& rows, int threads, Room& room)
+    MedusaRun(const Medusa& medusa, const MedusaRows& rows, int threads, MedusaRoom& room)
         : m(medusa), a(rows), k(kernels_of(medusa.level)), team(threads), t(room) {}
 
     void whole() {
@@ -77,14 +78,16 @@ class MedusaRun {
     const MedusaRows& a;
     const Kernels& k;
     Team team;
-    Room& t;
+    MedusaRoom& t;
 };
 
 }  // namespace
 }  // namespace foretell
 
-extern "C" __attribute__((visibility("default"))) void foretell_medusa(
-    const foretell::Medusa* medusa, const foretell::MedusaRows* rows, int threads) {
-    static thread_local foretell::Room room;
-    foretell::MedusaRun(*medusa, *rows, threads, room).whole();
+FORETELL_API int64_t foretell_medusa(const foretell::Medusa* medusa, const foretell::MedusaRows* rows, int threads) {
+    using namespace foretell;
+    return entry([&]() -> int64_t {
+        MedusaRun(*medusa, *rows, threads, scratch<MedusaRoom>()).whole();
+        return 0;
+    });
 }

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "entry.h"
 #include "noise.h"
 #include "pool.h"
 #include "several.h"
@@ -56,17 +57,25 @@ struct Best {
     float* shares;
 };
 
+struct Ahead {
+    std::vector<float> floats;
+};
+
+// Of scores without a distribution: the largest for certain where it is finite, and the first others with no share.
+void take_first(const Best& best, int64_t largest, float peak) {
+    std::iota(best.at, best.at + best.count, 0);
+    std::fill(best.shares, best.shares + best.count, 0.0f);
+    if (largest < best.count) best.at[largest] = 0;
+    best.at[0] = largest;
+    best.shares[0] = std::isfinite(peak) ? 1.0f : 0.0f;
+}
+
 void race(const float* x, int64_t width, const int64_t* ids, const Draw& draw, const Best& best) {
-    static thread_local std::vector<float> ahead;
-    const float peak = x[first_largest(x, width)];
-    if (!std::isfinite(peak)) {  // nothing is a number: any will do, and none is likely
-        std::iota(best.at, best.at + best.count, 0);
-        std::fill(best.shares, best.shares + best.count, 0.0f);
-        return;
-    }
+    const int64_t largest = first_largest(x, width);
     const bool races = draw.temperature > 0;
-    Weighed& row = own_weighed();
-    weigh(x, width, peak, races ? draw : kAsTheyAre, row);
+    Weighed& row = scratch<Weighed>();
+    if (!weigh(x, width, x[largest], races ? draw : kAsTheyAre, row)) return take_first(best, largest, x[largest]);
+    std::vector<float>& ahead = scratch<Ahead>().floats;
     if (races) {
         ahead.resize(width);
         race_all(row, width, Noise{static_cast<uint64_t>(draw.key), ids}, ahead.data());
@@ -82,13 +91,17 @@ void race(const float* x, int64_t width, const int64_t* ids, const Draw& draw, c
 
 // Of each row of x [rows, width], the scores of the tokens `ids`, the `count` best in its race: the tokens
 // [rows, count], best first, and their shares. count is at most 64 and at most width.
-extern "C" __attribute__((visibility("default"))) void foretell_odds(
+FORETELL_API int64_t foretell_odds(
     const float* x, int64_t rows, int64_t width, const foretell::Draw* draws, const int64_t* ids, int count,
     int64_t* tokens, float* shares, int threads) {
-    foretell::Team team(rows > 1 ? threads : 1);
-    team.each(rows, [&](int64_t row) {
-        int64_t* const found = tokens + row * count;
-        foretell::race(x + row * width, width, ids, draws[row], {count, found, shares + row * count});
-        for (int i = 0; i < count; ++i) found[i] = ids[found[i]];
+    using namespace foretell;
+    return entry([&]() -> int64_t {
+        Team team(rows > 1 ? threads : 1);
+        team.each(rows, [&](int64_t row) {
+            int64_t* const found = tokens + row * count;
+            race(x + row * width, width, ids, draws[row], {count, found, shares + row * count});
+            for (int i = 0; i < count; ++i) found[i] = ids[found[i]];
+        });
+        return 0;
     });
 }

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..bounds import require
 from ..quantized import GROUP, Int4Weights, Int8Weights
 from .library import Library
 from .records import WeightsRecord
@@ -67,7 +68,8 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in], float32 on a CPU -> [rows, out]."""
-        assert x.is_cpu and x.dtype == torch.float32 and x.shape[1] == self.inputs, "what the library reads"
+        fits = x.is_cpu and x.dtype == torch.float32 and x.shape[1] == self.inputs
+        require(fits, f"float32 rows of {self.inputs} inputs on the CPU")
         return self._library.linear(self.address, x, self.outputs)
 
 

@@ -2,10 +2,12 @@
 
 #include <pthread.h>
 
-#include <system_error>
+#include <exception>
 #include <thread>
+#include <utility>
 
 #include "gate.h"
+#include "scratch.h"
 
 namespace foretell {
 namespace {
@@ -24,6 +26,9 @@ struct Ticket {
     int64_t next() const { return int64_t(word & kMask); }
 };
 
+// Raised by one for each release of the workers' scratch memory that is asked for.
+std::atomic<uint64_t> releases{0};
+
 }  // namespace
 
 class Pool {
@@ -35,7 +40,7 @@ class Pool {
     int grow(int threads) {
         try {
             for (; size_ < threads - 1; ++size_) std::thread(&Pool::live, this, size_).detach();
-        } catch (const std::system_error&) {
+        } catch (const std::exception&) {  // no more threads, or no memory for one
             return size_ + 1;
         }
         return threads;
@@ -50,14 +55,19 @@ class Pool {
         arrivals_.wake();
         work();
         ends_.wait([this, chunks] { return done_.load() == chunks; });
+        if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
     }
 
   private:
     // Threads are made when first wanted and never ended: asleep they cost nothing, and exit takes them along.
     void live(int id) {
-        uint64_t seen = 0;
+        uint64_t seen = 0, released = releases.load();
         for (;;) {
             arrivals_.wait([this, seen] { return Ticket{state_.load()}.job() != seen; });
+            if (const uint64_t asked = releases.load(); asked != released) {
+                ThreadScratch::release();
+                released = asked;
+            }
             seen = id < helpers_.load() ? work() : Ticket{state_.load()}.job();
         }
     }
@@ -67,12 +77,20 @@ class Pool {
         for (;;) {
             const Ticket ticket{state_.fetch_add(1)};
             if (ticket.next() >= ticket.chunks()) return ticket.job();
-            task_(job_, ticket.next());
+            // A chunk that fails counts as done: its job lies on the caller's stack, who waits for all of them.
+            try {
+                task_(job_, ticket.next());
+            } catch (...) {
+                const std::lock_guard<std::mutex> lock(failing_);
+                if (failure_ == nullptr) failure_ = std::current_exception();
+            }
             if (done_.fetch_add(1) + 1 == ticket.chunks()) ends_.wake();
         }
     }
 
     Gate arrivals_, ends_;
+    std::mutex failing_;
+    std::exception_ptr failure_;  // of the present job; the caller reads it once all chunks are done
     Task task_ = nullptr;
     const void* job_ = nullptr;
     uint64_t jobs_ = 0;
@@ -102,6 +120,8 @@ Pool& pool() {
 }
 
 }  // namespace
+
+void release_workers_scratch() noexcept { releases.fetch_add(1); }
 
 Team::Team(int threads) {
     if (threads <= 1) return;

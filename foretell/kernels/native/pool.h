@@ -18,7 +18,8 @@ class Team {
 
     int threads() const { return threads_; }
 
-    // Run task(job, 0) .. task(job, chunks - 1), and return when all are done.
+    // Run task(job, 0) .. task(job, chunks - 1), and return when all are done. If tasks throw, one of their exceptions
+    // is thrown here, after the last chunk.
     void run(int64_t chunks, Task task, const void* job);
 
     // The same for a function of the chunk.
@@ -32,5 +33,8 @@ class Team {
     std::unique_lock<std::mutex> mine_;
     int threads_ = 1;
 };
+
+// Let every worker thread free its scratch memory before its next job.
+void release_workers_scratch() noexcept;
 
 }  // namespace foretell

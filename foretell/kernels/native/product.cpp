@@ -44,8 +44,8 @@ Rows Quantized::of(Team& team, const Weights& weights, const float* x, int64_t c
     const int64_t inputs = weights.inputs, groups = up(inputs, kGroup);
     if (int64_t(scales_.size()) < count * groups) {
         values_.resize(count * groups * kGroup);
-        scales_.resize(count * groups);
         offsets_.resize(count * groups);
+        scales_.resize(count * groups);  // last: its size tells whether all three are large enough
     }
     const int32_t excess = weights.bits == 8 ? kExcess8 : kExcess4;
     const auto quantize = kernels_of(weights.level).quantize;

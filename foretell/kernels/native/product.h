@@ -35,6 +35,12 @@ inline int64_t tile_rows(const Team& team, int64_t rows, int64_t heads, int64_t 
     return most;
 }
 
+// What one piece of attention works in.
+struct AttendRoom {
+    std::vector<float> floats;
+    std::vector<int64_t> firsts;
+};
+
 // Where rows are quantized to.
 class Quantized {
   public:

@@ -1,6 +1,7 @@
 // A head reads what the target has run, without a return to Python in between.
 #include "reading.h"
 
+#include "entry.h"
 #include "layers.h"
 
 namespace foretell {
@@ -111,8 +112,10 @@ class ReadRun {
 }  // namespace
 }  // namespace foretell
 
-extern "C" __attribute__((visibility("default"))) void foretell_read(
-    const foretell::Reader* reader, const foretell::Reading* reading, int threads) {
-    static thread_local foretell::ReadRoom room;
-    foretell::ReadRun(*reader, *reading, threads, room).whole();
+FORETELL_API int64_t foretell_read(const foretell::Reader* reader, const foretell::Reading* reading, int threads) {
+    using namespace foretell;
+    return entry([&]() -> int64_t {
+        ReadRun(*reader, *reading, threads, scratch<ReadRoom>()).whole();
+        return 0;
+    });
 }

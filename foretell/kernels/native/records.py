@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from array import array
 
+from ..bounds import require
+
 NUMBER, POINTER = ctypes.c_int64, ctypes.c_void_p
 JOIN = ctypes.CFUNCTYPE(ctypes.c_bool, POINTER, NUMBER)  # `foretell::Join`
 
@@ -94,5 +96,5 @@ class StepRecord(ctypes.Structure):
 
 def record_of(kind: type[ctypes.Structure], *fields: int | None) -> array[int]:
     """A record of addresses and whole numbers alone, as such: where one is made in every step, ctypes takes long."""
-    assert len(fields) == len(kind._fields_), "field for field"
+    require(len(fields) == len(kind._fields_), "a value for each field of the record")
     return array("q", [field or 0 for field in fields])

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <vector>
 
+#include "entry.h"
 #include "pool.h"
 #include "product.h"
 #include "trees.h"
@@ -13,7 +13,6 @@
 
 namespace foretell {
 namespace {
-
 
 // What a step works in; each thread that calls keeps its own.
 struct Scratch {
@@ -171,7 +170,7 @@ class Run {
     }
 
     void attend_piece(const Layer& layer, const Piece& piece, int64_t head) {
-        static thread_local std::vector<float> room;
+        std::vector<float>& room = scratch<AttendRoom>().floats;
         const int64_t share = m.heads / m.kv_heads, stride = (m.heads + 2 * m.kv_heads) * m.head_dim;
         const Span& span = *piece.span;
         Tile tile;
@@ -223,18 +222,13 @@ class Run {
 }  // namespace
 }  // namespace foretell
 
-// Whether it was run; false where there is no memory for its rows.
-extern "C" __attribute__((visibility("default"))) bool foretell_step(
-    const foretell::Model* model, const foretell::Step* step, int threads) {
+FORETELL_API int64_t foretell_step(const foretell::Model* model, const foretell::Step* step, int threads) {
     using namespace foretell;
-    static thread_local Scratch scratch;
-    try {
-        Run(*model, *step, threads, scratch).whole();
-    } catch (const std::bad_alloc&) {
-        scratch = Scratch();
-        return false;
-    } catch (const Parted&) {  // whoever failed to join knows why
-        return true;
-    }
-    return true;
+    return entry([&]() -> int64_t {
+        try {
+            Run(*model, *step, threads, scratch<Scratch>()).whole();
+        } catch (const Parted&) {  // the callback keeps its error, and Python raises it
+        }
+        return 0;
+    });
 }

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "entry.h"
 #include "several.h"
 
 namespace foretell {
@@ -62,7 +63,10 @@ void top_of_row(const float* x, int64_t width, int count, int64_t* ids) { find_t
 }  // namespace foretell
 
 // The same of each row of x [rows, width] into ids [rows, count].
-extern "C" __attribute__((visibility("default"))) void foretell_top(
-    const float* x, int64_t rows, int64_t width, int count, int64_t* ids) {
-    for (int64_t row = 0; row < rows; ++row) foretell::top_of_row(x + row * width, width, count, ids + row * count);
+FORETELL_API int64_t foretell_top(const float* x, int64_t rows, int64_t width, int count, int64_t* ids) {
+    using namespace foretell;
+    return entry([&]() -> int64_t {
+        for (int64_t row = 0; row < rows; ++row) top_of_row(x + row * width, width, count, ids + row * count);
+        return 0;
+    });
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 
 #include "several.h"
 
@@ -44,6 +45,9 @@ SEVERAL float largest(const float* x, int64_t width) {
     for (float each : best) found = each > found ? each : found;
     return found;
 }
+
+// The temperatures at which scores are divided, as in `probabilities`: smaller ones would overflow.
+constexpr double kLeastTemperature = 1e-6, kMostTemperature = std::numeric_limits<float>::max();
 
 SEVERAL void weigh_all(const float* x, int64_t width, float temperature, float peak, float* weights) {
     const float top = peak / temperature;
@@ -148,19 +152,20 @@ void Kinds::sort_in(const float* weights, int64_t width, float least) {
     }
 }
 
-Weighed& own_weighed() {
-    static thread_local Weighed row;
-    return row;
+int64_t first_largest(const float* x, int64_t width) {
+    const float value = largest(x, width);
+    return value == -INFINITY ? 0 : first_of(x, width, value);  // NaN counts as -inf
 }
-
-int64_t first_largest(const float* x, int64_t width) { return first_of(x, width, largest(x, width)); }
 
 float sum_kept(const float* weights, int64_t width, float least) { return sum_of(weights, width, least); }
 
-void weigh(const float* x, int64_t width, float peak, const Draw& draw, Weighed& row) {
+bool weigh(const float* x, int64_t width, float peak, const Draw& draw, Weighed& row) {
+    const auto temperature = static_cast<float>(std::clamp(draw.temperature, kLeastTemperature, kMostTemperature));
+    if (!std::isfinite(peak / temperature)) return false;
     row.weights.resize(width);
-    weigh_all(x, width, static_cast<float>(draw.temperature), peak, row.weights.data());
+    weigh_all(x, width, temperature, peak, row.weights.data());
     row.least = draw.restricts() ? least_kept(draw, width, row) : 0;
+    return true;
 }
 
 }  // namespace foretell

@@ -34,16 +34,15 @@ struct Weighed {
     Kinds kinds;
 };
 
-// That of the caller's thread.
-Weighed& own_weighed();
-
 // Where the first of the largest is; 0 where nothing is a number.
 int64_t first_largest(const float* x, int64_t width);
 
 // The sum of the weights that are not under `least`.
 float sum_kept(const float* weights, int64_t width, float least);
 
-// Weighs the scores x, whose `peak` is a number, for a temperature that is not 0.
-void weigh(const float* x, int64_t width, float peak, const Draw& draw, Weighed& row);
+// Weigh the scores x with the largest score `peak`, for a temperature above 0. A NaN weighs 0. Return false where the
+// scores have no distribution at this temperature, because `peak` is not finite or overflows: then the first largest
+// score is taken, with certainty.
+bool weigh(const float* x, int64_t width, float peak, const Draw& draw, Weighed& row);
 
 }  // namespace foretell
