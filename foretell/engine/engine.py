@@ -134,7 +134,7 @@ class Engine:
                 ahead = self._send_ahead(flight)
                 self._prepare(flight)
             outcomes, curious = self.court(flight)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
             self._shed([share for share in flight.plan if self.lives(share)], error)
@@ -178,7 +178,7 @@ class Engine:
             return None
         try:
             return self._launch(plan, began)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
             self._shed(plan, error)
@@ -272,7 +272,7 @@ class Engine:
             for outcome in outcomes:
                 self.settle(outcome.share.seq)
 
-    def _shed(self, plan: list[Share], error: RuntimeError) -> None:
+    def _shed(self, plan: list[Share], error: Exception) -> None:
         """Nothing was written: the same texts go on in smaller steps."""
         self.relief.shed(plan, error)
         for share in plan:

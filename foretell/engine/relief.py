@@ -24,7 +24,7 @@ class Relief:
         self._limits = (scheduler.max_num_seqs, scheduler.max_step_tokens)
         self._good = 0
 
-    def shed(self, plan: list[Share], error: RuntimeError) -> None:
+    def shed(self, plan: list[Share], error: Exception) -> None:
         """Plan at most half of what failed; a single row that failed is a failure like any other."""
         rows = sum(share.take + share.budget.nodes for share in plan)
         if rows <= 1:

@@ -10,16 +10,25 @@ import torch
 
 from foretell.engine.engine import Engine
 from foretell.engine.relief import PATIENCE
+from foretell.kv.shortage import lacks_memory
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run
 
+SHORTAGES = [
+    torch.OutOfMemoryError("planted"),
+    RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    MemoryError("not enough memory for a step of 64 rows"),
+    MemoryError(),
+]
 
-def short_of_memory(engine: Engine, most: Callable[[], int]) -> None:
+
+def short_of_memory(engine: Engine, most: Callable[[], int], error: Exception | None = None) -> None:
     """Let steps of more than so many rows fail."""
     forward = engine.runner.forward
 
     def tight(shares, drafts):  # type: ignore[no-untyped-def]
         if sum(share.take + len(draft) for share, draft in zip(shares, drafts, strict=True)) > most():
-            raise torch.OutOfMemoryError("planted")
+            raise error or torch.OutOfMemoryError("planted")
         return forward(shares, drafts)
 
     engine.runner.forward = tight  # type: ignore[method-assign]
@@ -53,8 +62,26 @@ def test_larger_steps_come_back() -> None:
     assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == whole
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("planted"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when")])
-def test_without_memory_to_judge_a_step_it_is_run_again(error: RuntimeError) -> None:
+@pytest.mark.parametrize("error", SHORTAGES, ids=str)
+def test_a_long_prompt_runs_in_smaller_steps(error: Exception) -> None:
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 7
+    (truth,) = generate(prompts=[prompt])
+    engine = World().engine()
+    short_of_memory(engine, lambda: 8, error)
+    (track,) = add(engine, "1", prompt)
+    run(engine)
+    assert track.seq.tokens[len(prompt) :] == truth
+    assert engine.relief.sheds == 3, "56 tokens, then 28, 14 and 7 of them"
+
+
+def test_a_shortage_of_this_machine_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as failed:
+        torch.empty(2**52, dtype=torch.uint8)
+    assert lacks_memory(failed.value)
+
+
+@pytest.mark.parametrize("error", SHORTAGES, ids=str)
+def test_without_memory_to_judge_a_step_it_is_run_again(error: Exception) -> None:
     engine = World().engine(model_drafter(seed=5))
     judge, failing = engine.judge, iter([False, False, True, False, True])
 
