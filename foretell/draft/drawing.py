@@ -80,7 +80,7 @@ def _sharpened(logits: Tensor, params: SamplingParams) -> SamplingParams:
     """Draw closer to the likeliest where the draft is sure; q is the sharpened distribution, so nothing is lost."""
     if params.temperature == 0:
         return params
-    probs = (logits / params.temperature).softmax(-1)
+    probs = probabilities(logits[None], [SamplingParams(temperature=params.temperature)])
     entropy = float(-(probs * probs.clamp_min(1e-12).log()).sum())
     factor = SHARPEST ** (PULL / max(entropy, 1e-2))
     return replace(params, temperature=max(params.temperature * factor, 1e-3))

@@ -25,7 +25,7 @@ def chooser(logits: Tensor) -> Library | None:
 def choose_natively(
     native: Library, logits: Tensor, params: list[SamplingParams], seeds: list[int], positions: list[int]
 ) -> list[int]:
-    """The token of each row of logits [rows, vocab]; -1 where the best score is no number."""
+    """Return the token of each row of logits [rows, vocab]."""
     return native.choose(logits, draw_rows(params, noise.words(seeds, positions)))
 
 

@@ -13,8 +13,9 @@ from foretell.params import SamplingParams
 from . import noise
 from .history import History, adjust, forbidden
 from .native_choice import choose_natively, chooser
-from .on_device import Draws, choose_there, works
+from .on_device import LEAST_TEMPERATURE, Draws, choose_there, works
 
+MOST_TEMPERATURE = torch.finfo(torch.float32).max
 FIRST_LOOK = 2048  # candidates a top-p search sorts before it sorts them all
 
 
@@ -65,9 +66,7 @@ def choose(logits: Tensor, rows: list[Row]) -> list[int]:
     if not drawn:
         return likeliest(logits)
     if (native := chooser(logits)) is not None:
-        found = choose_natively(native, logits, params, seeds, positions)
-        if -1 not in found:
-            return found
+        return choose_natively(native, logits, params, seeds, positions)
     return as_defined(logits, rows)
 
 
@@ -89,8 +88,14 @@ def likeliest(logits: Tensor) -> list[int]:
 
 
 def _likeliest(logits: Tensor) -> Tensor:
-    """The first of the largest, row by row. On a CPU numpy finds it several times sooner."""
-    return torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
+    """Return the argmax of each row, the first of equals; NaN counts as -inf. On a CPU numpy is faster."""
+    if logits.device.type != "cpu" or logits.dtype == torch.bfloat16:  # which numpy has not
+        return logits.argmax(-1)
+    scores = logits.numpy()
+    found = scores.argmax(-1)
+    if np.isnan(np.take_along_axis(scores, found[..., None], -1)).any():  # numpy returns the first NaN of a row
+        found = np.where(np.isnan(scores), -np.inf, scores).argmax(-1)
+    return torch.as_tensor(found)
 
 
 def draw(probs: Tensor, rows: list[Row], stream: int = noise.TOKEN_STREAM) -> Tensor:
@@ -117,14 +122,33 @@ def restricts(params: SamplingParams) -> bool:
 
 def probabilities(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     """The distributions the requests asked for, [rows, vocab]. Greedy is one-hot, not a special case downstream."""
-    temperature = torch.tensor([max(p.temperature, 1e-6) for p in params], device=logits.device)
-    probs = (logits / temperature[:, None]).softmax(-1)
+    temperature = torch.tensor([divisor(p.temperature) for p in params], device=logits.device)
+    scaled = logits / temperature[:, None]
+    probs = _proper(scaled.softmax(-1), scaled, logits)
     for i, p in enumerate(params):
         if p.temperature == 0:
             probs[i] = 0
-            probs[i, logits[i].argmax()] = 1
+            probs[i, _likeliest(logits[i])] = 1
         elif restricts(p):
             probs[i] = restrict(probs[i], p)
+    return probs
+
+
+def divisor(temperature: float) -> float:
+    """Return what scores are divided by: a temperature near 0 would overflow them, a huge one would itself."""
+    return min(max(temperature, LEAST_TEMPERATURE), MOST_TEMPERATURE)
+
+
+def _proper(probs: Tensor, scaled: Tensor, logits: Tensor) -> Tensor:
+    """Repair the rows that softmax made NaN: a NaN score counts as -inf, and where no distribution is left (an
+    infinite or overflowing largest score, or none at all) the row is one-hot at the argmax of its logits."""
+    if probs.device.type != "cpu":  # a look at the values would wait for the device
+        return probs
+    for i in probs[:, 0].isnan().nonzero()[:, 0].tolist():
+        kept = torch.where(logits[i].isnan(), -torch.inf, scaled[i]).softmax(-1)
+        if kept[0].isnan():
+            kept.zero_()[_likeliest(logits[i])] = 1
+        probs[i] = kept
     return probs
 
 

@@ -54,6 +54,8 @@ SAMPLING: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 1.0},
     "restricted": {"temperature": 0.8, "top_k": 12, "top_p": 0.9, "min_p": 0.01},
+    "near zero": {"temperature": 1e-37},
+    "uniform": {"temperature": 1e300, "top_p": 1e-300},
 }
 
 

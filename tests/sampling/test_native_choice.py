@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretell.kernels.native.library import library
 from foretell.params import SamplingParams
-from foretell.sampling import native_choice
+from foretell.sampling import native_choice, sampling
 from foretell.sampling.native_choice import choose_natively
 from foretell.sampling.sampling import Row, as_defined, choose
 
@@ -83,11 +83,20 @@ def test_a_row_draws_the_same_alone_in_a_batch_and_with_any_number_of_threads() 
 
 
 @needs_native
-def test_where_no_score_is_a_number_the_definition_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.full((1, 10), -torch.inf)
-    rows = [Row(SamplingParams(temperature=1.0), 0, 0)]
-    assert drawn(logits, rows) == [-1]
-    assert choose(logits, rows) == as_defined(logits, rows)
+@pytest.mark.parametrize("score", [-torch.inf, torch.inf, torch.nan])
+def test_a_row_without_finite_scores_leaves_the_other_rows_to_the_library(
+    score: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The definition may round differently: no row may change because of its neighbour."""
+    logits = scores(6, 50)
+    rows = [Row(SETTINGS["all"], 0, position) for position in range(6)]
+    alone = choose(logits, rows)
+    logits[3] = score
+    defined = as_defined(logits, rows)
+    monkeypatch.setattr(sampling, "as_defined", lambda *given: pytest.fail("a row went by the definition"))
+    found = choose(logits, rows)
+    assert found == defined and found[3] == 0
+    assert [*found[:3], *found[4:]] == [*alone[:3], *alone[4:]]
 
 
 def test_without_the_library_the_definition_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
