@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 AUDIT := build/audit
 
-.PHONY: setup setup-dev demo test test-all test-gpu check lock audit clean
+.PHONY: setup setup-dev demo test test-all test-gpu sanitize check lock audit clean
 
 setup: $(STAMP)
 setup-dev: $(DEV_STAMP)
@@ -49,6 +49,10 @@ test-all: $(DEV_STAMP)
 
 test-gpu: $(DEV_STAMP)
 	@$(BIN)/python -m pytest -m 'gpu or not slow' tests/gpu tests/kernels_triton
+
+# The native library under the address, undefined-behaviour and thread sanitizers of g++.
+sanitize: $(DEV_STAMP)
+	@$(BIN)/python -m tests.sanitize
 
 check: $(DEV_STAMP)
 	@$(BIN)/ruff check .

@@ -46,7 +46,7 @@ async def ask(engine: AsyncEngine, name: str, number: int) -> list[int] | str:
 
 
 def limit_address_space(spare: int | None) -> None:
-    """Leave so many bytes beside what is mapped now; None: lift the limit."""
+    """Allow so many bytes more than are mapped now; None lifts the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     found = re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())
     mapped = int(found[1]) * 1024 if found else 0

@@ -41,7 +41,7 @@ def play(spare: int) -> dict[str, Any]:
 
 @needs_limits
 def test_an_engine_without_memory_runs_smaller_steps_and_recovers() -> None:
-    """The head and the step lack memory for a full batch of prompts; nobody's tokens change."""
+    """The head and the step lack memory for a full batch of prompts; no request gets other tokens."""
     found = play(8 * MB)
     assert found["failure"] is None and found["steps_shed"] > 0
     assert found["after"] == found["alone"], "all is as before once there is memory"

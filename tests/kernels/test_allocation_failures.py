@@ -76,13 +76,13 @@ def chain(faulty: FaultyLibrary) -> Case:
     drafter, seqs = waiting(HEADS["eagle"], rules=("rejection",), temperature=1.0, top_k=9)
     assert isinstance(drafter, EagleDrafter) and isinstance(drafter._native, NativeChain)
     native, asked = drafter._native, drafter.asked(seqs, drafter.chains([Budget(4)] * len(seqs)))
-    beside = Beside(draws=draws_of(seqs, 4), tells=True)
+    drawing = Beside(draws=draws_of(seqs, 4), tells=True)
     features = torch.randn(len(seqs), drafter.head.config.layer.width, generator=torch.Generator().manual_seed(0))
 
     def run() -> Any:
-        told = native.guess(asked, features.clone(), beside)
-        assert told.probs is not None
-        return told.tokens, told.sure, bits(told.probs)
+        found = native.guess(asked, features.clone(), drawing)
+        assert found.probs is not None
+        return found.tokens, found.sure, bits(found.probs)
 
     return run
 
@@ -93,8 +93,8 @@ def blocks(faulty: FaultyLibrary) -> Case:
     native, asked = drafter._native, drafter.asked(seqs, drafter.chains([Budget(3)] * len(seqs)))
 
     def run() -> Any:
-        told = native.guess(asked)
-        return told.tokens, told.sure
+        found = native.guess(asked)
+        return found.tokens, found.sure
 
     return run
 
@@ -121,8 +121,8 @@ def medusa(faulty: FaultyLibrary) -> Case:
     features = torch.randn(3, drafter.head.config.layer.width, generator=rng)
 
     def run() -> Any:
-        told = native.guess(features, 2)
-        return told.tokens, told.sure
+        found = native.guess(features, 2)
+        return found.tokens, found.sure
 
     return run
 
