@@ -26,14 +26,14 @@ LEFT_OUT = (
     "--ignore=tests/kernels/test_allocation_failures.py",
     "--deselect=tests/runner/test_native.py::test_a_step_that_does_not_fit_in_memory_is_an_error_and_the_next_one_runs",
 )
-TESTS = (
-    "tests/kernels",
-    "tests/runner",
+SHARED = (  # whose work is large enough for several threads
+    "tests/kernels/test_quantized.py",
+    "tests/runner/test_native.py",
     "tests/heads/test_native.py",
     "tests/heads/test_odds.py",
     "tests/sampling/test_native_choice.py",
-    "tests/sampling/test_extreme_values.py",
 )
+TESTS = (*SHARED, "tests/kernels", "tests/runner", "tests/sampling/test_extreme_values.py")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ SANITIZERS = (
         # Python, torch and OpenMP are not instrumented: their locks are unknown, and so are their accesses.
         options={"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:report_signal_unsafe=0"},
         faults=(Fault("foretell_race", 3, "data race"),),
-        tests=(*TESTS, "-p", "tests.three_threads"),
+        tests=(*SHARED, "-p", "tests.three_threads"),
     ),
 )
 
