@@ -120,7 +120,9 @@ class BlockDrafter(HeadDrafter):
 
     def _grow_by_levels(self, plots: list[Plot]) -> None:
         seqs = [plot.seq for plot in plots]
-        level = self._passed(seqs, self.chains([Budget(self.deepest)] * len(seqs)), self.deepest)
+        # Pages are reserved for each tree's own depth, which may be less than the head's longest draft.
+        depths = [len(plot.tree.follows) + 1 for plot in plots]
+        level = self._passed(seqs, self.chains([Budget(depth) for depth in depths]), max(depths))
         top = MOST_WIDE if self.is_greedy(seqs) else 0
         while live := [(row, plot) for row, plot in enumerate(plots) if plot.tree.goes_on]:
             owners, rows = self._level(live)

@@ -15,6 +15,7 @@ from foretell.runner.native_head import Asked, Beside, LaidOut, NativeChain
 
 from .choosing import Chooser, Plot
 from .growing import ROOT
+from .reserved import check_reserved
 
 
 class Branches:
@@ -136,6 +137,8 @@ class NativeSteps:
         self.native, self.pages, self.features, self.along = native, pages, features, along
 
     def first(self, all_of_them: list[Branches]) -> Tensor:
+        for each in all_of_them:
+            check_reserved(each.seq, each.text, self.pages.page_size)
         tokens, places = [each.seq.tokens[-1] for each in all_of_them], [each.text - 1 for each in all_of_them]
         return self.native.step(_asked(tokens, places, all_of_them), self.features, Beside(along=self.along))
 
@@ -145,6 +148,7 @@ class NativeSteps:
         ways: list[list[int]] = []
         for each in live:
             each.place(len(each.places) - 1)
+            check_reserved(each.seq, each.text + len(each.places) - 1, self.pages.page_size)
             slots = self.pages.slots(each.seq, each.text - 1, each.text + len(each.places) - 1)
             ways += [[slots[place + 1] for place in each.of(node)] for node in each.tree.level]
         tokens = [token for each in live for token in each.tokens]

@@ -24,6 +24,7 @@ from .choosing import Chooser, Plot, must_draw
 from .drawing import DraftTemperature, draw_nodes
 from .heads_whole import whole_reader
 from .ranks import RankRates
+from .reserved import check_reserved
 from .trail import Trail, of_the_text
 from .tree import LevelTree, ShapedTree
 
@@ -236,8 +237,7 @@ class HeadDrafter(Drafter):
         asked = Asked([], [], [], [], [])
         for seq, chain in zip(seqs, chains, strict=True):
             last, depth = len(seq.tokens) - 1, chain.budget.depth
-            # The library writes there and does not look.
-            assert last + depth <= len(seq.pages) * self.pages.page_size, "pages were reserved for the guesses"
+            check_reserved(seq, last + depth, self.pages.page_size)
             asked.tokens.append(seq.tokens[last])
             asked.places.append(last)
             asked.pages.append(seq.pages)
