@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from foretell.types import Budget, Draft, Outcome, Sequence
 
+from .backoff import Supervisor
+
 
 class Drafter(ABC):
     """Guesses how sequences go on. A wrong guess costs time, never correctness."""
@@ -24,6 +26,8 @@ class Drafter(ABC):
     cost_share: float = 0.3  # what a node should cost, of a plain step, before it was ever measured
     prior: float = 0.5  # how often a guess should stand, before it ever guessed
     stands_back: bool = False  # whether it need not show what it would guess where another free drafter is sure
+    supervises: bool = False  # whether it calls other drafters through its supervisor and validates their drafts
+    supervisor: Supervisor | None = None  # counts its failures; the engine sets it
     wants_top: int = 0  # how many of the target's likeliest tokens it wants to observe after each row
 
     @abstractmethod
@@ -51,11 +55,6 @@ class Drafter(ABC):
         return [{self.name: draft} if may_be_shown(draft) else {} for draft in drafts]
 
     @property
-    def failures(self) -> int:
-        """Failures of its parts, which it got over by itself."""
-        return 0
-
-    @property
     def memory(self) -> int:
         """Bytes of weights and cache it keeps."""
         return 0
@@ -70,8 +69,9 @@ class Drafter(ABC):
 
     @property
     def away(self) -> frozenset[str]:
-        """Of the drafters a request may ask for, those that cannot guess now."""
-        return frozenset(name for name, arm in self.arms.items() if not arm.ready)
+        """Of the drafters a request may ask for, those that cannot draft now."""
+        resting = frozenset(name for name, arm in self.arms.items() if not arm.ready)
+        return resting if self.supervisor is None else resting | self.supervisor.disabled
 
     def call(self, name: str) -> None:
         """One that is away would be of use again."""
@@ -113,6 +113,7 @@ class Wrapper(Drafter):
         self.inner, self.name, self.taps, self.wants_top = inner, inner.name, inner.taps, inner.wants_top
         self.draws, self.gives_probability, self.grows = inner.draws, inner.gives_probability, inner.grows
         self.whole, self.draws_whole = inner.whole, inner.draws_whole
+        self.supervises, self.supervisor = inner.supervises, inner.supervisor
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return self.inner.propose(seqs, budgets)
@@ -131,10 +132,6 @@ class Wrapper(Drafter):
 
     def forget(self, seq: Sequence) -> None:
         self.inner.forget(seq)
-
-    @property
-    def failures(self) -> int:
-        return self.inner.failures
 
     @property
     def memory(self) -> int:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import TypeVar
 
 from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence
 
+from .backoff import Supervisor
 from .base import Drafter, may_be_shown
 from .merging import Merged
+from .validate import valid_drafts
 
-LOG = logging.getLogger("foretell")
-
-MOST_FAILURES = 3  # of one arm, until it is left out for good
 SURE = 0.8  # of its first guess: who is so sure is seldom outdone
 
 Answer = TypeVar("Answer")
@@ -24,12 +21,18 @@ Answer = TypeVar("Answer")
 class MixDrafter(Drafter):
     """Keeps its arms in step, runs the one that is named, and shows what the free ones would guess.
 
-    An arm that fails costs its own guesses and nobody else's. An arm `a+b` is two others, whose guesses are one tree.
+    A drafter that fails costs its own draft tokens and no others; `Supervisor` has its back-off. An arm `a+b` is two
+    others, whose guesses are one tree.
     """
 
     name = "mix"
 
-    def __init__(self, arms: list[Drafter], defaults: tuple[str, ...] | None = None) -> None:
+    supervises = True
+    supervisor: Supervisor
+
+    def __init__(
+        self, arms: list[Drafter], defaults: tuple[str, ...] | None = None, supervisor: Supervisor | None = None
+    ) -> None:
         """`defaults` are the arms of a request that names none."""
         self._arms = {arm.name: arm for arm in arms}
         free = [(arm.name, arm.stands_back) for arm in arms if arm.free]
@@ -41,7 +44,7 @@ class MixDrafter(Drafter):
         self._mergers = {arm.name: arm for arm in arms if isinstance(arm, Merged)}
         self._leavers = [arm for arm in arms if type(arm).ready is not Drafter.ready]
         self._shown: dict[int, tuple[int, int, Mapping[str, Draft]]] = {}  # by sequence: its length, nodes, the guesses
-        self._failed: Counter[str] = Counter()
+        self.supervisor = supervisor or Supervisor()
         self._defaults = tuple(self._arms) if defaults is None else defaults
         if len(self._defaults) == 1:
             self.name = self._defaults[0]
@@ -56,8 +59,9 @@ class MixDrafter(Drafter):
 
     @property
     def away(self) -> frozenset[str]:
-        """Asked for in every step; most drafters never leave."""
-        return frozenset(arm.name for arm in self._leavers if not arm.ready) if self._leavers else frozenset()
+        """Asked for in every step; most drafters never leave, and few fail."""
+        resting = frozenset(arm.name for arm in self._leavers if not arm.ready) if self._leavers else frozenset()
+        return resting | self.supervisor.disabled
 
     @property
     def defaults(self) -> tuple[str, ...]:
@@ -90,7 +94,7 @@ class MixDrafter(Drafter):
         for name, asked in missing.items():
             guessed = self._guesses(name, [seqs[i] for i in asked], [budgets[i] for i in asked])
             for i, draft in zip(asked, guessed, strict=True):
-                drafts[i] = draft or NO_DRAFT
+                drafts[i] = draft
         return drafts
 
     def _known(self, seq: Sequence, budget: Budget) -> Draft | None:
@@ -107,11 +111,14 @@ class MixDrafter(Drafter):
         if (merged := self._mergers.get(name)) is not None:
             return self._merged(merged, seqs, budgets)
         nothing = [NO_DRAFT] * len(seqs)
-        found = self._guarded(name, lambda arm: arm.propose(seqs, budgets), nothing)
-        return found if len(found) == len(seqs) else nothing
+        return self._guarded(
+            name, "propose", lambda arm: valid_drafts(arm.propose(seqs, budgets), len(seqs), name), nothing
+        )
 
     def _merged(self, arm: Merged, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         """What its parts guess; one that fails leaves it to the others."""
+        if arm.name in self.supervisor.disabled:
+            return [NO_DRAFT] * len(seqs)
         pairs = list(zip(seqs, budgets, strict=True))
         found = [self._guesses(part, seqs, [arm.budget(part, *pair) for pair in pairs]) for part in arm.parts]
         return [arm.merge(*pair, drafts) for pair, drafts in zip(pairs, zip(*found, strict=True), strict=True)]
@@ -122,35 +129,25 @@ class MixDrafter(Drafter):
 
     def _prepare(self, name: str, seqs: list[Sequence]) -> None:
         if seqs:
-            self._guarded(name, lambda arm: arm.prepare(seqs), None)
+            self._guarded(name, "prepare", lambda arm: arm.prepare(seqs), None)
 
     def follow(self, outcomes: list[Outcome]) -> None:
         for name in self._followers:
-            self._guarded(name, lambda arm: arm.follow(outcomes), None)
+            self._guarded(name, "follow", lambda arm: arm.follow(outcomes), None)
 
     def observe(self, outcomes: list[Outcome]) -> None:
         for name in self._learners:
-            self._guarded(name, lambda arm: arm.observe(outcomes), None)
+            self._guarded(name, "observe", lambda arm: arm.observe(outcomes), None)
 
     def forget(self, seq: Sequence) -> None:
         self._shown.pop(seq.id, None)
         for name in self._arms:
-            self._guarded(name, lambda arm: arm.forget(seq), None, always=True)  # also who is left out keeps nothing
+            self._guarded(name, "forget", lambda arm: arm.forget(seq), None, always=True)  # a paused one keeps nothing
 
-    def _guarded(self, name: str, do: Callable[[Drafter], Answer], otherwise: Answer, always: bool = False) -> Answer:
-        if self._failed.get(name, 0) >= MOST_FAILURES and not always:
-            return otherwise
-        try:
-            return do(self._arms[name])
-        except Exception:
-            self._failed[name] += 1
-            out = self._failed[name] >= MOST_FAILURES
-            LOG.exception("the drafter %s failed%s", name, " too often and is left out from now on" if out else "")
-            return otherwise
-
-    @property
-    def failures(self) -> int:
-        return self._failed.total()
+    def _guarded(
+        self, name: str, method: str, do: Callable[[Drafter], Answer], otherwise: Answer, always: bool = False
+    ) -> Answer:
+        return self.supervisor.call(name, method, lambda: do(self._arms[name]), otherwise, always)
 
     @property
     def memory(self) -> int:

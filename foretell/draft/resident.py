@@ -12,11 +12,13 @@ import torch
 
 from foretell.types import Budget, Draft, Outcome, Sequence
 
+from .backoff import Backoff
 from .base import Drafter
 
 LOG = logging.getLogger("foretell")
 
-RETRY = 60.0  # seconds until one that could not come back is called again
+RETRY = 60.0  # seconds until the weights are loaded again after a failed load; each further failure doubles it
+LONGEST_RETRY = 3600.0  # seconds
 
 
 class Background:
@@ -53,7 +55,7 @@ class Resident(Drafter):
         self.idle, self._make, self._background, self._clock = idle, make, background, clock
         self._lock = threading.Lock()
         self._inner: Drafter | None = inner
-        self._used, self._not_before = clock(), 0.0
+        self._used, self._reload = clock(), Backoff(clock, tolerated=0, first=RETRY, longest=LONGEST_RETRY)
         self._loading = False
         self._watch(idle)
 
@@ -91,7 +93,7 @@ class Resident(Drafter):
 
     def wake(self) -> None:
         with self._lock:
-            if self._inner is not None or self._loading or self._clock() < self._not_before:
+            if self._inner is not None or self._loading or self._reload.waiting:
                 return
             self._loading = True
         LOG.info("%s is loaded again", self.name)
@@ -101,11 +103,12 @@ class Resident(Drafter):
         inner: Drafter | None = None
         try:
             inner = self._make()
-        except Exception as error:  # there may be no room for it now
-            LOG.warning("%s cannot come back: %s", self.name, error)
+            self._reload.succeed()
+        except BaseException as error:  # there may be no room for it now; an exit must not leave it loading for ever
+            pause = self._reload.fail()
+            LOG.warning("%s cannot come back: %s; next attempt in %.0f s", self.name, error, pause)
         with self._lock:
             self._inner, self._loading, self._used = inner, False, self._clock()
-            self._not_before = self._used + (RETRY if inner is None else 0.0)
         if inner is not None:
             self._watch(self.idle)
 

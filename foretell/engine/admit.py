@@ -1,36 +1,33 @@
-"""Drafts as they enter: what cannot be checked is not let in."""
+"""Validates drafts where they enter the engine."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from foretell.types import Budget, Draft
+from foretell.draft.validate import valid_draft, valid_probs
+from foretell.types import NO_DRAFT, Budget, Draft
 
 
-def admitted(draft: Draft, budget: Budget, vocab: int) -> Draft:
-    """The draft within its budget, under its arm's name, by which records are kept; a faulty one is an error."""
-    draft = draft.cut(budget.nodes)
+def admitted(draft: object, budget: Budget, vocab: int) -> Draft:
+    """Return a draft cut to its budget, under its drafter's name; raise if the target cannot verify it."""
+    if draft is NO_DRAFT or budget.nodes <= 0:
+        return NO_DRAFT
+    name = budget.drafter or getattr(draft, "source", "") or "a drafter without a name"
+    draft = valid_draft(draft, name).cut(budget.nodes)
     if budget.branches:
         deepest, depths = budget.depth, draft.depths()
         if max(depths, default=0) > deepest:
             draft = draft.only([node for node, depth in enumerate(depths) if depth <= deepest])
     if not len(draft):
-        return Draft()
+        return NO_DRAFT
     draft = distinct(draft)
     if budget.drafter and draft.source != budget.drafter:
         draft = replace(draft, source=budget.drafter)
-    name = draft.source or "a drafter without a name"
-    if draft.unseen is not None:  # a device looks up a token for each place, and there are no others
+    if draft.unseen is not None:  # the device looks the tokens up and has no others
         return draft
     if min(draft.tokens) < 0 or max(draft.tokens) >= vocab:
-        raise ValueError(f"{name} guessed a token outside 0..{vocab - 1}")
-    if draft.probs is None:
-        if any(draft.drawn or ()):
-            raise ValueError(f"{name} drew at random and does not say from what")
-        return draft
-    if draft.probs.shape != (len(draft), vocab):
-        raise ValueError(f"{name} gave probabilities of shape {tuple(draft.probs.shape)}")
-    return replace(draft, probs=draft.probs.float())
+        raise ValueError(f"{name} returned a token outside 0..{vocab - 1}")
+    return valid_probs(draft, vocab, name)
 
 
 def distinct(draft: Draft) -> Draft:

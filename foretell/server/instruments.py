@@ -55,6 +55,13 @@ class Instruments:
         self.skips = self._tally("spec_decode_skipped", "Steps in which a text had no draft", "reason")
         self.drafter_drafted = self._tally("drafter_draft_tokens", "Guesses of each drafter", "drafter")
         self.drafter_accepted = self._tally("drafter_accepted_tokens", "Its guesses that entered a text", "drafter")
+        self.drafter_failures = self._tally("drafter_failures", "Failed calls of each drafter", "drafter")
+        self._drafter_disabled = Gauge(
+            PREFIX + "drafter_disabled",
+            "1: the drafter pauses after failures in a row",
+            ["model_name", "drafter"],
+            registry=self.registry,
+        )
         self.decisions = self._tally(
             "drafter_decisions", "Steps of texts by what was decided for a drafter", "drafter", "decision", "reason"
         )
@@ -66,6 +73,11 @@ class Instruments:
         self.speedup = self._gauge(
             "speedup", "Tokens times the plain step's time at their batch and context, over decode time; 0: not known"
         )
+
+    def show_health(self, drafter: str, failures: int, disabled: bool) -> None:
+        """Set the failures of a drafter since the start and whether it is disabled now."""
+        self.drafter_failures.follow(failures, drafter)
+        self._drafter_disabled.labels(self._model, drafter).set(disabled)
 
     def _make_requests(self) -> None:
         self.prompt_tokens = self._tally("prompt_tokens", "Tokens of prompts")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from foretell.engine.streams import Piece, StepClock, StepReport
 
 MOST_UNCOUNTED = 32  # steps
+
+Health = Mapping[str, tuple[int, bool]]  # by drafter: failures, disabled
 
 
 class Deciding(Protocol):
@@ -79,9 +81,16 @@ class Metrics:
     because a step of the engine leaves the processor's caches full of other things.
     """
 
-    def __init__(self, model: str, plain_seconds: PlainSeconds = unknown, controller: Deciding = Undecided()) -> None:
+    def __init__(
+        self,
+        model: str,
+        plain_seconds: PlainSeconds = unknown,
+        controller: Deciding = Undecided(),
+        health: Callable[[], Health] = dict,
+    ) -> None:
+        """`health` returns the failures of each drafter since the start and whether it is disabled now."""
         self.instruments = Instruments(model)
-        self.controller = controller
+        self.controller, self.health = controller, health
         self._speedup = Speedup(plain_seconds)
         self._totals = Totals()
         self._uncounted: list[StepReport] = []
@@ -172,6 +181,8 @@ class Metrics:
         self.instruments.resident_files.set(memory.files)
         for labels, count in self.controller.decided.items():
             self.instruments.decisions.follow(count, *labels)
+        for name, health in self.health().items():
+            self.instruments.show_health(name, *health)
         self.instruments.drafting_on.set(self.controller.standing[0])
         self.instruments.switches.follow(self.controller.switches)
         return self.instruments.expose(names)

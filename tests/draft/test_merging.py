@@ -138,7 +138,7 @@ def test_one_that_fails_leaves_it_to_the_others() -> None:
     engine = World().engine()
     (track,) = add(engine, "0", [1, 2, 3, 1, 2])
     (found,) = mix.propose([track.seq], [Budget(3, "scripted+ngram")])
-    assert found.tokens == (3, 1, 2) and set(found.origins or ()) == {"ngram"} and mix.failures == 1
+    assert found.tokens == (3, 1, 2) and set(found.origins or ()) == {"ngram"} and mix.supervisor.failures.total() == 1
 
 
 def test_it_is_named_with_a_plus() -> None:

@@ -102,6 +102,21 @@ def test_one_that_cannot_come_back_is_not_called_again_at_once(caplog: pytest.Lo
     guest.now += RETRY
     guest.drafter.wake()
     assert guest.made == 2
+    guest.now += RETRY
+    guest.drafter.wake()
+    assert guest.made == 2, "the second pause is longer"
+
+    def leave() -> Drafter:
+        raise SystemExit(1)
+
+    guest.make = leave
+    guest.now += RETRY
+    guest.drafter.wake()
+    assert guest.made == 3
+    guest.make = lambda: model_drafter(seed=0)
+    guest.now += 4 * RETRY
+    guest.drafter.wake()
+    assert guest.made == 4 and guest.drafter.ready, "an exit does not leave it loading"
 
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(fixed=lambda batch: 3)], ids=["adaptive", "fixed"])

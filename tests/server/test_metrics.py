@@ -13,6 +13,7 @@ import pytest
 
 from foretell.build import build_engine
 from foretell.config import EngineConfig, SpeculationConfig
+from foretell.draft.backoff import Supervisor
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import StepClock
@@ -131,6 +132,26 @@ def test_what_the_controller_decided_is_told_for_each_drafter_and_reason() -> No
     found = {name: value for name, value in samples(metrics).items() if "decisions" in name}
     name = PREFIX + 'drafter_decisions_total{{decision="{1}",drafter="{0}",reason="{2}"}}'
     assert found == {name.format(*each): count for each, count in decided.items()}
+
+
+def test_failures_of_drafters_and_their_pauses_are_shown() -> None:
+    clock = [0.0]
+    drafter = half_right()
+    drafter.supervisor = Supervisor(lambda: clock[0])
+    engine = World(max_num_seqs=4, budget=NODES).engine(drafter)
+    metrics = Metrics("m", health=lambda: engine.guard.health)
+    name = PREFIX + '{}{{drafter="half"}}'
+
+    def shown() -> tuple[float, float]:
+        found = samples(metrics)
+        return found[name.format("drafter_failures_total")], found[name.format("drafter_disabled")]
+
+    assert shown() == (0, 0), "both are there from the start"
+    for _ in range(3):
+        drafter.supervisor.fail("half", "propose", ValueError("planted"))
+    assert shown() == (3, 1)
+    clock[0] += 1.0
+    assert shown() == (3, 0)
 
 
 @pytest.mark.parametrize("drafter", ["auto", "ngram"])
