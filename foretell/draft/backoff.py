@@ -58,7 +58,8 @@ class Supervisor:
     """Calls the methods of drafters. A failure costs the result of one call; failures in a row pause the drafter.
 
     Each method has a back-off of its own, which a success of this method resets. While one of them waits, the drafter
-    is disabled: nobody asks it for drafts. Its bookkeeping goes on, except for a method that waits itself.
+    is disabled: nobody asks it for drafts. Its bookkeeping goes on, except for a method that waits itself; `follow`
+    and `forget` never wait, because a drafter that misses one of them is no longer up to date.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:

@@ -25,7 +25,7 @@ from .drawing import DraftTemperature, draw_nodes
 from .heads_whole import whole_reader
 from .ranks import RankRates
 from .reserved import check_reserved
-from .trail import Trail, of_the_text
+from .trail import Trail, Trails, of_the_text
 from .tree import LevelTree, ShapedTree
 
 
@@ -63,7 +63,7 @@ class HeadDrafter(Drafter):
         self._columns = _columns(runner.taps, head.config, runner.device, self.is_split)
         self._reader: NativeReader | None = None  # where the native library can read for it
         self._whole_reader = whole_reader(head, pages) if self.whole else None
-        self._trails: dict[int, Trail] = {}
+        self._trails = Trails(pages.page_size)
         self.chooser, self.ranks = Chooser(head.draft_ids, draft_temperature), RankRates(head.config.accuracy)
         # As good as it was seen to be when it was made; one that was bad then may be better at what is asked here.
         self.prior = max(0.1, head.config.accuracy[0]) if head.config.accuracy else type(self).prior
@@ -80,11 +80,15 @@ class HeadDrafter(Drafter):
         return self._reader is not None and self._whole_reader is None
 
     def follow(self, outcomes: list[Outcome]) -> None:
-        if self.by_library:
-            self._follow(outcomes)
-        else:
-            with torch.inference_mode():
+        try:
+            if self.by_library:
                 self._follow(outcomes)
+            else:
+                with torch.inference_mode():
+                    self._follow(outcomes)
+        except BaseException:
+            self._trails.miss(outcomes)
+            raise
 
     def _follow(self, outcomes: list[Outcome]) -> None:
         full = []
@@ -102,12 +106,11 @@ class HeadDrafter(Drafter):
     def _add(self, outcome: Outcome) -> Trail:
         """Note the states of what was run and stayed."""
         seq, start = outcome.share.seq, outcome.share.start
-        trail = self._trails.get(seq.id)
-        if trail is None or start < trail.stop:  # it is new here, or came back to pages that others have read
-            trail = self._trails[seq.id] = Trail(start, stop=start)
-        elif start > trail.stop:
+        trail = self._trails.continued(seq, start)
+        if start > trail.stop:
             trail.gap = True
             trail.start, trail.states = start, []
+        self._trails.rewrite(seq, start)
         known = self.known_of(outcome) if trail.start == start else 0
         trail.start += known
         trail.states += of_the_text(outcome, known, seq.cached - start)
@@ -184,8 +187,7 @@ class HeadDrafter(Drafter):
 
     def _can(self, seq: Sequence, budget: Budget) -> bool:
         """Whether all that is needed is there: every place but the last was run, and none of them is missing."""
-        trail = self._trails.get(seq.id)
-        known = seq.pending == 1 and len(seq.tokens) > 1 and not (trail is not None and trail.gap)
+        known = seq.pending == 1 and len(seq.tokens) > 1 and not self._trails.continued(seq, seq.cached).gap
         return known and 0 < budget.depth <= self.context - len(seq.tokens)
 
     @abstractmethod
@@ -229,11 +231,9 @@ class HeadDrafter(Drafter):
         self._reader = NativeReader(native, self.pages.kept_features, columns)
 
     def chains(self, budgets: list[Budget]) -> list[Chain]:
-        """Empty ones."""
         return [Chain(budget, max(budget.floor, self.min_confidence)) for budget in budgets]
 
     def asked(self, seqs: list[Sequence], chains: list[Chain]) -> Asked:
-        """The same in plain numbers."""
         asked = Asked([], [], [], [], [])
         for seq, chain in zip(seqs, chains, strict=True):
             last, depth = len(seq.tokens) - 1, chain.budget.depth

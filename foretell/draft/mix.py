@@ -133,7 +133,7 @@ class MixDrafter(Drafter):
 
     def follow(self, outcomes: list[Outcome]) -> None:
         for name in self._followers:
-            self._guarded(name, "follow", lambda arm: arm.follow(outcomes), None)
+            self._guarded(name, "follow", lambda arm: arm.follow(outcomes), None, always=True)
 
     def observe(self, outcomes: list[Outcome]) -> None:
         for name in self._learners:

@@ -100,7 +100,7 @@ class Guard:
     def follow(self, outcomes: list[Outcome]) -> None:
         """Who keeps states beside the target's has to keep them of every text: its pages may become another's."""
         if self.drafter.taps:
-            self._guarded("follow", lambda: self.drafter.follow(outcomes), None)
+            self._guarded("follow", lambda: self.drafter.follow(outcomes), None, always=True)
 
     def observe(self, outcomes: list[Outcome]) -> None:
         if outcomes:
