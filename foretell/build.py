@@ -148,7 +148,8 @@ def _build(
     if drafter is None:
         vocabularies = {name: pairing.vocabularies for name, pairing in pairings.items()}
         loader = draft.Loader(
-            speculation, target, runner, helpers, vocabularies, run_helper, room.pages * room.page_size, placed
+            *(speculation, target, runner, helpers, vocabularies, run_helper, room.pages * room.page_size, placed),
+            max_rows=config.max_num_batched_tokens,
         )
         drafter = draft.build(loader.parts(draft.models_wanted(speculation), twins), loader.again)
     return _assembled(config, speculation, target, runner, drafter, memory, team, context)

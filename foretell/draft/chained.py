@@ -71,6 +71,7 @@ class ChainedDrafter(ModelDrafter):
     def _read(self, shadows: list[Sequence]) -> None:
         """What there is to read of new texts is read by itself: a chain of any length behind many rows would be a
         recording of its own."""
+        self._prefill(shadows)
         new = [shadow for shadow in shadows if shadow.pending > FEW]
         if new:
             self.runner.forward([Share.of(shadow, shadow.pending - 1) for shadow in new], [NO_DRAFT] * len(new))

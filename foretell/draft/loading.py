@@ -17,6 +17,7 @@ from foretell.runner.memory import GIB, device_memory
 from foretell.runner.runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 
+from .model import MAX_ROWS
 from .registry import Helper, Parts, PlacedHead, is_head
 from .vocabularies import Vocabularies
 
@@ -50,11 +51,13 @@ class Loader:
     run: Callable[[str], ModelRunner]
     tokens: int
     heads: Mapping[str, PlacedHead] = field(default_factory=dict)
+    max_rows: int = MAX_ROWS  # of one forward of a draft model
 
     def parts(self, models: Iterable[str], copies: Mapping[Bits, Decoder]) -> Parts:
         """What drafters are made of, with these draft models and copies of the target."""
         loaded = {
-            name: Helper(self.run(name), self.helpers[name].tokenizer, self.vocabularies[name]) for name in models
+            name: Helper(self.run(name), self.helpers[name].tokenizer, self.vocabularies[name], self.max_rows)
+            for name in models
         }
         return Parts(self.config, self.runner, self.target.tokenizer, loaded, copies, self.heads)
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from foretell.params import SamplingParams
 from foretell.runner.runner import ModelRunner
-from foretell.types import Budget, Draft, Request, Sequence, Share
+from foretell.types import NO_DRAFT, Budget, Draft, Request, Sequence, Share
 
 from .base import Drafter
 from .drawing import DraftTemperature, Drawn, draw_nodes
 
-CHUNK = 512  # tokens of a text the draft model reads at once
+MAX_ROWS = 512  # rows of one forward, where memory was planned for no other number
 
 
 @dataclass
@@ -42,6 +42,7 @@ class ModelDrafter(Drafter):
     draws = True
     gives_probability = True
     reads = True
+    max_rows = MAX_ROWS
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class ModelDrafter(Drafter):
         wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.depth]
         asked = {seq.id for seq, _ in wishes}
         live = [(seq, budget) for seq, budget in wishes if self._ready(seq, budget.depth, asked)]
+        self._prefill([self._shadows[seq.id].seq for seq, _ in live])
         for offset in range(max((budget.depth for _, budget in live), default=0)):
             live = [(seq, budget) for seq, budget in live if self._goes_on(chains[seq.id], offset, budget)]
             if not live:
@@ -74,13 +76,24 @@ class ModelDrafter(Drafter):
         """Bring the shadow up to the sequence; False where the draft's context or pages do not suffice."""
         if len(seq.tokens) + nodes > self.runner.context:
             return False
-        shadow = self._catch_up(seq)
-        if not self._reserve(shadow, len(seq.tokens) + nodes, asked):
-            return False
-        while shadow.pending > CHUNK:
-            self.runner.forward([Share.of(shadow, CHUNK)], [Draft()])
-            shadow.cached += CHUNK
-        return True
+        return self._reserve(self._catch_up(seq), len(seq.tokens) + nodes, asked)
+
+    def _prefill(self, shadows: list[Sequence]) -> None:
+        """Run pending tokens, at most `max_rows` in a forward, until the rest of all sequences fits into one."""
+        while sum(shadow.pending for shadow in shadows) > self.max_rows and (shares := self._chunks(shadows)):
+            self.runner.forward(shares, [NO_DRAFT] * len(shares))
+            for share in shares:
+                share.seq.cached += share.take
+
+    def _chunks(self, shadows: list[Sequence]) -> list[Share]:
+        """Return the next forward of a prefill; the last token of a sequence runs with its first draft token."""
+        shares, left = list[Share](), self.max_rows
+        for shadow in shadows:
+            take = min(shadow.pending - 1, left)
+            if take > 0:
+                shares.append(Share.of(shadow, take))
+                left -= take
+        return shares
 
     def _catch_up(self, seq: Sequence) -> Sequence:
         """Keep what shadow and sequence agree on: rejection, pre-emption and other drafters' turns need no more."""

@@ -25,7 +25,7 @@ from .chained import ChainedDrafter
 from .drawing import DraftTemperature
 from .heads_kinds import head_drafter
 from .lookahead import LookaheadDrafter
-from .model import ModelDrafter
+from .model import MAX_ROWS, ModelDrafter
 from .ngram import NGramDrafter
 from .prediction import PredictionDrafter
 from .recycle import RecycleDrafter
@@ -44,6 +44,7 @@ class Helper:
     runner: ModelRunner
     tokenizer: Tokenizer | None = None
     vocabularies: Vocabularies | None = None  # where its tokenizer is not the target's
+    max_rows: int = MAX_ROWS  # of one forward, as memory was planned
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,14 @@ def _distilled(parts: Parts, folder: str) -> Drafter:
 
 def _model_drafter(parts: Parts, helper_name: str, name: str) -> Drafter:
     helper, settings = parts.helpers[helper_name], (name, parts.sharpening, parts.config.min_confidence)
+    drafter: ModelDrafter
     if helper.vocabularies is not None:
-        return Translator(helper.runner, helper.vocabularies, *settings)
-    drafter = ChainedDrafter if helper.runner.device.type == "cuda" else ModelDrafter
-    return drafter(helper.runner, parts.vocab, *settings)
+        drafter = Translator(helper.runner, helper.vocabularies, *settings)
+    else:
+        kind = ChainedDrafter if helper.runner.device.type == "cuda" else ModelDrafter
+        drafter = kind(helper.runner, parts.vocab, *settings)
+    drafter.max_rows = helper.max_rows
+    return drafter
 
 
 def _early_exit(parts: Parts, layers: str) -> Drafter:

@@ -21,7 +21,7 @@ from foretell.types import Budget, Draft, Sequence, Share
 
 from .alignment import Retelling, Speller, Words
 from .drawing import DraftTemperature, draw_nodes
-from .model import CHUNK, ModelDrafter
+from .model import ModelDrafter
 from .vocabularies import Vocabularies
 
 LOG = logging.getLogger("foretell")
@@ -157,6 +157,7 @@ class Translator(ModelDrafter):
         chains = {seq.id: self._way(seq).begin(budget) for seq, budget in zip(seqs, budgets, strict=True)}
         asked = {seq.id for seq in seqs if chains[seq.id].reach}
         live = [seq for seq in seqs if seq.id in asked and self._ready(seq, chains[seq.id].reach, asked)]
+        self._prefill([self._shadows[seq.id].seq for seq in live])
         while live := [seq for seq in live if chains[seq.id].goes_on(self.min_confidence)]:
             scores = self._run(live)
             for way in (self.by_tokens, self.by_strings):
@@ -175,12 +176,7 @@ class Translator(ModelDrafter):
         length = len(shadow.tokens) + nodes
         if not shadow.tokens or not self._retellings[seq.id].aligned or length > self.runner.context:
             return False
-        if not self._reserve(shadow, length, asked):
-            return False
-        while shadow.pending > CHUNK:
-            self.runner.forward([Share.of(shadow, CHUNK)], [Draft()])
-            shadow.cached += CHUNK
-        return True
+        return self._reserve(shadow, length, asked)
 
     def _catch_up(self, seq: Sequence) -> Sequence:
         """Keep what the shadow and the text as told anew agree on; up to what is settled they always do."""
