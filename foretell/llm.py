@@ -12,6 +12,7 @@ from typing import Any
 from .build import Assembly, build_engine
 from .config import EngineConfig, SpeculationConfig
 from .draft.base import Drafter
+from .draft.isolated import isolated
 from .engine.stats import Speculation
 from .engine.track import Track
 from .errors import RequestError
@@ -191,7 +192,7 @@ def _configs(
         if speculative is None
         else SpeculationConfig.from_vllm(speculative if isinstance(speculative, str) else dict(speculative), **guesses)
     )
-    return engine, speculation, drafter if isinstance(drafter, Drafter) else None
+    return engine, speculation, isolated(drafter) if isinstance(drafter, Drafter) else None
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

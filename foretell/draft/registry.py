@@ -24,6 +24,7 @@ from .base import Drafter
 from .chained import ChainedDrafter
 from .drawing import DraftTemperature
 from .heads_kinds import head_drafter
+from .isolated import isolated
 from .lookahead import LookaheadDrafter
 from .model import MAX_ROWS, ModelDrafter
 from .ngram import NGramDrafter
@@ -206,4 +207,4 @@ def make(parts: Parts, name: str) -> Drafter:
     if not isinstance(drafter, Drafter):
         raise RequestError("drafter", f"{name} is offered by another package and is no Drafter, but {drafter!r}")
     drafter.name = name  # what it is asked for by
-    return drafter
+    return isolated(drafter)
