@@ -58,8 +58,8 @@ class Supervisor:
     """Calls the methods of drafters. A failure costs the result of one call; failures in a row pause the drafter.
 
     Each method has a back-off of its own, which a success of this method resets. While one of them waits, the drafter
-    is disabled: nobody asks it for drafts. Its bookkeeping goes on, except for a method that waits itself; `follow`
-    and `forget` never wait, because a drafter that misses one of them is no longer up to date.
+    is disabled: the engine asks it for no drafts. Its bookkeeping goes on, except for a method that waits itself.
+    `follow` and `forget` never wait, because a drafter that misses one of them is no longer up to date.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -70,7 +70,7 @@ class Supervisor:
 
     @property
     def disabled(self) -> frozenset[str]:
-        """The drafters that nobody asks for drafts now."""
+        """The drafters that pause now."""
         if not self._failing:
             return frozenset()
         failing = list(self._failing.items())  # metrics ask in another thread

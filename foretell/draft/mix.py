@@ -22,7 +22,7 @@ class MixDrafter(Drafter):
     """Keeps its arms in step, runs the one that is named, and shows what the free ones would guess.
 
     A drafter that fails costs its own draft tokens and no others; `Supervisor` has its back-off. An arm `a+b` is two
-    others, whose guesses are one tree.
+    others, whose draft tokens form one tree.
     """
 
     name = "mix"
