@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bars import BEST_SHARE, NOISE, PLAIN_SHARE
+from .bars import BEST_SHARE, ERROR, PLAIN_SHARE
 from .intervals import shown
 from .never_slower import Cell, Findings, Overall
 
@@ -20,11 +20,12 @@ def remarks(findings: Findings) -> list[str]:
     """What a reader of the table must know."""
     count = {verdict: sum(cell.verdict == verdict for cell in findings.cells) for verdict in ("slower", "inconclusive")}
     lines = [
-        f"The bar is {PLAIN_SHARE:g} of plain decoding's speed, and {BEST_SHARE:g} of the best fixed length's.",
-        "Ratio: plain decoding's time a token over the adaptive arm's, with a 95% interval over rounds; timed from "
+        f"The bar is {PLAIN_SHARE:g} of plain decoding's speed, and {BEST_SHARE:g} of the best fixed length's. "
+        f"A cell is held or slower where a one-sided {1 - ERROR:.0%} bound is on that side of its bar.",
+        "Ratio: plain decoding's time a token over the adaptive arm's, with a 95% t interval over rounds; timed from "
         "when all texts of a batch have their first token, prompts being cached.",
         f"{findings.verdict.upper()}: {len(findings.cells)} cells, {count['slower']} below the bar, "
-        f"{count['inconclusive']} with more than {NOISE:.0%} of noise and the bar inside it.",
+        f"{count['inconclusive']} too noisy to tell.",
     ]
     for cell in findings.cells:
         where = f"{cell.drafter}, {cell.task}, T={cell.temperature:g}, {cell.batch} at once"

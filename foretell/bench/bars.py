@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal
 
-from .intervals import DRAWS, half_width, interval
+from .intervals import Estimate, estimate_of, half_width, interval, ratio_of
 
 PLAIN_SHARE, BEST_SHARE = 0.97, 0.93  # of plain decoding's speed, and of the best fixed length's
-NOISE = 0.03  # half an interval's width, as a share; with more it is measured again
+ERROR = 0.05  # the most often that a cell at its bar is called held, and the same for slower
+PLAIN = 0  # a fixed length of no draft tokens
 
 Verdict = Literal["held", "slower", "inconclusive"]
 Times = Sequence[Sequence[float]]  # seconds a token: for each batch its rounds
@@ -21,12 +21,17 @@ Times = Sequence[Sequence[float]]  # seconds a token: for each batch its rounds
 
 @dataclass(frozen=True)
 class Contest:
-    """Times of one cell. Arms of a round were timed next to each other, so whatever is compared is compared there."""
+    """Times of one cell. Arms of a round were timed next to each other, so whatever is compared is compared there.
+
+    Batches are fixed; rounds are repeated measurements, one observation each. `looks` is how often the verdict is
+    asked for until it stops the measurement: errors are split between them (Bonferroni), so that stopping as soon
+    as a cell is decided does not raise them.
+    """
 
     plain: Times
     adaptive: Times
-    fixed: Mapping[int, Times]  # by the number of tokens guessed
-    seed: str = ""
+    fixed: Mapping[int, Times]  # by the number of draft tokens
+    looks: int = 1
 
     @property
     def rounds(self) -> int:
@@ -34,14 +39,12 @@ class Contest:
 
     @cached_property
     def speedup(self) -> float:
-        return math.exp(self._log_ratio(self.adaptive, self._all_rounds))
+        return self._speedup(self.adaptive)
 
     @cached_property
     def fixed_speedups(self) -> dict[int, float]:
         """How many times faster than plain decoding each fixed length is; to guess nothing is plain decoding."""
-        return {0: 1.0} | {
-            length: math.exp(self._log_ratio(times, self._all_rounds)) for length, times in self.fixed.items()
-        }
+        return {PLAIN: 1.0} | {length: self._speedup(times) for length, times in self.fixed.items()}
 
     @property
     def best_fixed(self) -> int:
@@ -50,60 +53,62 @@ class Contest:
     @property
     def bar(self) -> float:
         """The least speedup that will do."""
-        return _bar(self.fixed_speedups.values())
+        return max(PLAIN_SHARE, BEST_SHARE * max(self.fixed_speedups.values()))
 
     @cached_property
-    def _drawn(self) -> tuple[list[float], list[float]]:
-        """Logarithms of the speedup, and of it over its bar, had other rounds come out: the same ones for all arms."""
-        rng = random.Random(self.seed)
-        speedups, margins = [], []
-        for _ in range(DRAWS):
-            chosen = [rng.choices(rounds, k=len(rounds)) for rounds in self._all_rounds]
-            speedup = self._log_ratio(self.adaptive, chosen)
-            fixed = [1.0, *(math.exp(self._log_ratio(times, chosen)) for times in self.fixed.values())]
-            speedups.append(speedup)
-            margins.append(speedup - math.log(_bar(fixed)))
-        return speedups, margins
+    def estimate(self) -> Estimate | None:
+        """The log of the speedup over rounds; None with fewer than two."""
+        return estimate_of(self._log_ratios(self.plain))
 
     @property
-    def draws(self) -> list[float] | None:
-        """Of the speedup's logarithm; one round tells nothing of others."""
-        return self._drawn[0] if self.rounds > 1 else None
+    def speedup_interval(self) -> tuple[float, float] | None:
+        """The interval of the speedup that holds 95% whichever look the cell stopped at."""
+        return interval(self.estimate, 1 - ERROR / self.looks)
+
+    @cached_property
+    def margins(self) -> dict[int, Estimate]:
+        """By fixed length: the log of the adaptive arm's speed over the share of that length's it must reach."""
+        found = {PLAIN: _margin(self._log_ratios(self.plain), PLAIN_SHARE)}
+        found |= {length: _margin(self._log_ratios(times), BEST_SHARE) for length, times in self.fixed.items()}
+        return {length: estimate for length, estimate in found.items() if estimate is not None}
 
     @property
     def noise(self) -> float | None:
-        """Half the width that rounds make in the speedup over its bar, as a share."""
-        return half_width(self._drawn[1]) if self.rounds > 1 else None
+        """Half the width of the 95% interval over rounds, as a share, of the margin that is hardest to keep."""
+        least = min(self.margins.values(), key=lambda margin: margin.mean, default=None)
+        return half_width(least)
 
-    @property
-    def settled(self) -> bool:
-        return self.noise is not None and self.noise <= NOISE
-
-    @property
+    @cached_property
     def verdict(self) -> Verdict:
-        """With much noise, a verdict only where all of the interval lies on one side of the bar."""
-        if self.rounds < 2:
+        """Held if every margin's lower bound is above 0, slower if one's upper bound is below, else inconclusive.
+
+        Bounds are one-sided. All margins have to hold, which needs no correction (an intersection-union test); for
+        one of several to fail, the error is split between them.
+        """
+        if not self.margins:
             return "inconclusive"
-        if not self.settled:
-            low, high = interval(self._drawn[1])
-            if low < 1 <= high:
-                return "inconclusive"
-        return "held" if self.speedup >= self.bar else "slower"
+        error = ERROR / self.looks
+        if all(margin.bounds(error)[0] > 0 for margin in self.margins.values()):
+            return "held"
+        if any(margin.bounds(error / len(self.margins))[1] < 0 for margin in self.margins.values()):
+            return "slower"
+        return "inconclusive"
 
-    @property
-    def _all_rounds(self) -> list[range]:
-        return [range(len(rounds)) for rounds in self.plain]
+    def _speedup(self, times: Times) -> float:
+        return ratio_of([_ratios(plain, other) for plain, other in zip(self.plain, times, strict=True)])
 
-    def _log_ratio(self, times: Times, chosen: Sequence[Sequence[int]]) -> float:
-        """Over rounds the median of pairs, which one bad moment does not move; over batches the geometric mean."""
-        return fmean(
-            math.log(median(plain[i] / other[i] for i in rounds))
-            for plain, other, rounds in zip(self.plain, times, chosen, strict=True)
-        )
+    def _log_ratios(self, slower: Times) -> list[float]:
+        """For each round the log of other times over the adaptive arm's, as the mean over batches."""
+        batches = [_ratios(theirs, ours) for theirs, ours in zip(slower, self.adaptive, strict=True)]
+        return [fmean(map(math.log, ratios)) for ratios in zip(*batches, strict=False)]
 
 
-def _bar(fixed: Collection[float]) -> float:
-    return max(PLAIN_SHARE, BEST_SHARE * max(fixed))
+def _ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(over, under, strict=True)]
+
+
+def _margin(logs: Sequence[float], share: float) -> Estimate | None:
+    return estimate_of([log - math.log(share) for log in logs])
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:

@@ -11,7 +11,7 @@ from typing import Any
 
 from foretell.errors import RequestError
 
-from .intervals import interval, mean_of, ratio_of, redraw
+from .intervals import interval, mean_of, over_prompts, ratio_of
 from .item import Item
 from .latency import Latency
 from .measure import Watch, rotated
@@ -180,12 +180,6 @@ class _Group:
         return list(found.values())
 
     @property
-    def draws(self) -> list[float] | None:
-        ratios = self.ratios
-        several = sum(map(len, ratios)) > 1
-        return redraw(ratios, f"{self.task} {self.peer}", texts=True) if several else None
-
-    @property
     def same(self) -> list[bool]:
         """For each prompt whether it was answered as the baseline did."""
         first = {each.item.id: each for each in reversed(self.good)}
@@ -193,12 +187,12 @@ class _Group:
         return [each.reply.text == base.text for each, base in pairs if base is not None and base.error is None]
 
     def cell(self) -> CompareCell:
-        ratios, draws, same = self.ratios, self.draws, self.same
+        ratios, same = self.ratios, self.same
         return CompareCell(
             task=self.task,
             arm=self.peer,
             speedup=ratio_of(ratios) if ratios else None,
-            speedup_interval=None if draws is None else interval(draws),
+            speedup_interval=interval(over_prompts(ratios)),
             same_text=all(same) if same else None,
             same_texts=sum(same),
             **counts([self]),
@@ -209,14 +203,13 @@ def over_all(groups: Sequence[_Group]) -> CompareCell:
     """The mean of one peer's tasks."""
     cells = [group.cell() for group in groups]
     ratios = [cell.speedup for cell in cells if cell.speedup is not None]
-    draws = [group.draws for group in groups if group.ratios]
-    known = [each for each in draws if each is not None]
+    estimates = [over_prompts(group.ratios) for group in groups if group.ratios]
     same = [cell.same_text for cell in cells if cell.same_text is not None]
     return CompareCell(
         task=ALL,
         arm=groups[0].peer,
         speedup=math.exp(fmean(map(math.log, ratios))) if ratios else None,
-        speedup_interval=interval(mean_of(known)) if known and len(known) == len(draws) else None,
+        speedup_interval=interval(mean_of(estimates)),
         same_text=all(same) if same else None,
         same_texts=sum(cell.same_texts for cell in cells),
         **counts(groups)

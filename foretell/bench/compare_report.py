@@ -19,7 +19,7 @@ def remarks(findings: CompareFindings) -> list[str]:
     """What a reader of the table must know."""
     lines = [
         f"Tokens a second behind the first words, medians; the ratio is {findings.baseline}'s time a token over the "
-        "peer's, by pairs of the same prompt and round, with a 95% interval over prompts and rounds.",
+        "peer's, by pairs of the same prompt and round, with a 95% t interval over prompts and rounds.",
         "Accepted per step counts the target's own token; - where a peer does not tell. Peers that round their weights "
         "otherwise may well write another text.",
     ]

@@ -1,54 +1,120 @@
-"""A ratio and how sure it is: medians over rounds, the mean over texts, and what drawing anew would have given."""
+"""Speedup ratios with t intervals that hold their level with few prompts and few rounds.
+
+All intervals are Student t intervals of log ratios. What is random depends on the benchmark:
+- prompts: a task's prompts are random draws of the task. One observation per prompt, its median over rounds.
+- rounds: repeated measurements of the same prompts. One observation per round, its mean over prompts.
+- tasks: they are fixed, so the interval of their mean is about other prompts of the same tasks. Variances add, and
+  the degrees of freedom are Welch-Satterthwaite's.
+With one prompt per task there is no interval over prompts: one prompt does not tell how the others differ.
+"""
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
-from statistics import fmean, median
+from dataclasses import dataclass
+from statistics import fmean, median, variance
 
-Pairs = Sequence[Sequence[float]]  # for each text its ratios, one a round
+from .student_t import t_quantile
 
-DRAWS = 1000
+Pairs = Sequence[Sequence[float]]  # for each prompt its ratios, one per round
+
 LEVEL = 0.95
 
 
+@dataclass(frozen=True)
+class Variance:
+    """The estimated variance of a mean, and its degrees of freedom."""
+
+    value: float
+    freedom: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of log ratios, and what makes it uncertain: prompts and rounds, or rounds alone."""
+
+    mean: float
+    sources: tuple[Variance, ...]
+
+    def bounds(self, error: float) -> tuple[float, float]:
+        """Return the lower and the upper bound, each wrong with a probability of at most `error`.
+
+        Half-widths of independent sources add up as squares (Banerjee 1960), which errs on the wide side whatever
+        their true variances are.
+        """
+        half = math.hypot(*(t_quantile(1 - error, each.freedom) * math.sqrt(each.value) for each in self.sources))
+        return self.mean - half, self.mean + half
+
+
 def ratio_of(pairs: Pairs) -> float:
-    """Over rounds the median, which one bad moment of the machine does not move; over texts the geometric mean."""
-    return math.exp(fmean(math.log(median(rounds)) for rounds in pairs))
+    """Return the geometric mean over prompts of the median over rounds, which one slow round does not move."""
+    return math.exp(fmean(_prompt_logs(pairs)))
 
 
-def redraw(pairs: Pairs, seed: str, *, texts: bool) -> list[float]:
-    """Logarithms of the ratio, had other rounds come out; with `texts`, had other texts been written as well."""
-    rng = random.Random(seed)
-    logs: list[float] = []
-    for _ in range(DRAWS):
-        chosen = rng.choices(pairs, k=len(pairs)) if texts else pairs
-        logs.append(fmean(math.log(median(rng.choices(rounds, k=len(rounds)))) for rounds in chosen))
-    return logs
+def over_prompts(pairs: Pairs) -> Estimate | None:
+    """Estimate the ratio for other prompts and other rounds; None with fewer than two prompts.
+
+    Rounds are a source of their own, for what a round does to all prompts alike does not show between them.
+    """
+    prompts, rounds = estimate_of(_prompt_logs(pairs)), over_rounds(pairs)
+    if prompts is None or rounds is None:
+        return prompts
+    return Estimate(prompts.mean, prompts.sources + rounds.sources)
 
 
-def mean_of(draws: Sequence[Sequence[float]]) -> list[float]:
-    """The draws of the mean of several ratios, each drawn on its own."""
-    return [fmean(logs) for logs in zip(*draws, strict=True)]
+def over_rounds(pairs: Pairs) -> Estimate | None:
+    """Estimate the ratio for these prompts; None with fewer than two complete rounds."""
+    rounds = zip(*pairs, strict=False)  # a run that was stopped may have measured some prompts once more
+    return estimate_of([fmean(map(math.log, ratios)) for ratios in rounds])
 
 
-def interval(logs: Sequence[float]) -> tuple[float, float]:
-    """Where the middle of the draws lies, as ratios."""
-    ranked = sorted(logs)
-    last = len(ranked) - 1
-    tail = (1 - LEVEL) / 2
-    return math.exp(ranked[round(tail * last)]), math.exp(ranked[round((1 - tail) * last)])
+def estimate_of(logs: Sequence[float]) -> Estimate | None:
+    """Estimate the mean of independent observations; None with fewer than two."""
+    count = len(logs)
+    return Estimate(fmean(logs), (Variance(variance(logs) / count, count - 1),)) if count > 1 else None
 
 
-def half_width(logs: Sequence[float]) -> float:
-    """Half of the interval as a share of its middle: 0.02 is two percent either way."""
-    low, high = interval(logs)
-    return (high - low) / (high + low)
+def mean_of(parts: Sequence[Estimate | None]) -> Estimate | None:
+    """Estimate the mean of independent estimates; None where a part has none."""
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    kinds = max(len(part.sources) for part in known)
+    alike = [[part.sources[kind] for part in known if len(part.sources) > kind] for kind in range(kinds)]
+    return Estimate(fmean(part.mean for part in known), tuple(_mean_variance(each, len(known)) for each in alike))
 
 
-def shown(ratio: float | None, bounds: tuple[float, float] | None, missing: str = "-") -> str:
-    """A ratio with its interval, or `missing` where there is none."""
+def interval(estimate: Estimate | None, level: float = LEVEL) -> tuple[float, float] | None:
+    """Return the two-sided interval as ratios; None where there is no estimate."""
+    if estimate is None:
+        return None
+    low, high = estimate.bounds((1 - level) / 2)
+    return math.exp(low), math.exp(high)
+
+
+def half_width(estimate: Estimate | None, level: float = LEVEL) -> float | None:
+    """Return half the width of the interval as a share of its centre: 0.02 is plus or minus two percent."""
+    if estimate is None:
+        return None
+    low, high = estimate.bounds((1 - level) / 2)
+    return math.tanh((high - low) / 2)
+
+
+def shown(ratio: float | None, between: tuple[float, float] | None, missing: str = "-") -> str:
+    """Format a ratio with its interval, or `missing` where there is no ratio."""
     if ratio is None:
         return missing
-    return f"{ratio:.2f}" if bounds is None else f"{ratio:.2f} ({bounds[0]:.2f} to {bounds[1]:.2f})"
+    return f"{ratio:.2f} (no interval)" if between is None else f"{ratio:.2f} ({between[0]:.2f} to {between[1]:.2f})"
+
+
+def _mean_variance(parts: Sequence[Variance], count: int) -> Variance:
+    """Return the variance of the mean of `count` independent estimates, by Welch-Satterthwaite."""
+    total = sum(part.value for part in parts)
+    squares = sum(part.value**2 / part.freedom for part in parts)
+    freedom = total**2 / squares if squares else sum(part.freedom for part in parts)
+    return Variance(total / count**2, freedom)
+
+
+def _prompt_logs(pairs: Pairs) -> list[float]:
+    return [median(map(math.log, rounds)) for rounds in pairs]

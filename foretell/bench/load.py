@@ -18,7 +18,7 @@ from foretell.errors import RequestError
 
 from .arrivals import ClosedLoop, Level
 from .clients import Address, Answer, ask, remedy
-from .intervals import interval, ratio_of, redraw
+from .intervals import Estimate, interval, over_rounds, ratio_of
 from .item import Item
 from .latency import Latency
 from .measure import Watch, rotated
@@ -98,7 +98,7 @@ class LoadCell:
     same_text: bool | None = None
     first_token: Latency | None = None
     per_token: Latency | None = None  # of each text the mean behind its first words
-    draws: tuple[float, ...] | None = field(default=None, repr=False)
+    estimate: Estimate | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def cell_of(level: Level, arm: str, slices: Sequence[Slice], plain: Sequence[Sli
     first = [answer.first for answer in good if answer.first is not None]
     later = [answer.a_token for answer in good if answer.a_token is not None]
     ratios = _ratios(slices, plain, isinstance(level, ClosedLoop))
-    draws = redraw([ratios], f"{level} {arm}", texts=False) if len(ratios) > 1 else None
+    estimate = over_rounds([ratios])
     return LoadCell(
         load=str(level),
         arm=arm,
@@ -227,12 +227,12 @@ def cell_of(level: Level, arm: str, slices: Sequence[Slice], plain: Sequence[Sli
         tokens=sum(each.tokens for each in slices),
         tokens_per_second=sum(each.tokens for each in slices) / sum(each.seconds for each in slices),
         speedup=ratio_of([ratios]) if ratios else None,
-        speedup_interval=None if draws is None else interval(draws),
+        speedup_interval=interval(estimate),
         accepted_per_step=_accepted(good),
         same_text=_same(good, [answer for each in plain for answer in each.answers if answer.error is None]),
         first_token=Latency.of(first),
         per_token=Latency.of(later),
-        draws=None if draws is None else tuple(draws),
+        estimate=estimate,
     )
 
 

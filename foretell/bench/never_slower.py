@@ -1,4 +1,4 @@
-"""Every cell in turn: arms interleaved, and again for as long as the machine is too noisy to tell."""
+"""Every cell in turn: arms interleaved, with more rounds where the first ones do not decide."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from .bars import Contest, Verdict, worst
+from .bars import ERROR, Contest, Verdict, worst
 from .intervals import interval, mean_of
 from .item import Item
 from .measure import PLAIN, Watch, rotated
@@ -23,8 +23,9 @@ class Cell:
     """What was found for one scene.
 
     `speedup` is plain decoding's time a token over that of the adaptive arm: over rounds the median of pairs, over
-    batches the geometric mean. `speedup_interval` covers 95% of what other rounds would give. `noise` is half the
-    width that rounds make in the speedup over its bar, as a share. `fixed` has the speedup of each fixed length.
+    batches the geometric mean. `speedup_interval` is the 95% t interval over rounds, for these batches. `noise` is
+    half the width of the one for the margin that is hardest to keep, as a share. `fixed` has the speedup of each fixed
+    length.
     """
 
     task: str
@@ -111,7 +112,7 @@ class _Record:
         }
 
     def fill(self, stage: BatchStage) -> None:
-        """The first round warms up and is dropped; where others differ too much there are more of them."""
+        """Measure until a look decides or the last one is reached. The first round warms up and is dropped."""
         extent = self.extent
         arms = [PLAIN, adaptive_arm(self.scene.drafter), *fixed_arms(self.scene.drafter, extent.lengths).values()]
         for number in range(extent.most_rounds + 1):
@@ -122,7 +123,7 @@ class _Record:
                     written[arm.name].append(stage.write(arm, batch))
             if number:
                 self.add(written)
-            if extent.rounds <= number and self.contest.settled:
+            if number in extent.looks and self.contest.verdict != "inconclusive":
                 break
 
     @property
@@ -132,7 +133,7 @@ class _Record:
             plain=self._times(PLAIN.name),
             adaptive=self._times(adaptive_arm(drafter).name),
             fixed={k: self._times(arm.name) for k, arm in fixed_arms(drafter, self.extent.lengths).items()},
-            seed=str(self.scene),
+            looks=len(self.extent.looks),
         )
 
     def _times(self, arm: str) -> list[list[float]]:
@@ -158,7 +159,7 @@ class _Record:
             tokens=sum(each.tokens for each in mine),
             accepted_per_step=sum(each.tokens for each in mine) / sum(each.steps for each in mine),
             speedup=contest.speedup,
-            speedup_interval=None if contest.draws is None else interval(contest.draws),
+            speedup_interval=contest.speedup_interval,
             noise=contest.noise,
             fixed=contest.fixed_speedups,
             best_fixed=contest.best_fixed,
@@ -234,13 +235,13 @@ def summaries(found: Sequence[tuple[Cell, Contest]]) -> list[Overall]:
 
 def _overall(drafter: str, found: Sequence[tuple[Cell, Contest]]) -> Overall:
     cells = [cell for cell, _ in found]
-    draws = [contest.draws for _, contest in found if contest.draws is not None]
+    looks = max(contest.looks for _, contest in found)
     return Overall(
         drafter=drafter,
         cells=len(cells),
         accepted_per_step=fmean(cell.accepted_per_step for cell in cells),
         speedup=math.exp(fmean(math.log(cell.speedup) for cell in cells)),
-        speedup_interval=interval(mean_of(draws)) if len(draws) == len(cells) else None,
+        speedup_interval=interval(mean_of([contest.estimate for _, contest in found]), 1 - ERROR / looks),
         verdict=worst([cell.verdict for cell in cells]),
         same_text=all(cell.same_text for cell in cells),
     )

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, is_dataclass
 from statistics import fmean
 from typing import Any, Protocol
 
-from .intervals import interval, mean_of
+from .intervals import Estimate, interval, mean_of
 
-DRAWS = "draws"  # what cells have for their mean, and nobody else needs
+ESTIMATE = "estimate"  # a field for the mean over cells, not part of the JSON
 
 
 class Part(Protocol):
-    """What a mean is made of: a cell. `draws` are those of its ratio, where it was taken more than once."""
+    """What a mean is made of: a cell. `estimate` is that of its log ratio, where it was measured more than once."""
 
     @property
     def accepted_per_step(self) -> float | None: ...
@@ -26,7 +26,7 @@ class Part(Protocol):
     def same_text(self) -> bool | None: ...
 
     @property
-    def draws(self) -> Sequence[float] | None: ...
+    def estimate(self) -> Estimate | None: ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class Overall:
 def over_all(arm: str, cells: Sequence[Part]) -> Overall:
     """The mean of cells; its interval is known where that of each ratio is."""
     timed = [cell for cell in cells if cell.speedup is not None]
-    draws = [cell.draws for cell in timed if cell.draws is not None]
     steps = [cell.accepted_per_step for cell in cells if cell.accepted_per_step is not None]
     same = [cell.same_text for cell in cells if cell.same_text is not None]
     return Overall(
@@ -52,7 +51,7 @@ def over_all(arm: str, cells: Sequence[Part]) -> Overall:
         cells=len(cells),
         accepted_per_step=fmean(steps) if steps else None,
         speedup=math.exp(fmean(math.log(cell.speedup) for cell in timed if cell.speedup)) if timed else None,
-        speedup_interval=interval(mean_of(draws)) if draws and len(draws) == len(timed) else None,
+        speedup_interval=interval(mean_of([cell.estimate for cell in timed])),
         same_text=all(same) if same else None,
     )
 
@@ -60,4 +59,4 @@ def over_all(arm: str, cells: Sequence[Part]) -> Overall:
 def as_row(cell: Any) -> dict[str, Any]:
     """A cell as it goes into the JSON."""
     assert is_dataclass(cell) and not isinstance(cell, type)
-    return {name: value for name, value in asdict(cell).items() if name != DRAWS}
+    return {name: value for name, value in asdict(cell).items() if name != ESTIMATE}

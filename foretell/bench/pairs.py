@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .intervals import redraw
+from .intervals import Estimate, over_prompts, over_rounds
 from .measure import PLAIN, Sample, Written
 
 Text = tuple[str, int]  # an item and its turn
@@ -42,11 +42,6 @@ class Group:
     arm: str
     pairs: list[Pair] = field(default_factory=list)
 
-    @property
-    def seed(self) -> str:
-        """Each group draws on its own: with one seed for all, the mean of several would swing as one of them."""
-        return f"{self.task} {self.temperature} {self.batch} {self.arm}"
-
     @cached_property
     def ratios(self) -> list[list[float]]:
         """For each text its ratios, one a round."""
@@ -57,14 +52,14 @@ class Group:
         return list(found.values())
 
     @cached_property
-    def draws(self) -> list[float] | None:
-        """What other texts and other rounds might have given; one pair tells nothing."""
-        return redraw(self.ratios, self.seed, texts=True) if sum(map(len, self.ratios)) > 1 else None
+    def estimate(self) -> Estimate | None:
+        """The ratio with prompts as random draws of the task; None with fewer than two prompts."""
+        return over_prompts(self.ratios)
 
     @cached_property
-    def round_draws(self) -> list[float] | None:
-        """What other rounds of the same texts might have given."""
-        return redraw(self.ratios, self.seed, texts=False) if any(len(rounds) > 1 for rounds in self.ratios) else None
+    def round_estimate(self) -> Estimate | None:
+        """The ratio for these prompts alone, with rounds as random; None with fewer than two rounds."""
+        return over_rounds(self.ratios)
 
     @property
     def plain(self) -> list[Written]:

@@ -34,7 +34,7 @@ def markdown(result: Result) -> str:
 def remarks(result: Result) -> list[str]:
     """What a reader of the table must know."""
     lines = [
-        "Ratio: plain decoding's time a token over the drafter's, with a 95% interval over texts and rounds; "
+        "Ratio: plain decoding's time a token over the drafter's, with a 95% t interval over prompts and rounds; "
         "accepted per step counts the target's own token."
     ]
     noise = [cell.noise for cell in result.overall if cell.noise is not None]

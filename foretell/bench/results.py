@@ -23,8 +23,9 @@ class Cell:
     """One arm on one task, or on all: there it is the mean of the tasks, so that each counts the same.
 
     `speedup` is plain decoding's time a token over the arm's: over rounds the median of pairs, over texts the
-    geometric mean. `speedup_interval` covers 95% of what other texts of the task and other rounds would give, as far
-    as these tell; `noise` is half the width that the rounds alone make, as a share: what the machine does to the ratio.
+    geometric mean. `speedup_interval` is the 95% t interval for other prompts of the same tasks and other rounds; None
+    with fewer than two prompts per task. `noise` is half the width of the 95% t interval over rounds alone, as a share:
+    what the machine does to the ratio. Tasks are fixed: the interval of their mean says nothing about other tasks.
     """
 
     task: str
@@ -111,8 +112,8 @@ def cell_of(group: Group) -> Cell:
         accepted_per_step=tokens / steps,
         steps_over_plain=steps / sum(text.steps for text in group.plain),
         speedup=ratio_of(group.ratios) if group.ratios else None,
-        speedup_interval=None if group.draws is None else interval(group.draws),
-        noise=None if group.round_draws is None else half_width(group.round_draws),
+        speedup_interval=interval(group.estimate),
+        noise=half_width(group.round_estimate),
         tokens_per_second=_rate(texts),
         plain_tokens_per_second=_rate(group.plain),
         time=_shares(texts),
@@ -128,8 +129,6 @@ def over_all(groups: Sequence[Group], cells: Sequence[Cell]) -> Cell:
     """The mean of one arm's tasks."""
     ratios = [cell.speedup for cell in cells if cell.speedup is not None]
     timed = [group for group in groups if group.ratios]
-    draws = _together([group.draws for group in timed])
-    round_draws = _together([group.round_draws for group in timed])
     same = [cell.same_text for cell in cells if cell.same_text is not None]
     return Cell(
         task=ALL,
@@ -142,8 +141,8 @@ def over_all(groups: Sequence[Group], cells: Sequence[Cell]) -> Cell:
         accepted_per_step=fmean(cell.accepted_per_step for cell in cells),
         steps_over_plain=fmean(cell.steps_over_plain for cell in cells),
         speedup=math.exp(fmean(map(math.log, ratios))) if ratios else None,
-        speedup_interval=None if draws is None else interval(draws),
-        noise=None if round_draws is None else half_width(round_draws),
+        speedup_interval=interval(mean_of([group.estimate for group in timed])),
+        noise=half_width(mean_of([group.round_estimate for group in timed])),
         tokens_per_second=_mean(cell.tokens_per_second for cell in cells),
         plain_tokens_per_second=_mean(cell.plain_tokens_per_second for cell in cells),
         time={name: fmean(cell.time[name] for cell in cells) for name in cells[0].time},
@@ -166,12 +165,6 @@ def _waits(groups: Sequence[Group]) -> dict[str, Any]:
         "text_seconds": Latency.of(text.whole for text in ours),
         "plain_text_seconds": Latency.of(text.whole for text in plain),
     }
-
-
-def _together(draws: Sequence[list[float] | None]) -> list[float] | None:
-    """The draws of a mean are known where those of all its parts are."""
-    known = [each for each in draws if each is not None]
-    return mean_of(known) if known and len(known) == len(draws) else None
 
 
 def _rate(texts: Sequence[Written]) -> float | None:

@@ -42,12 +42,12 @@ class Scene:
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of each cell: lengths beside none, texts and their tokens, rounds and the most where it is noisy."""
+    """How much of each cell: fixed lengths, texts and their tokens, rounds until the first look and until the last."""
 
     lengths: tuple[int, ...] = (2, 4, 8)
     texts: int = 2  # at least; a larger batch has more
     max_tokens: int = 64
-    rounds: int = 3
+    rounds: int = 4
     most_rounds: int = 9
 
     def __post_init__(self) -> None:
@@ -56,11 +56,22 @@ class Extent:
         if not 1 <= self.rounds <= self.most_rounds:
             raise RequestError("rounds", f"must be 1 to most_rounds ({self.most_rounds}), not {self.rounds}")
 
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Rounds after which a verdict is asked for: about twice as many each time. The number of looks is fixed before
+        a run, for the error of a verdict is split between them."""
+        found = [self.rounds]
+        while 2 * found[-1] <= self.most_rounds:
+            found.append(2 * found[-1])
+        if len(found) == 1 and self.rounds < self.most_rounds:
+            found.append(self.most_rounds)
+        return *found[:-1], self.most_rounds
+
     def batches(self, batch: int) -> int:
         return math.ceil(self.texts / batch)
 
 
-QUICK = Extent(lengths=(4,), texts=1, max_tokens=64, rounds=3, most_rounds=5)
+QUICK = Extent(lengths=(4,), texts=1, max_tokens=64, rounds=4, most_rounds=8)
 QUICK_SCENES = tuple(
     Scene(task, temperature, batch, drafter)
     for task, temperature, drafter in (("edit", 0.0, "ngram"), ("chat", 0.0, "mix"), ("story", 1.0, USELESS))

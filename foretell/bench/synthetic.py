@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 
-from .intervals import interval, ratio_of, redraw
+from .intervals import Estimate, interval, over_rounds, ratio_of
 from .item import Item
 from .measure import PLAIN, Arm, Watch, rotated
 from .overall import Overall, as_row, over_all
@@ -113,7 +113,7 @@ class SyntheticCell:
     tokens_per_second: float
     plain_tokens_per_second: float
     same_text: bool
-    draws: tuple[float, ...] | None = field(default=None, repr=False)
+    estimate: Estimate | None = field(default=None, repr=False)
 
     @property
     def holds(self) -> bool:
@@ -214,8 +214,7 @@ def cell_of(setting: Setting, batch: int, ours: _Record, plain: _Record) -> Synt
     expected = setting.expected(batch)
     pairs = [list(zip(*each, strict=True)) for each in zip(plain.written, ours.written, strict=True)]
     ratios = [[one.a_token / other.a_token for one, other in rounds] for rounds in pairs]
-    several = any(len(rounds) > 1 for rounds in ratios)
-    draws = redraw(ratios, f"{setting} {batch}", texts=False) if several else None
+    estimate = over_rounds(ratios)
     return SyntheticCell(
         **asdict(setting),
         batch=batch,
@@ -224,9 +223,9 @@ def cell_of(setting: Setting, batch: int, ours: _Record, plain: _Record) -> Synt
         expected_per_step=expected,
         off=abs(found / expected - 1),
         speedup=ratio_of(ratios),
-        speedup_interval=None if draws is None else interval(draws),
+        speedup_interval=interval(estimate),
         tokens_per_second=1 / median(each.a_token for rounds in ours.written for each in rounds),
         plain_tokens_per_second=1 / median(each.a_token for rounds in plain.written for each in rounds),
         same_text=all(one.texts == other.texts for rounds in pairs for one, other in rounds),
-        draws=None if draws is None else tuple(draws),
+        estimate=estimate,
     )

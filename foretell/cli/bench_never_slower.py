@@ -38,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=int, metavar="N", help=f"the most a text (default: {usual.max_tokens})", dest="length"
     )
     group.add_argument(
-        "--rounds", type=int, metavar="N", help=f"how often each is written, at least (default: {usual.rounds})"
+        "--rounds", type=int, metavar="N", help=f"rounds until a verdict is first asked for (default: {usual.rounds})"
     )
-    group.add_argument("--most-rounds", type=int, metavar="N", help=f"where it is noisy (default: {usual.most_rounds})")
+    group.add_argument("--most-rounds", type=int, metavar="N", help=f"the most (default: {usual.most_rounds})")
     add_options(parser.add_argument_group("model"), EngineConfig)
 
 

@@ -71,8 +71,9 @@ def test_facts_are_those_of_pairs() -> None:
     assert [(cell["task"], cell["speedup"]) for cell in cells] == [("a", pytest.approx(2.0)), ("b", pytest.approx(4.0))]
     assert overall["speedup"] == pytest.approx(8**0.5) and overall["task"] == "all" and overall["same_text"] is True
     assert all(cell["speedup_interval"] is None for cell in cells), "one pair tells none"
-    twice, (cell,), _ = facts_of([*pairs[:2], *(replace(each, round=2) for each in pairs[:2])], 2.0, 0)
-    assert twice.speedup_interval == cell["speedup_interval"] == pytest.approx((2.0, 2.0))
+    others = [replace(each, item=replace(each.item, id="another")) for each in pairs[:2]]
+    two, (cell,), _ = facts_of([*pairs[:2], *others], 2.0, 0)
+    assert two.speedup_interval == cell["speedup_interval"] == pytest.approx((2.0, 2.0))
 
 
 def test_a_switch_that_does_nothing_is_no_switch() -> None:

@@ -64,7 +64,7 @@ def test_drafters_by_task_as_json(
     assert [cell["arm"] for cell in result["overall"]] == ["ngram", "suffix", "prediction"]
     for cell in (*result["cells"], *result["overall"]):
         assert cell["same_text"] is True and cell["speedup"] > 0 and cell["accepted_per_step"] >= 1
-        assert cell["speedup_interval"][0] <= cell["speedup"] <= cell["speedup_interval"][1]
+        assert cell["speedup_interval"] is None and cell["noise"] > 0, "an interval needs two prompts of each task"
         assert sum(cell["time"].values()) == pytest.approx(1.0)
         assert 0 < cell["time"]["drafting"] < 1 and cell["drafter_failures"] == 0
     assert result["left_out"] == ["long"] and result["complete"] is True

@@ -180,9 +180,9 @@ def test_the_ratio_is_by_pairs_and_the_first_round_is_dropped() -> None:
     base = FakePeer("base", lambda item: 1.0, steps=11.0)
     fast = FakePeer("fast", lambda item: 0.25 if item.task == "code" else 1.0, "other", steps=5.5)
     found = run_compare(
-        [base, fast], items(code=2, chat=1), ComparePlan(rounds=2), "base", watch_nothing, {"model": "m"}
+        [base, fast], items(code=2, chat=2), ComparePlan(rounds=2), "base", watch_nothing, {"model": "m"}
     )
-    assert len(base.log) == len(fast.log) == 3 * 3
+    assert len(base.log) == len(fast.log) == 4 * 3
     cells = {(cell.task, cell.arm): cell for cell in found.cells}
     assert cells["code", "fast"].speedup == pytest.approx(4.0) and cells["code", "base"].speedup == pytest.approx(1.0)
     assert cells["code", "fast"].tokens_per_second == pytest.approx(4.0)
@@ -193,7 +193,7 @@ def test_the_ratio_is_by_pairs_and_the_first_round_is_dropped() -> None:
     assert overall["fast"].speedup_interval == pytest.approx((2.0, 2.0))
     told = json.loads(json.dumps(found.as_json()))
     assert told["baseline"] == "base" and told["same_text"] is False
-    assert "| all | fast | 2.5 | 1000 / 1000 | 2.00 | 2.00 (2.00 to 2.00) | 0 of 3 |" in markdown(found)
+    assert "| all | fast | 2.5 | 1000 / 1000 | 2.00 | 2.00 (2.00 to 2.00) | 0 of 4 |" in markdown(found)
 
 
 def test_errors_are_counted_and_told() -> None:

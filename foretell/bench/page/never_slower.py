@@ -55,5 +55,5 @@ def ratios(found: Findings) -> RowChart:
     for task in dict.fromkeys(cell.task for cell in found.cells):
         rows += [Row(task, heading=True), *(row(cell) for cell in found.cells if cell.task == task)]
     legend = [*(Key(WORDS[verdict], css) for verdict, css in VERDICTS.items()), Key("a fixed length", "plain")]
-    about = "Coloured: adaptive, with a 95% interval over rounds. The mark is the bar it must reach."
+    about = "Coloured: adaptive, with a 95% t interval over rounds. The mark is the bar it must reach."
     return RowChart("How many times as fast as plain", about, rows, ticks, legend, Tick(scale.at(1.0), "plain"))

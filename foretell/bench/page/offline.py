@@ -59,7 +59,7 @@ def lead(result: Result) -> str:
     model = result.conditions.get("model", "a model")
     return (
         f"{model}{where}: {len(result.prompts)} prompts of {tasks} tasks, each written plainly and with guesses in "
-        "turn, in one run. Ratios come with 95% intervals over texts and rounds."
+        "turn, in one run. Ratios come with 95% t intervals over prompts and rounds."
     )
 
 
@@ -103,8 +103,8 @@ def ratios(series: Sequence[Series]) -> RowChart:
     rows, folded = by_task(series, row)
     return RowChart(
         "How many times as fast",
-        "Plain decoding's time a token over that with guesses. The line through a dot is what other texts of the task "
-        "and other rounds would give, with 95% confidence.",
+        "Plain decoding's time a token over that with guesses. The line through a dot is the 95% t interval "
+        "over prompts and rounds.",
         rows,
         ticks,
         guide=Tick(scale.at(1.0), "plain"),

@@ -36,7 +36,7 @@ class Tick:
 
 def ratio_scale(values: Iterable[float]) -> tuple[Scale, list[Tick]]:
     """For ratios: 1 is always on it."""
-    found = [value for value in values if value > 0]
+    found = [min(RATIOS[-1], max(RATIOS[0], value)) for value in values]  # the interval of two prompts has no end
     low, high = min([0.9, *found]), max([1.2, *found])
     marks = [mark for mark in RATIOS if low <= mark <= high]
     scale = Scale(low / 1.04, high * 1.04, logarithmic=True)
