@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from foretell.engine.judge import rule_of
 from foretell.errors import RequestError
@@ -31,6 +31,7 @@ from .draws import (
     sampling_drafter,
     tiny_engine,
 )
+from .evidence import Evidence, lacking
 from .exact import ExactResult, check_exactly, drift
 from .guesses import GuessResult, check_guesses
 from .plants import PLANTS, Plant, uniforms_of, with_rows
@@ -38,6 +39,7 @@ from .texts import PROMPTS, TextResult, check_texts, encode
 
 PLANT_DRAWS = 4_000
 Say = Callable[[str], None]
+Conclusion = Literal["lossless", "not lossless", "inconclusive"]
 OutsideRule = Callable[[Draft, Any, list[float]], Verdict]
 
 
@@ -99,10 +101,32 @@ class Certificate:
     drift: float | None = None  # of a lossy rule: mean total variation a step
 
     @property
-    def lossless(self) -> bool:
+    def verdict(self) -> Conclusion:
         passed = [each.passed for each in self.exact] + [each.passed for each in self.draws]
         passed += [each.passed for each in self.texts] + [each.passed for each in self.guesses]
-        return self.broken is None and self.drift is None and all(passed) and all(self.caught.values())
+        if self.broken is not None or self.drift is not None or not all(passed) or not all(self.caught.values()):
+            return "not lossless"
+        return "inconclusive" if self.reasons else "lossless"
+
+    @property
+    def lossless(self) -> bool | None:
+        """True and False are findings; None is inconclusive."""
+        return {"lossless": True, "not lossless": False, "inconclusive": None}[self.verdict]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Return why the run is inconclusive, one line each; empty where all parts have enough evidence."""
+        reasons = lacking("part 2", [each.evidence for each in self.draws])
+        reasons += lacking("part 3", [each.evidence for each in self.texts])
+        for each in self.guesses:
+            reasons += each.lacking
+        for result in self.texts:
+            if len(result.differences) > result.most_near_ties:
+                reasons.append(
+                    f"part 3, {result.setting}: {len(result.differences)} of {result.texts} texts differ at near-ties; "
+                    f"plain decoding in a batch gives {result.control}, which explains at most {result.most_near_ties}"
+                )
+        return reasons if self.draws and self.texts else [*reasons, "not all parts were run"]
 
     @property
     def near_ties(self) -> int:
@@ -111,12 +135,20 @@ class Certificate:
     def as_json(self) -> dict[str, Any]:
         return {
             "lossless": self.lossless,
+            "verdict": self.verdict,
+            "reasons": self.reasons,
             "rule": self.order.judged_as if self.order.plant else self.order.rule,
             "plant": self.order.plant,
             "quick": self.order.quick,
             "exact": [asdict(each) | {"passed": each.passed} for each in self.exact],
-            "draws": [asdict(each) | {"passed": each.passed} for each in self.draws],
-            "texts": [asdict(each) | {"passed": each.passed} for each in self.texts],
+            "draws": [
+                asdict(each) | {"passed": each.passed, "rejected": each.evidence.rejected} for each in self.draws
+            ],
+            "texts": [
+                asdict(each)
+                | {"passed": each.passed, "rejected": each.evidence.rejected, "most_near_ties": each.most_near_ties}
+                for each in self.texts
+            ],
             "guesses": [asdict(each) | {"passed": each.passed} for each in self.guesses],
             "near_ties": self.near_ties,
             "planted_bugs_caught": self.caught,
@@ -263,15 +295,18 @@ def _exact_line(result: ExactResult) -> str:
 
 def _draw_line(result: DrawResult) -> str:
     word = "passed" if result.passed else "FAILED"
-    return f"   {word}: {result.setting}: p = {result.p_value:.3g}, {result.accepted:.0%} of guesses accepted"
+    return f"   {word}: {result.setting}: p = {result.p_value:.3g}; {_counts(result.evidence)}"
+
+
+def _counts(evidence: Evidence) -> str:
+    return f"{evidence.drafted} drafted, {evidence.accepted} accepted, {evidence.rejected} rejected"
 
 
 def _text_lines(result: TextResult) -> list[str]:
     word = "passed" if result.passed else "FAILED"
     per_step = result.tokens / result.steps if result.steps else 0.0
     head = f"   {word}: {result.setting}: {result.texts} texts, {result.tokens} tokens, {per_step:.2f} a step"
-    if not result.accepted:
-        head += " (no guess was accepted: this part shows little; try other prompts)"
+    head += f"; {_counts(result.evidence)}"
     ties = [
         f"     prompt {each.prompt}, token {each.place}: {each.plain_token} or {each.guessed_token}, margin "
         f"{each.margin:.2e}, near-tie below {each.bound:.2e}"

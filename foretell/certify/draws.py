@@ -28,6 +28,8 @@ from foretell.sampling.sampling import Row, adjusted, probabilities
 from foretell.types import Budget, Draft, Request, Sequence, Share, SpeculationChoice
 from foretell.verify.rules import Rule
 
+from .evidence import Evidence
+
 VOCAB, LENGTH, DRAFTED = 4, 3, 4
 PROMPT = (1,)  # one token: the very first step drafts already
 MAX_TOKENS = LENGTH + DRAFTED  # no draft is cut short by the end of the texts that are counted
@@ -45,6 +47,7 @@ class Setting:
     name: str
     params: SamplingParams
     batch: int
+    first_seed: int  # settings share no seed: under `match` equal seeds would write equal texts
     drafted: int = 2
     make: Callable[[], Drafter] | None = None  # None: the drafter that draws at random
 
@@ -73,13 +76,14 @@ BENT = SamplingParams(
     allowed_token_ids=(0, 1, 3),
     max_tokens=MAX_TOKENS,
 )
+SEEDS = 1 << 20  # of each setting; more than it has draws
 SETTINGS = (
-    Setting("temperature 1, batch 64", PLAIN, 64),
-    Setting("temperature 0.7, top-p 0.9, batch 16, four guesses", NARROW, 16, 4),
-    Setting("temperature 1.3, penalties, three tokens allowed, batch 256", BENT, 256),
-    Setting("guesses not drawn, batch 64", PLAIN, 64, 3, lambda: ScriptedDrafter(fixed_chain)),
+    Setting("temperature 1, batch 64", PLAIN, 64, 0),
+    Setting("temperature 0.7, top-p 0.9, batch 16, four guesses", NARROW, 16, SEEDS, 4),
+    Setting("temperature 1.3, penalties, three tokens allowed, batch 256", BENT, 256, 2 * SEEDS),
+    Setting("guesses not drawn, batch 64", PLAIN, 64, 3 * SEEDS, 3, lambda: ScriptedDrafter(fixed_chain)),
 )
-TREE = Setting("a tree of guesses not drawn, batch 64", PLAIN, 64, 4, lambda: ScriptedDrafter(fixed_tree))
+TREE = Setting("a tree of guesses not drawn, batch 64", PLAIN, 64, 4 * SEEDS, 4, lambda: ScriptedDrafter(fixed_tree))
 COUNT = len(SETTINGS) + 1
 
 
@@ -95,11 +99,17 @@ class DrawResult:
     threshold: float
     distance: float  # empirical total variation, noise included
     finds: float  # the total variation this many draws find with the stated power
-    accepted: float  # guesses accepted a drafted one
+    accepted: float  # the share of draft tokens that was accepted
+    drafted: int  # draft tokens of all texts
+    accepted_tokens: int
 
     @property
     def passed(self) -> bool:
         return self.p_value >= self.threshold
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(self.setting, self.drafted, self.accepted_tokens)
 
 
 def random_decoder(config: ModelConfig, seed: int, spread: float) -> Decoder:
@@ -181,6 +191,8 @@ def check_draws(
         distance,
         found_by(draws, COUNT),
         accepted / drafted if drafted else 0.0,
+        drafted,
+        accepted,
     )
 
 
@@ -191,8 +203,9 @@ def _count_texts(
     maker = RequestMaker(limits, None, engine.drafter, SpeculationChoice(rule=rule))
     counts: Counter[tuple[int, ...]] = Counter()
     accepted = drafted = 0
+    seeds_left = range(setting.first_seed, setting.first_seed + draws)
     for first in range(0, draws, setting.batch):
-        seeds = range(first, min(first + setting.batch, draws))
+        seeds = seeds_left[first : first + setting.batch]
         tracks = [engine.add(_request(maker, setting.params, seed)) for seed in seeds]
         while any(track.seq.written < LENGTH for track in tracks):
             engine.step()

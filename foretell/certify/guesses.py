@@ -50,6 +50,12 @@ class GuessResult:
     def passed(self) -> bool:
         return self.p_value >= SMALLEST_P
 
+    @property
+    def lacking(self) -> list[str]:
+        """Return why the test shows nothing: Pearson's test wants five expected tokens in each bin."""
+        few = f"part 3, drawn draft tokens: {self.guesses}, fewer than {5 * BINS}; give more prompts or tokens"
+        return [few] if self.guesses < 5 * BINS else []
+
 
 def check_guesses(llm: LLM, prompts: list[list[int]], rule: str, max_tokens: int) -> GuessResult:
     """Write the prompts at a temperature with the drafter watched; each with a seed of its own."""

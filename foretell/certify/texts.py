@@ -14,6 +14,8 @@ from foretell.sampling.sampling import probabilities
 from foretell.tokenizer import Tokenizer
 from foretell.types import Draft, Request, Sequence, Share, SpeculationChoice
 
+from .evidence import Evidence, most_near_ties
+
 PROMPTS = (
     "Why is the sky blue?",
     "Write a Python function that reverses a string, then explain it line by line.",
@@ -56,10 +58,20 @@ class TextResult:
     accepted: int
     steps: int
     differences: tuple[Difference, ...]
+    control: int = 0  # texts that differ without speculation, in a plain batch of about as many rows
 
     @property
     def passed(self) -> bool:
         return all(difference.near_tie for difference in self.differences)
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(self.setting, self.drafted, self.accepted)
+
+    @property
+    def most_near_ties(self) -> int:
+        """How many texts may differ at a near-tie before rounding is no explanation."""
+        return most_near_ties(self.texts, self.control)
 
 
 def check_texts(llm: LLM, prompts: list[str], params: SamplingParams, rule: str) -> TextResult:
@@ -69,15 +81,24 @@ def check_texts(llm: LLM, prompts: list[str], params: SamplingParams, rule: str)
     guessed = llm.generate(tokens, params, speculation=SpeculationChoice(rule=rule))
     pairs = enumerate(zip(plain, guessed, strict=True))
     found = [_difference(llm, i, a, b, params) for i, (a, b) in pairs if _tokens(a) != _tokens(b)]
+    drafted, steps = (sum(getattr(each.speculation, name) for each in guessed) for name in ("drafted", "steps"))
     return TextResult(
         "greedy" if params.temperature == 0 else f"temperature {params.temperature:g}, seed {params.seed}",
         len(prompts),
         sum(len(_tokens(each)) for each in plain),
-        sum(each.speculation.drafted for each in guessed),
+        drafted,
         sum(each.speculation.accepted for each in guessed),
-        sum(each.speculation.steps for each in guessed),
+        steps,
         tuple(found),
+        _control(llm, tokens, plain, params, rows=1 + round(drafted / steps)) if found and steps else 0,
     )
+
+
+def _control(llm: LLM, prompts: list[list[int]], plain: list[RequestOutput], params: SamplingParams, rows: int) -> int:
+    """Return how many texts differ in a plain batch that has each prompt `rows` times, as a draft has rows."""
+    off = SpeculationChoice(enabled=False)
+    batch = llm.generate([tokens for _ in range(rows) for tokens in prompts], params, speculation=off)
+    return sum(_tokens(one) != _tokens(other) for one, other in zip(plain, batch, strict=False))
 
 
 def encode(tokenizer: Tokenizer, prompt: str) -> list[int]:

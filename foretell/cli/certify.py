@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COMPARED = 20_000  # tokens, half of them greedy
 MAX_TOKENS = 48
 GUESSED = 8  # tokens a step, where nothing else is asked for
-NOT_LOSSLESS = 3
+EXIT = {"lossless": 0, "not lossless": 3, "inconclusive": 4}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         found = certify(order, lambda: load_llm(_for_certificate(args)), say)
         say(verdict(found))
     give(found.as_json(), args)
-    return 0 if found.lossless else NOT_LOSSLESS
+    return EXIT[found.verdict]
 
 
 def check_drafter(args: argparse.Namespace) -> None:
@@ -146,12 +146,17 @@ def _say_aside(line: str) -> None:
 
 def verdict(found: Certificate) -> str:
     """The last line for people."""
-    if not found.lossless:
+    if found.verdict == "not lossless":
         return "verdict: NOT LOSSLESS"
-    drawn, ties = found.draws[0], found.near_ties
-    what = "the same tokens" if found.order.judged_as == "match" else "the same distribution"
-    near = f", {ties} near-ties counted" if ties else ""
-    return f"verdict: lossless: {what}, to a total variation of {drawn.finds:.3f}{near}"
+    if found.verdict == "inconclusive":
+        return f"verdict: inconclusive: {'; '.join(found.reasons)}"
+    accepted = sum(each.evidence.accepted for each in found.texts)
+    rejected = sum(each.evidence.rejected for each in found.texts)
+    what = "the same tokens" if found.order.judged_as == "match" else "the same greedy tokens"
+    near = f", {found.near_ties} near-ties excused" if found.near_ties else ""
+    same = f"{what} over {accepted} accepted and {rejected} rejected draft tokens{near}"
+    toy = f"in a toy model the same distribution to a total variation of {found.draws[0].finds:.3f}"
+    return f"verdict: lossless: {same}; {toy}"
 
 
 CERTIFY = Command("check that speculation does not change the text", add_arguments, run)

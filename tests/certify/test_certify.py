@@ -175,12 +175,15 @@ def test_the_command_passes_a_lossless_rule(
     monkeypatch.setattr("foretell.certify.certificate.PLANT_DRAWS", 1500)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("The quick brown fox\n\nShe sells sea shells by the\n")
-    words = ["certify", "--model", str(tiny_folder), "--drafter", "ngram", "--rule", rule, "--quick"]
-    words += ["--prompts", str(prompts), "--max-tokens", "20", "--out", str(tmp_path / "report.json")]
+    words = ["certify", "--model", str(tiny_folder), "--drafter", "self:int4", "--rule", rule, "--quick"]
+    words += ["--prompts", str(prompts), "--max-tokens", "40", "--out", str(tmp_path / "report.json")]
     assert main(words) == 0
-    assert "verdict: lossless" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "verdict: lossless" in said and "in a toy model the same distribution" in said
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["lossless"]
+    assert report["lossless"] is True and report["verdict"] == "lossless" and report["reasons"] == []
+    for each in (*report["draws"], *report["texts"]):
+        assert each["drafted"] > each["rejected"] > 0
     assert set(report["planted_bugs_caught"]) == set(PLANTS)
     assert [each["texts"] for each in report["texts"]] == [2] * (2 if rule == "match" else 1)
 
@@ -194,7 +197,7 @@ def test_so_many_tokens_are_compared(
     monkeypatch.setattr(
         "foretell.bench.workloads.own", lambda: (Item(str(i), "chat", each) for i, each in enumerate(messages))
     )
-    words = ["certify", "--model", str(tiny_folder), "--drafter", "ngram", "--quick", "--json"]
+    words = ["certify", "--model", str(tiny_folder), "--drafter", "self:int4", "--quick", "--json"]
     assert main([*words, "--tokens", "200"]) == 0
     found = json.loads(capsys.readouterr().out)["texts"]
     assert [(each["texts"], each["tokens"]) for each in found] == [(3, 3 * 34)] * 2, "shared out over the prompts"

@@ -1,0 +1,121 @@
+"""A certificate says lossless only where enough draft tokens were accepted and rejected."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foretell.certify.certificate import Certificate, Order
+from foretell.certify.draws import SETTINGS, TREE, check_draws, tiny_engine
+from foretell.certify.evidence import ENOUGH, Evidence, lacking, most_near_ties
+from foretell.certify.guesses import GuessResult, judge_places
+from foretell.certify.texts import Difference, TextResult
+from foretell.cli.main import main
+
+TEXTS = TextResult("greedy", 8, 384, drafted=99, accepted=50, steps=200, differences=())
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Certificate:
+    """A certificate whose toy model has enough evidence."""
+    draws = [check_draws(tiny_engine(s.drafter(), drafted=s.drafted), "match", s, 300) for s in (*SETTINGS, TREE)]
+    return Certificate(Order(), draws=draws)
+
+
+def with_texts(drawn: Certificate, *texts: TextResult) -> Certificate:
+    return replace(drawn, texts=list(texts))
+
+
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "verdict", "reason"),
+    [
+        (99, 50, "lossless", None),
+        (0, 0, "inconclusive", "no token was drafted"),
+        (99, 0, "inconclusive", "none of 99 draft tokens was accepted"),
+        (99, 99, "inconclusive", "none of 99 draft tokens was rejected"),
+        (ENOUGH + 1, ENOUGH, "inconclusive", "10 accepted and 1 rejected draft tokens"),
+        (99, ENOUGH - 1, "inconclusive", "9 accepted and 90 rejected draft tokens"),
+        (2 * ENOUGH, ENOUGH, "lossless", None),
+    ],
+)
+def test_acceptance_and_rejection_must_both_have_happened(
+    drawn: Certificate, drafted: int, accepted: int, verdict: str, reason: str | None
+) -> None:
+    found = with_texts(drawn, replace(TEXTS, drafted=drafted, accepted=accepted))
+    assert found.verdict == verdict == found.as_json()["verdict"]
+    assert (found.lossless is True) is (verdict == "lossless") and found.lossless is not False
+    assert [reason is not None and reason in line for line in found.reasons] == [True] * (reason is not None)
+
+
+def test_a_setting_without_drafts_is_not_made_good_by_another(drawn: Certificate) -> None:
+    found = with_texts(drawn, TEXTS, replace(TEXTS, setting="sampled", drafted=0, accepted=0))
+    assert found.verdict == "inconclusive" and "sampled" in found.reasons[0]
+
+
+def test_evidence_of_several_settings_adds_up() -> None:
+    assert lacking("part 3", [Evidence("a", 12, 6), Evidence("b", 9, 4)]) == []
+    assert len(lacking("part 3", [Evidence("a", 12, 5), Evidence("b", 9, 4)])) == 1
+    assert lacking("part 3", []) == []
+
+
+def test_a_failure_is_not_made_inconclusive_by_missing_evidence(drawn: Certificate) -> None:
+    wrong = (Difference(0, 3, 1, 2, margin=1.0, bound=0.0),)
+    found = with_texts(drawn, replace(TEXTS, drafted=0, accepted=0, differences=wrong))
+    assert found.verdict == "not lossless" and found.lossless is False
+
+
+def test_no_drawn_draft_tokens_show_nothing_of_their_distribution(drawn: Certificate) -> None:
+    assert judge_places([]).lacking and GuessResult(99, 0.5).lacking and not GuessResult(100, 0.5).lacking
+    found = replace(with_texts(drawn, TEXTS), guesses=[judge_places([])])
+    assert found.verdict == "inconclusive"
+
+
+def test_parts_that_were_not_run_are_no_evidence(drawn: Certificate) -> None:
+    assert drawn.lossless is None and Certificate(Order()).lossless is None
+
+
+def near_ties(count: int) -> tuple[Difference, ...]:
+    return tuple(Difference(i, 3, 1, 2, margin=0.85, bound=0.9) for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("count", "control", "verdict"),
+    [(8, 0, "inconclusive"), (6, 0, "inconclusive"), (5, 0, "lossless"), (8, 3, "lossless"), (8, 8, "lossless")],
+)
+def test_near_ties_are_excused_up_to_what_plain_batches_explain(
+    drawn: Certificate, count: int, control: int, verdict: str
+) -> None:
+    found = with_texts(drawn, replace(TEXTS, differences=near_ties(count), control=control))
+    assert found.verdict == verdict
+    assert not found.reasons or "differ at near-ties" in found.reasons[0]
+
+
+def test_the_limit_of_near_ties_follows_the_control() -> None:
+    assert [most_near_ties(60, control) for control in (0, 5, 60)] == [6, 15, 60]
+    assert most_near_ties(1, 0) == 1, "of one text nothing can be told"
+
+
+def test_settings_of_the_draws_share_no_seeds() -> None:
+    starts = sorted(setting.first_seed for setting in (*SETTINGS, TREE))
+    assert all(after - before >= 240_000 for before, after in zip(starts, starts[1:], strict=False))
+
+
+def test_draws_under_match_are_different_evidence(drawn: Certificate) -> None:
+    assert len({result.p_value for result in drawn.draws}) == len(drawn.draws)
+
+
+def test_without_a_drafter_the_command_is_inconclusive(
+    capsys: pytest.CaptureFixture[str], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretell.certify.certificate.QUICK_DRAWS", 300)
+    monkeypatch.setattr("foretell.certify.certificate.PLANT_DRAWS", 1500)
+    words = ["certify", "--model", str(tiny_folder), "--drafter", "none", "--quick", "--max-tokens", "4", "--json"]
+    assert main(words) == 4
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert told["lossless"] is None and told["verdict"] == "inconclusive" and len(told["reasons"]) == 2
+    assert [each["drafted"] for each in told["texts"]] == [0, 0]
+    assert "0 drafted, 0 accepted, 0 rejected" in err and "verdict: inconclusive: part 3, greedy" in err
