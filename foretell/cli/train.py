@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 from foretell.train.settings import KINDS, TrainConfig
 
+from .certify import EXIT, verdict
 from .command import Command
 
 if TYPE_CHECKING:
@@ -75,21 +77,28 @@ def finish(run: Run) -> int:
     """Measure the drafter as it is served, certify it, and say where it is."""
     from foretell.train.run import RECORD
 
-    bench, path = run.bench(), run.order.out / RECORD
+    bench, path = run.bench(run.corpus.reporting), run.order.out / RECORD
     record = json.loads(path.read_text(encoding="utf-8"))
     if not run.config.measure:
         return 0
     worth = bench.worth(run.drafter)
     record["engine"] = {"accepted_per_step": worth.accepted, "drafted": worth.drafted, "prompts": worth.prompts}
     _say(f"{worth.accepted:.2f} tokens a step through the engine, {worth.drafted} guesses, {worth.prompts} prompts")
-    lossless = True
+    code = 0
     if run.config.certify:
-        lossless = bench.certified(run.drafter).lossless
-        record["lossless"] = lossless
-        _say("certified: the same text" if lossless else "NOT LOSSLESS: do not serve this")
+        certificate = bench.certified(run.drafter)
+        code = EXIT[certificate.verdict]
+        record["lossless"] = certificate.lossless
+        record["certificate"] = {
+            "verdict": certificate.verdict,
+            "reasons": certificate.reasons,
+            "settings": [asdict(each.evidence) | {"rejected": each.evidence.rejected} for each in certificate.texts],
+        }
+        _say(verdict(certificate))
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    _say(f"serve it with --drafter {run.drafter}")
-    return 0 if lossless else 3
+    if code != EXIT["not lossless"]:
+        _say(f"serve it with --drafter {run.drafter}")
+    return code
 
 
 def _say(line: str) -> None:

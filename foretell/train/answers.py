@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.models.decoder import Decoder
 from foretell.models.read_config import end_ids
@@ -19,7 +20,8 @@ from foretell.sampling.noise import mix
 from foretell.tokenizer import Tokenizer
 
 from .data import Ask
-from .documents import FILE, Document, load_documents, save_documents
+from .documents import Document
+from .kept_answers import KeptAnswers
 from .sampler import Sampler, Wish
 
 PIECE = 64  # asks the engine answers between two savings
@@ -55,14 +57,13 @@ def documents_of(
     load: Callable[[], Decoder],
     engine: Callable[[], LLM],
     writing: Writing,
-    folder: Path | None,
+    kept: KeptAnswers,
     tell: Callable[[int, int], None],
 ) -> list[Document]:
-    """A document for each ask that has room for one, in their order; what `folder` has already is not written again."""
-    kept = {each.index: each for each in _kept(folder)}
+    """Return a document for each ask that has room for one, in their order; answers in `kept` are reused."""
     ready, wishes = sort_asks(asks, target.tokenizer, writing)
-    found = {each.index: each for each in ready} | kept
-    missing = [wish for wish in wishes if wish.index not in kept]
+    found = {each.index: each for each in ready} | kept.matching(wishes, beyond=len(asks) * STRIDE)
+    missing = [wish for wish in wishes if wish.index not in found]
     if missing:
         fast = target.device.type == "cuda"
         writer = _on_device(load(), target, missing, writing) if fast else _by_engine(engine(), missing, writing)
@@ -70,16 +71,12 @@ def documents_of(
         for count, (wish, tokens) in enumerate(writer, start=1):
             found[wish.index] = _document(wish, tokens)
             tell(count, len(missing))
-            if folder is not None and count % every == 0:
-                save_documents(_in_order(found), folder / FILE)
+            if count % every == 0:
+                kept.save(_in_order(found))
     documents = _in_order(found)
-    if folder is not None and missing:
-        save_documents(documents, folder / FILE)
+    if missing:
+        kept.save(documents)
     return documents
-
-
-def _kept(folder: Path | None) -> list[Document]:
-    return load_documents(folder / FILE) if folder is not None and (folder / FILE).is_file() else []
 
 
 def _in_order(found: dict[int, Document]) -> list[Document]:
@@ -121,10 +118,29 @@ def encode_ask(ask: Ask, tokenizer: Tokenizer) -> list[int]:
         return list(ask.tokens)
     if ask.text:
         return tokenizer.encode(ask.text)
+    if ask.request is not None:
+        return _encode_logged(ask.request, tokenizer)
     if tokenizer.chat_template is None:
         return tokenizer.encode("\n\n".join(str(each["content"]) for each in ask.messages))
     tools = list(ask.tools) or None
     return tokenizer.encode_chat(list(ask.messages), tools=tools)
+
+
+def _encode_logged(request: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    """Encode a chat from a server's log by the server's own functions: its answer follows exactly this prompt."""
+    from pydantic import ValidationError  # of the server, which not every run needs
+
+    from foretell.server.chats import render, tools_of
+    from foretell.server.protocol_chat import ChatBody
+
+    try:
+        body = ChatBody.model_validate(request)
+    except ValidationError as error:
+        reason = error.errors()[0]
+        where = ".".join(map(str, reason["loc"]))
+        raise RequestError("from_log", f"has a chat that no server takes: {where}: {reason['msg']}") from None
+    tools = tools_of(body, family="as logged")
+    return tokenizer.encode(render(tokenizer, body, tools or None), add_special=False)
 
 
 def _by_engine(llm: LLM, wishes: list[Wish], writing: Writing) -> Iterator[tuple[Wish, list[int]]]:

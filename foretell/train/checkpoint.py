@@ -28,6 +28,7 @@ class Standing:
     curve: list[dict[str, float]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     data: str = ""  # the hash of what is trained on
+    target_hash: str = ""  # of the target's files; empty in checkpoints of older versions
 
 
 def save_checkpoint(folder: Path, standing: Standing, tensors: dict[str, Tensor]) -> None:

@@ -15,8 +15,10 @@ from foretell.opened import Opened
 
 from .answers import SHORTEST, Writing, documents_of
 from .data import Ask, read_data
-from .documents import Document, joined, load_documents
+from .documents import Document, joined, load_documents, load_fingerprint
+from .fingerprint import answers_fingerprint, target_fingerprint
 from .forecast import in_words
+from .kept_answers import KeptAnswers
 from .order import Order, Reporter
 
 PROBE = {"cuda": 512, "cpu": 16}  # prompts whose answers tell how long all will take
@@ -34,12 +36,24 @@ class Corpus:
     def documents(self) -> list[Document]:
         """All there is, in an order of its own; from a file where an earlier run has written it."""
         file = self.config.answers
-        found = self._answered() if file is None else load_documents(Path(file))
+        found = self._answered() if file is None else self._given(Path(file))
         learnable = [each for each in found if each.learnt >= SHORTEST]
         if not learnable:
             raise RequestError("data", f"no answer of {SHORTEST} tokens or more came of it; give other prompts")
         random.Random(self.config.seed).shuffle(learnable)
         return learnable[: self.config.prompts]
+
+    @cached_property
+    def target_fingerprint(self) -> str:
+        """The hash of the target's files."""
+        return target_fingerprint(self.opened.checkpoint.path)
+
+    def _given(self, path: Path) -> list[Document]:
+        """Return the answers of a file that the user names, with a warning if another target generated them."""
+        documents, before = load_documents(path), load_fingerprint(path)
+        if before is not None and before.get("target") != self.target_fingerprint:
+            self.reporter.say(f"warning: the answers in {path} are another target's")
+        return documents
 
     def _answered(self) -> list[Document]:
         """Some first, to say what all of them will take."""
@@ -49,8 +63,8 @@ class Corpus:
         asks = asks[: self.config.prompts]
         self.order.out.mkdir(parents=True, exist_ok=True)
         began, few = time.monotonic(), asks[: PROBE[self.opened.device.type]]
-        found = self._written(few)
         part = len(few) / len(asks)
+        found = self._written(few, reports=part == 1 or self.order.dry_run)
         if part == 1:
             return found
         if any(not ask.answer and not ask.whole for ask in asks):
@@ -61,15 +75,17 @@ class Corpus:
             return found
         return self._written(asks)
 
-    def _written(self, asks: list[Ask]) -> list[Document]:
+    def _written(self, asks: list[Ask], reports: bool = True) -> list[Document]:
         config = self.config
+        writing = Writing(config.max_tokens, config.context, config.greedy, config.temperature, config.seed)
+        fingerprint = answers_fingerprint(self.target_fingerprint, writing)
         return documents_of(
             asks,
             self.opened,
             self.target,
             lambda: LLM(self.order.target, device=config.device, quiet=True),
-            Writing(config.max_tokens, config.context, config.greedy, config.temperature, config.seed),
-            self.order.out,
+            writing,
+            KeptAnswers(self.order.out, fingerprint, self.reporter.say, reports),
             self.reporter.answered,
         )
 
@@ -81,6 +97,16 @@ class Corpus:
     @cached_property
     def held_out(self) -> list[Document]:
         return self.documents[: self._apart]
+
+    @property
+    def choosing(self) -> list[Document]:
+        """The half of the held-out texts that checkpoints are chosen on."""
+        return self.held_out[::2]
+
+    @property
+    def reporting(self) -> list[Document]:
+        """The other half, for figures that no choice has touched; the same texts where there is only one."""
+        return self.held_out[1::2] or self.held_out
 
     @cached_property
     def training(self) -> list[Document]:

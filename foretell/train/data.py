@@ -30,10 +30,12 @@ class Ask:
     answer: tuple[int, ...] = ()  # what the target has said to that already, as tokens
     tools: tuple[Mapping[str, Any], ...] = ()
     whole: bool = False  # whether `text` is read as it stands and not answered
+    request: Mapping[str, Any] | None = None  # a chat as a server logged it, to be rendered as the server does
 
     @property
     def key(self) -> str:
-        return json.dumps([self.messages, self.text, self.tokens, self.tools], sort_keys=True, default=str)
+        said = [self.messages, self.text, self.tokens, self.tools, self.request]
+        return json.dumps(said, sort_keys=True, default=str)
 
 
 def read_data(path: str) -> list[Ask]:
@@ -151,7 +153,6 @@ def _served(row: Mapping[str, Any]) -> Ask | None:
     if not tokens:
         return None
     if row.get("kind") == "chat":
-        tools = request.get("tools") or ()
-        return Ask(tuple(request["messages"]), answer=tokens, tools=tuple(tools))
+        return Ask(answer=tokens, request=request)
     prompt = request.get("prompt")
     return Ask(text=prompt, answer=tokens) if isinstance(prompt, str) and prompt else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 from collections import Counter
@@ -13,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretell.errors import RequestError
+
+from .fingerprint import Fingerprint
 
 FILE = "answers.npz"
 Tokens = NDArray[np.int64]
@@ -33,6 +36,12 @@ class Document:
         return [int(token) for token in self.tokens[: self.begin]]
 
     @property
+    def opening(self) -> list[int]:
+        """The prompt; of running text, which has none, the first half."""
+        end = self.begin if self.begin > 1 else len(self.tokens) // 2
+        return [int(token) for token in self.tokens[:end]]
+
+    @property
     def mask(self) -> NDArray[np.bool_]:
         """Which tokens count."""
         counts = np.arange(len(self.tokens)) >= self.begin
@@ -46,8 +55,8 @@ class Document:
         return int(self.mask.sum())
 
 
-def save_documents(documents: list[Document], path: Path) -> None:
-    """Whole or not at all."""
+def save_documents(documents: list[Document], path: Path, fingerprint: Fingerprint | None = None) -> None:
+    """Write the file whole or not at all; `fingerprint` says which target and settings it came from."""
     flat = np.concatenate([each.tokens for each in documents]) if documents else np.zeros(0, np.int64)
     kind = np.uint16 if flat.size == 0 or flat.max() < 1 << 16 else np.uint32
     part = path.with_name(f".{path.name}.part.npz")
@@ -58,6 +67,7 @@ def save_documents(documents: list[Document], path: Path) -> None:
         begins=np.array([each.begin for each in documents], np.int64),
         temperatures=np.array([each.temperature for each in documents], np.float32),
         indices=np.array([each.index for each in documents], np.int64),
+        fingerprint=np.array("" if fingerprint is None else json.dumps(fingerprint)),
     )
     os.replace(part, path)
 
@@ -73,6 +83,13 @@ def load_documents(path: Path) -> list[Document]:
     pieces = np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else []
     rows = zip(pieces, begins, temperatures, indices, strict=True)
     return [Document(tokens, int(begin), float(warmth), int(index)) for tokens, begin, warmth, index in rows]
+
+
+def load_fingerprint(path: Path) -> Fingerprint | None:
+    """Return the fingerprint a file was saved with; None where it has none."""
+    with np.load(path) as file:
+        found = json.loads(str(file["fingerprint"]) or "null") if "fingerprint" in file else None
+    return found if isinstance(found, dict) else None
 
 
 def data_hash(documents: list[Document]) -> str:

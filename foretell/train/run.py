@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,7 @@ from .checkpoint import Standing, load_checkpoint
 from .corpus import Corpus
 from .distill import DistillMethod
 from .documents import FILE as ANSWERS
-from .documents import coverage, data_hash, draft_vocabulary
+from .documents import Document, coverage, data_hash, draft_vocabulary
 from .eagle import EagleMethod
 from .forecast import Forecast, forecast
 from .losses import DSPARK, LK, Mix
@@ -109,7 +110,11 @@ class Run:
         kind = config.optimizer or OPTIMIZED[order.kind]
         rate = config.learning_rate or RATES[kind][order.kind]
         optimizer = Optimizer(self.method.trained(), rate, config.warmup, config.clip, kind == "muon")
-        standing = Standing(settings=self.settings, data=data_hash(self.corpus.training))
+        standing = Standing(
+            settings=self.settings,
+            data=data_hash(self.corpus.training),
+            target_hash=self.corpus.target_fingerprint,
+        )
         capture = Capture(self.target, self.method.taps, self.corpus.longest + MARGIN)
         trainer = Trainer(self.method, capture, batches, optimizer, self._limits, order.out, standing)
         if order.resume and not self._only_answers:
@@ -152,19 +157,21 @@ class Run:
         self.order.out.mkdir(parents=True, exist_ok=True)
         done = self.trainer.run(self.keep, self.reporter.shown)
         self.keep()
+        self.trainer.save()  # with the best so far: a resumed run replaces the drafter only by a better one
         self._record(done)
         return done
 
     def keep(self) -> None:
         """Measure what is there now, and write it where it is the best yet."""
         trainer, order = self.trainer, self.order
-        quick = Batches(self.corpus.held_out[:ESTIMATED], trainer.batches.tokens, 0, self.device)
+        quick = Batches(self.corpus.choosing[:ESTIMATED], trainer.batches.tokens, 0, self.device)
         accepted, accuracy = estimate(self.method, trainer.capture, quick, self.config.seed)
         said = {"held_out": round(accepted, 4)}
         self.method.write(order.out / CANDIDATE, accuracy)
         if self.config.measure:
             folder = order.out / CANDIDATE
-            accepted = self.bench(folder).worth(drafter_name(order.kind, folder)).accepted
+            bench = self.bench(self.corpus.choosing, folder)
+            accepted = bench.worth(drafter_name(order.kind, folder)).accepted
             said["engine"] = round(accepted, 4)
         if trainer.standing.curve:
             trainer.standing.curve[-1] |= said
@@ -204,9 +211,9 @@ class Run:
         capture = trainer.capture
         return perplexity(self.target, capture, apart), perplexity(method.tuned, capture, apart)
 
-    def bench(self, tuned: Path | None = None) -> Bench:
-        """Prompts kept apart, and the engine to measure with; `tuned` is where a target that was tuned itself lies."""
-        prompts = [each.prompt for each in self.corpus.held_out if each.begin > 1][:MEASURED]
+    def bench(self, held_out: Sequence[Document], tuned: Path | None = None) -> Bench:
+        """Return the engine and held-out prompts to measure with; `tuned` is the folder of a target that was tuned."""
+        prompts = [each.opening for each in held_out][:MEASURED]
         target = str(tuned or self.order.out) if self.order.kind == "streaming" else self.order.target
         return Bench(target, prompts, self.drafted, self.config.device)
 
@@ -229,5 +236,7 @@ def check_same(found: Standing, mine: Standing) -> None:
     for name, value in mine.settings.items():
         if (before := found.settings.get(name)) != value:
             raise RequestError(name, f"was {before!r} when this run began; --resume goes on as it was")
+    if found.target_hash and found.target_hash != mine.target_hash:
+        raise RequestError("target", "has other files than when this run began; give the same target, or another --out")
     if found.data != mine.data:
         raise RequestError("data", "is not what this run began with; leave --resume out to begin anew")

@@ -75,7 +75,8 @@ class Trainer:
                 show(self.shown())
             if self.limits.check_every is not None and now - checked > self.limits.check_every:
                 check()
-                checked = perf_counter()
+                self.save()  # with the best so far
+                saved = checked = perf_counter()
             if now - saved > self.limits.save_every:
                 self.save()
                 saved = perf_counter()

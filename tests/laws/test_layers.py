@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str]] = {
         "certify",
         "sampling",
         "hub",
+        "server",  # logged chats are rendered as they were served
         "version",
     },
     "cli": BASE

@@ -1,0 +1,170 @@
+"""Which head a run keeps, and on which texts its figures are taken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foretell.cli.main import main
+from foretell.errors import RequestError
+from foretell.train.answers import encode_ask
+from foretell.train.checkpoint import Standing, load_checkpoint
+from foretell.train.corpus import Corpus
+from foretell.train.data import ask_of
+from foretell.train.documents import Document
+from foretell.train.measure import Bench, Worth
+from foretell.train.run import Run, check_same
+from foretell.train.trainer import Trainer
+from tests.folder import write_tiny_folder
+
+FLAGS = ["--max-tokens", "16", "--context", "96", "--draft-vocab", "64", "--held-out", "4", "--batch-tokens", "256"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write_tiny_folder(tmp_path / "model")
+    rows = [{"prompt": f"The quick brown fox number {i} jumps over the lazy dog."} for i in range(20)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "corpus.txt").write_text("She sells sea shells by the sea shore. " * 60)
+    return tmp_path
+
+
+def train(place: Path, *more: str, data: str = "data.jsonl") -> int:
+    words = ["train", "medusa", "--target", str(place / "model"), "--data", str(place / data)]
+    return main([*words, "--out", str(place / "out"), "--no-certify", "--long-context", "120", *FLAGS, *more])
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, figures: list[float]) -> list[list[list[int]]]:
+    """Let the engine give these figures in turn; return the prompts of each measurement."""
+    seen: list[list[list[int]]] = []
+
+    def worth(bench: Bench, drafter: str) -> Worth:
+        seen.append(bench.prompts)
+        return Worth(figures[min(len(seen), len(figures)) - 1], 3, len(bench.prompts))
+
+    monkeypatch.setattr(Bench, "worth", worth)
+    return seen
+
+
+def test_a_resumed_run_keeps_the_better_head(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, [2.5, 1.8])
+    monkeypatch.setattr(Trainer, "done", property(lambda trainer: trainer.standing.step >= 40))
+    assert train(place, "--steps", "40", "--piece", "0.001s") == 0
+    head = (place / "out" / "model.safetensors").read_bytes()
+    assert load_checkpoint(place / "out")[0].best == 2.5
+    assert train(place, "--steps", "40", "--piece", "0.001s", "--resume") == 0
+    assert load_checkpoint(place / "out")[0].best == 2.5
+    assert (place / "out" / "model.safetensors").read_bytes() == head, "1.8 tokens per step is worse"
+
+
+def test_a_check_is_in_the_checkpoint_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, [2.5])
+    keep, bests = Run.keep, []
+
+    def stop_at_the_second(run: Run) -> None:
+        if run.trainer.standing.best:
+            bests.append(load_checkpoint(place / "out")[0].best)
+            raise KeyboardInterrupt
+        keep(run)
+
+    monkeypatch.setattr(Run, "keep", stop_at_the_second)
+    with contextlib.suppress(KeyboardInterrupt):
+        train(place, "--steps", "40", "--check-every", "0.001s", "--save-every", "1h")
+    assert bests == [2.5]
+
+
+def test_heads_for_running_text_are_measured_and_the_best_is_kept(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = measured(monkeypatch, [2.0, 3.0, 1.5])
+    assert train(place, "--steps", "3", "--check-every", "0.0001s", data="corpus.txt") == 0
+    assert all(prompts and all(prompts) for prompts in seen), "there are prompts"
+    record = json.loads((place / "out" / "run.json").read_text())
+    assert record["best"] == 3.0 and record["engine"]["prompts"] > 0
+
+
+def test_the_reported_figure_is_of_prompts_that_no_choice_was_made_on(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = measured(monkeypatch, [2.0])
+    assert train(place, "--steps", "2") == 0
+    chosen, reported = seen
+    assert chosen and reported
+    assert not any(prompt in chosen for prompt in reported)
+
+
+@pytest.mark.parametrize(("count", "choosing", "reporting"), [(1, [0], [0]), (2, [0], [1]), (5, [0, 2, 4], [1, 3])])
+def test_held_out_texts_are_halved(count: int, choosing: list[int], reporting: list[int]) -> None:
+    documents = [Document(np.arange(9), 3, index=i) for i in range(count)]
+    corpus: Any = SimpleNamespace(held_out=documents)
+    assert [each.index for each in Corpus.choosing.fget(corpus)] == choosing  # type: ignore[attr-defined]
+    assert [each.index for each in Corpus.reporting.fget(corpus)] == reporting  # type: ignore[attr-defined]
+
+
+def test_running_text_opens_with_its_first_half() -> None:
+    assert Document(np.arange(10), 1).opening == [0, 1, 2, 3, 4]
+    assert Document(np.arange(10), 3).opening == [0, 1, 2]
+
+
+def test_going_on_with_other_weights_is_refused() -> None:
+    check_same(Standing(), Standing(target_hash="new"))  # an older version wrote none
+    with pytest.raises(RequestError, match="target"):
+        check_same(Standing(target_hash="old"), Standing(target_hash="new"))
+
+
+class FakeTokenizer:
+    """Records what its template is given."""
+
+    tool_template = chat_template = "a template that knows system, user, assistant and tool"
+
+    def render_chat(self, messages: list[Any], **values: Any) -> str:
+        self.messages, self.values = messages, values
+        return "rendered"
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        assert text == "rendered" and not add_special
+        return [1, 2, 3]
+
+
+TOOL = {"type": "function", "function": {"name": "clock", "description": "the time"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
+
+
+def logged(**more: Any) -> FakeTokenizer:
+    messages = [
+        {"role": "developer", "content": "be short"},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "content": "noon", "tool_call_id": "1"},
+    ]
+    row = {"kind": "chat", "request": {"messages": messages, **more}, "answers": [{"token_ids": [5, 6]}]}
+    ask, tokenizer = ask_of(row), FakeTokenizer()
+    assert ask is not None and ask.answer == (5, 6)
+    assert encode_ask(ask, tokenizer) == [1, 2, 3]  # type: ignore[arg-type]
+    return tokenizer
+
+
+def test_a_logged_chat_is_rendered_as_the_server_renders_it() -> None:
+    found = logged(tools=[TOOL], chat_template_kwargs={"enable_thinking": False})
+    assert [each["role"] for each in found.messages] == ["system", "assistant", "tool"]
+    assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"zone": "UTC"}
+    assert found.values["enable_thinking"] is False and found.values["tools"][0]["function"]["name"] == "clock"
+    assert logged(tools=[TOOL], tool_choice="none").values["tools"] is None
+
+
+def test_a_logged_chat_that_no_server_takes_is_refused_in_a_line() -> None:
+    with pytest.raises(RequestError, match="from_log: has a chat that no server takes: temperature"):
+        logged(temperature="warm")
+
+
+def test_chats_that_differ_in_their_template_variables_are_two() -> None:
+    rows = [
+        {"kind": "chat", "request": {"messages": [], "chat_template_kwargs": {"a": i}}, "answers": [{"token_ids": [5]}]}
+        for i in range(2)
+    ]
+    assert len({ask.key for row in rows if (ask := ask_of(row)) is not None}) == 2

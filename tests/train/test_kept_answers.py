@@ -1,0 +1,143 @@
+"""Answers of an earlier run are reused only where target, settings and prompts are the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foretell.cli.main import main
+from foretell.train.answers import STRIDE, Writing, documents_of
+from foretell.train.data import Ask
+from foretell.train.documents import FILE, Document, load_documents, load_fingerprint, save_documents
+from foretell.train.fingerprint import BLOCK, BLOCKS, answers_fingerprint, target_fingerprint
+from foretell.train.kept_answers import KeptAnswers
+from tests.folder import write_tiny_folder
+
+ASKS = [Ask(tokens=(1, 2, 3)), Ask(tokens=(4, 5, 6))]
+OTHERS = [Ask(tokens=(7, 8, 9)), Ask(tokens=(4, 5, 6))]
+WRITING = Writing(6, 64, 1.0, 0.0, 0)
+
+
+class FakeLLM:
+    """Answers each prompt with its own mark."""
+
+    def __init__(self, mark: int) -> None:
+        self.mark, self.asked = mark, 0
+
+    def generate(self, prompts: list[list[int]], params: object) -> list[Any]:
+        self.asked += len(prompts)
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[self.mark] * 6)]) for _ in prompts]
+
+
+def answer(
+    llm: FakeLLM, asks: list[Ask], folder: Path, target: str = "a", writing: Writing = WRITING
+) -> tuple[list[list[int]], list[str]]:
+    opened: Any = SimpleNamespace(tokenizer=None, device=torch.device("cpu"))
+    said: list[str] = []
+    engine: Any = lambda: llm  # noqa: E731
+    kept = KeptAnswers(folder, answers_fingerprint(target, writing), said.append)
+    found = documents_of(asks, opened, engine, engine, writing, kept, lambda count, total: None)
+    return [each.tokens.tolist() for each in found], said
+
+
+def test_the_same_run_reuses_its_answers(tmp_path: Path) -> None:
+    first, again = FakeLLM(11), FakeLLM(22)
+    texts, said = answer(first, ASKS, tmp_path)
+    assert said == [] and first.asked == 2
+    same, said = answer(again, ASKS, tmp_path)
+    assert same == texts and again.asked == 0
+    assert said == [f"{tmp_path / FILE}: 2 of 2 answers reused"]
+
+
+@pytest.mark.parametrize(
+    ("target", "writing", "named"),
+    [
+        ("b", WRITING, "target not the same"),
+        ("a", Writing(6, 64, 1.0, 0.0, 5), "seed not the same"),
+        ("a", Writing(5, 64, 0.0, 0.9, 0), "max_tokens, greedy, temperature not the same"),
+    ],
+)
+def test_another_target_or_other_settings_reuse_nothing(
+    tmp_path: Path, target: str, writing: Writing, named: str
+) -> None:
+    answer(FakeLLM(11), ASKS, tmp_path)
+    other = FakeLLM(22)
+    texts, said = answer(other, ASKS, tmp_path, target, writing)
+    assert other.asked == 2 and all(text[-1] == 22 for text in texts)
+    assert len(said) == 1 and "none of 2 answers is reused" in said[0] and named in said[0]
+    assert {int(each.tokens[-1]) for each in load_documents(tmp_path / FILE)} == {22}
+
+
+def test_other_prompts_are_answered_and_equal_ones_reused(tmp_path: Path) -> None:
+    answer(FakeLLM(11), ASKS, tmp_path)
+    other = FakeLLM(22)
+    texts, said = answer(other, OTHERS, tmp_path)
+    assert [text[0] for text in texts] == [7, 4] and [text[-1] for text in texts] == [22, 11]
+    assert other.asked == 1 and said == [f"{tmp_path / FILE}: 1 of 2 answers reused, 1 not: their prompts differ"]
+
+
+def test_answers_without_a_fingerprint_are_not_reused(tmp_path: Path) -> None:
+    save_documents([Document(np.array([1, 2, 3, 9, 9, 9, 9]), 3)], tmp_path / FILE)
+    llm = FakeLLM(22)
+    _, said = answer(llm, ASKS, tmp_path)
+    assert llm.asked == 2 and "older version" in said[0]
+
+
+def test_what_is_in_the_data_is_never_taken_from_the_file(tmp_path: Path) -> None:
+    answer(FakeLLM(11), ASKS, tmp_path)
+    logged = [Ask(tokens=(1, 2, 3), answer=(50, 51, 52, 53)), ASKS[1]]
+    texts, _ = answer(FakeLLM(22), logged, tmp_path)
+    assert texts[0] == [1, 2, 3, 50, 51, 52, 53]
+
+
+def test_a_probe_of_some_prompts_keeps_the_answers_of_the_rest(tmp_path: Path) -> None:
+    answer(FakeLLM(11), ASKS, tmp_path)
+    llm = FakeLLM(22)
+    texts, _ = answer(llm, OTHERS[:1], tmp_path)
+    assert len(texts) == 1 and llm.asked == 1
+    assert [each.index for each in load_documents(tmp_path / FILE)] == [0, STRIDE]
+    texts, _ = answer(llm, OTHERS, tmp_path)
+    assert llm.asked == 1 and [text[-1] for text in texts] == [22, 11]
+
+
+def test_a_target_is_known_by_what_its_files_hold(tmp_path: Path) -> None:
+    one, copy, other = (write_tiny_folder(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    assert target_fingerprint(one) == target_fingerprint(copy) != target_fingerprint(other)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"rope_theta": 1.0}))
+    assert target_fingerprint(one) != target_fingerprint(copy)
+
+
+def test_large_files_are_hashed_from_the_first_byte_to_the_last(tmp_path: Path) -> None:
+    size = BLOCK * (BLOCKS + 1)
+    file, seen = tmp_path / "model.gguf", set()
+    for at in (None, 0, size - 1):
+        data = bytearray(size)
+        if at is not None:
+            data[at] = 1
+        file.write_bytes(data)
+        seen.add(target_fingerprint(file))
+    assert len(seen) == 3
+
+
+def test_a_second_run_in_the_same_folder_asks_its_own_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"The quick brown fox number {i} jumps."} for i in range(4)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    flags = ["--data", str(tmp_path / "data.jsonl"), "--out", str(tmp_path / "out"), "--max-tokens", "8"]
+    seen = []
+    for name, seed in (("a", 0), ("b", 1), ("b", 1)):
+        write_tiny_folder(tmp_path / name, seed)
+        assert main(["train", "eagle", "--target", str(tmp_path / name), *flags, "--answers-only"]) == 0
+        seen.append((load_fingerprint(tmp_path / "out" / FILE) or {})["target"])
+        told = capsys.readouterr().err
+        reused = {"a": "", "b": "target not the same" if len(seen) == 2 else "4 of 4 answers reused"}[name]
+        assert reused in told
+    assert seen[0] != seen[1] == seen[2]
