@@ -11,7 +11,7 @@ from typing import Any
 
 from foretell.errors import RequestError
 
-from .intervals import interval, mean_of, over_prompts, ratio_of
+from .intervals import Pairs, interval, mean_of, over_prompts, ratio_of
 from .item import Item
 from .latency import Latency
 from .measure import Watch, rotated
@@ -72,6 +72,7 @@ class CompareCell:
     speedup_interval: tuple[float, float] | None
     same_text: bool | None
     same_texts: int
+    ratios: Pairs = ()  # by prompt and round, so that an interval can be computed again
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,7 @@ class _Group:
             speedup_interval=interval(over_prompts(ratios)),
             same_text=all(same) if same else None,
             same_texts=sum(same),
+            ratios=ratios,
             **counts([self]),
         )
 

@@ -98,6 +98,7 @@ class LoadCell:
     same_text: bool | None = None
     first_token: Latency | None = None
     per_token: Latency | None = None  # of each text the mean behind its first words
+    ratios: Sequence[float] = ()  # by turn, so that an interval can be computed again
     estimate: Estimate | None = field(default=None, repr=False)
 
 
@@ -232,6 +233,7 @@ def cell_of(level: Level, arm: str, slices: Sequence[Slice], plain: Sequence[Sli
         same_text=_same(good, [answer for each in plain for answer in each.answers if answer.error is None]),
         first_token=Latency.of(first),
         per_token=Latency.of(later),
+        ratios=ratios,
         estimate=estimate,
     )
 

@@ -49,6 +49,7 @@ class Cell:
     same_text: bool
     differing: tuple[str, ...]
     drafter_failures: int
+    times: dict[str, list[list[float]]] = field(default_factory=dict)  # of each arm: seconds a token by batch and round
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ class _Record:
             same_text=not differing,
             differing=differing,
             drafter_failures=sum(each.failures for each in mine),
+            times={arm: self._times(arm) for arm in self.written},
         )
 
     def _differing(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
@@ -52,6 +52,9 @@ class Cell:
     plain_token_seconds: Latency | None = None
     text_seconds: Latency | None = None  # from asking to the end, all texts that were asked for at once
     plain_text_seconds: Latency | None = None
+    ratios: list[list[float]] = field(
+        default_factory=list
+    )  # by prompt and round, so that an interval can be computed again
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ def cell_of(group: Group) -> Cell:
         differing=tuple(dict.fromkeys(differing)),
         drafter_failures=sum(text.failures for text in texts),
         batch=group.batch,
+        ratios=group.ratios,
         **_waits([group]),
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 
-from .intervals import Estimate, interval, over_rounds, ratio_of
+from .intervals import Estimate, Pairs, interval, over_rounds, ratio_of
 from .item import Item
 from .measure import PLAIN, Arm, Watch, rotated
 from .overall import Overall, as_row, over_all
@@ -113,6 +113,7 @@ class SyntheticCell:
     tokens_per_second: float
     plain_tokens_per_second: float
     same_text: bool
+    ratios: Pairs = ()  # by batch and round, so that an interval can be computed again
     estimate: Estimate | None = field(default=None, repr=False)
 
     @property
@@ -227,5 +228,6 @@ def cell_of(setting: Setting, batch: int, ours: _Record, plain: _Record) -> Synt
         tokens_per_second=1 / median(each.a_token for rounds in ours.written for each in rounds),
         plain_tokens_per_second=1 / median(each.a_token for rounds in plain.written for each in rounds),
         same_text=all(one.texts == other.texts for rounds in pairs for one, other in rounds),
+        ratios=ratios,
         estimate=estimate,
     )

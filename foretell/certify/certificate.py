@@ -122,8 +122,9 @@ class Certificate:
             reasons += each.lacking
         for result in self.texts:
             if len(result.differences) > result.most_near_ties:
+                count = f"{len(result.differences)} of {result.texts} sequences differ at near-ties"
                 reasons.append(
-                    f"part 3, {result.setting}: {len(result.differences)} of {result.texts} texts differ at near-ties; "
+                    f"part 3, {result.setting}: {count}; "
                     f"plain decoding in a batch gives {result.control}, which explains at most {result.most_near_ties}"
                 )
         return reasons if self.draws and self.texts else [*reasons, "not all parts were run"]

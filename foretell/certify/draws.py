@@ -47,7 +47,7 @@ class Setting:
     name: str
     params: SamplingParams
     batch: int
-    first_seed: int  # settings share no seed: under `match` equal seeds would write equal texts
+    first_seed: int  # settings share no seed: under `match` equal seeds would sample equal tokens
     drafted: int = 2
     make: Callable[[], Drafter] | None = None  # None: the drafter that draws at random
 
@@ -100,7 +100,7 @@ class DrawResult:
     distance: float  # empirical total variation, noise included
     finds: float  # the total variation this many draws find with the stated power
     accepted: float  # the share of draft tokens that was accepted
-    drafted: int  # draft tokens of all texts
+    drafted: int  # draft tokens of all sequences
     accepted_tokens: int
 
     @property

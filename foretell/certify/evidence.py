@@ -52,17 +52,19 @@ def _missing(part: str, each: Evidence) -> str:
     return ""
 
 
-def most_near_ties(texts: int, control: int) -> int:
-    """Return how many of `texts` may differ at a near-tie, where `control` of as many do without speculation.
+def most_near_ties(sequences: int, control: int) -> int:
+    """Return how many of `sequences` may differ at a near-tie, where `control` of as many do without speculation.
 
     Rounding turns near-ties round whenever the batch changes, with drafts or without. By Fisher's exact test, a count
     is too high where it would be this far above the control's with a probability below `RARE`.
     """
-    return max(count for count in range(texts + 1) if _tail(texts, control, count) >= RARE)
+    return max(count for count in range(sequences + 1) if _tail(sequences, control, count) >= RARE)
 
 
-def _tail(texts: int, control: int, count: int) -> float:
-    """Return the probability that at least `count` of `count + control` differing texts fall to one of two halves."""
+def _tail(sequences: int, control: int, count: int) -> float:
+    """Return the probability that at least `count` of `count + control` differing sequences are in one half."""
     total = control + count
-    ways = sum(math.comb(texts, k) * math.comb(texts, total - k) for k in range(count, min(texts, total) + 1))
-    return ways / math.comb(2 * texts, total)
+    ways = sum(
+        math.comb(sequences, k) * math.comb(sequences, total - k) for k in range(count, min(sequences, total) + 1)
+    )
+    return ways / math.comb(2 * sequences, total)

@@ -53,7 +53,7 @@ class GuessResult:
     @property
     def lacking(self) -> list[str]:
         """Return why the test shows nothing: Pearson's test wants five expected tokens in each bin."""
-        few = f"part 3, drawn draft tokens: {self.guesses}, fewer than {5 * BINS}; give more prompts or tokens"
+        few = f"part 3, sampled draft tokens: {self.guesses}, fewer than {5 * BINS}; give more prompts or tokens"
         return [few] if self.guesses < 5 * BINS else []
 
 

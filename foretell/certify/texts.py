@@ -58,7 +58,7 @@ class TextResult:
     accepted: int
     steps: int
     differences: tuple[Difference, ...]
-    control: int = 0  # texts that differ without speculation, in a plain batch of about as many rows
+    control: int = 0  # sequences that differ without speculation, in a plain batch of about as many rows
 
     @property
     def passed(self) -> bool:
@@ -70,7 +70,7 @@ class TextResult:
 
     @property
     def most_near_ties(self) -> int:
-        """How many texts may differ at a near-tie before rounding is no explanation."""
+        """How many sequences may differ at a near-tie before rounding is no explanation."""
         return most_near_ties(self.texts, self.control)
 
 
@@ -95,7 +95,7 @@ def check_texts(llm: LLM, prompts: list[str], params: SamplingParams, rule: str)
 
 
 def _control(llm: LLM, prompts: list[list[int]], plain: list[RequestOutput], params: SamplingParams, rows: int) -> int:
-    """Return how many texts differ in a plain batch that has each prompt `rows` times, as a draft has rows."""
+    """Return how many sequences differ in a plain batch that has each prompt `rows` times, as a draft has rows."""
     off = SpeculationChoice(enabled=False)
     batch = llm.generate([tokens for _ in range(rows) for tokens in prompts], params, speculation=off)
     return sum(_tokens(one) != _tokens(other) for one, other in zip(plain, batch, strict=False))

@@ -100,12 +100,12 @@ class Corpus:
 
     @property
     def choosing(self) -> list[Document]:
-        """The half of the held-out texts that checkpoints are chosen on."""
+        """The half of the held-out documents that checkpoints are chosen on."""
         return self.held_out[::2]
 
     @property
     def reporting(self) -> list[Document]:
-        """The other half, for figures that no choice has touched; the same texts where there is only one."""
+        """The other half, for figures that no choice has touched; the same documents where there is only one."""
         return self.held_out[1::2] or self.held_out
 
     @cached_property

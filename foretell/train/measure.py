@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretell.certify.certificate import Certificate, Order, certify
+from foretell.certify.texts import PROMPTS, encode
 from foretell.llm import LLM
 from foretell.params import SamplingParams
 
@@ -55,8 +56,12 @@ class Bench:
         return Worth(written / max(1, steps), self.drafted, len(self.prompts))
 
     def certified(self, drafter: str) -> Certificate:
-        """A quick certificate of the text with this drafter."""
-        return certify(Order(quick=True), lambda: self.llm(drafter), lambda line: None)
+        """Return a quick certificate of the text with this drafter; outputs are as long as the context allows."""
+        llm = self.llm(drafter)
+        longest = max(len(encode(llm.tokenizer, prompt)) for prompt in PROMPTS)
+        room = llm.assembly.requests.limits.context - longest
+        order = Order(quick=True, max_tokens=max(1, min(Order.max_tokens, room)))
+        return certify(order, lambda: llm, lambda line: None)
 
 
 def drafter_name(kind: str, folder: Path) -> str:

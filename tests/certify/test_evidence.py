@@ -19,14 +19,14 @@ TEXTS = TextResult("greedy", 8, 384, drafted=99, accepted=50, steps=200, differe
 
 
 @pytest.fixture(scope="module")
-def drawn() -> Certificate:
+def toy() -> Certificate:
     """A certificate whose toy model has enough evidence."""
     draws = [check_draws(tiny_engine(s.drafter(), drafted=s.drafted), "match", s, 300) for s in (*SETTINGS, TREE)]
     return Certificate(Order(), draws=draws)
 
 
-def with_texts(drawn: Certificate, *texts: TextResult) -> Certificate:
-    return replace(drawn, texts=list(texts))
+def with_outputs(toy: Certificate, *outputs: TextResult) -> Certificate:
+    return replace(toy, texts=list(outputs))
 
 
 @pytest.mark.parametrize(
@@ -42,16 +42,16 @@ def with_texts(drawn: Certificate, *texts: TextResult) -> Certificate:
     ],
 )
 def test_acceptance_and_rejection_must_both_have_happened(
-    drawn: Certificate, drafted: int, accepted: int, verdict: str, reason: str | None
+    toy: Certificate, drafted: int, accepted: int, verdict: str, reason: str | None
 ) -> None:
-    found = with_texts(drawn, replace(TEXTS, drafted=drafted, accepted=accepted))
+    found = with_outputs(toy, replace(TEXTS, drafted=drafted, accepted=accepted))
     assert found.verdict == verdict == found.as_json()["verdict"]
     assert (found.lossless is True) is (verdict == "lossless") and found.lossless is not False
     assert [reason is not None and reason in line for line in found.reasons] == [True] * (reason is not None)
 
 
-def test_a_setting_without_drafts_is_not_made_good_by_another(drawn: Certificate) -> None:
-    found = with_texts(drawn, TEXTS, replace(TEXTS, setting="sampled", drafted=0, accepted=0))
+def test_a_setting_without_drafts_is_not_made_good_by_another(toy: Certificate) -> None:
+    found = with_outputs(toy, TEXTS, replace(TEXTS, setting="sampled", drafted=0, accepted=0))
     assert found.verdict == "inconclusive" and "sampled" in found.reasons[0]
 
 
@@ -61,20 +61,20 @@ def test_evidence_of_several_settings_adds_up() -> None:
     assert lacking("part 3", []) == []
 
 
-def test_a_failure_is_not_made_inconclusive_by_missing_evidence(drawn: Certificate) -> None:
+def test_a_failure_is_not_made_inconclusive_by_missing_evidence(toy: Certificate) -> None:
     wrong = (Difference(0, 3, 1, 2, margin=1.0, bound=0.0),)
-    found = with_texts(drawn, replace(TEXTS, drafted=0, accepted=0, differences=wrong))
+    found = with_outputs(toy, replace(TEXTS, drafted=0, accepted=0, differences=wrong))
     assert found.verdict == "not lossless" and found.lossless is False
 
 
-def test_no_drawn_draft_tokens_show_nothing_of_their_distribution(drawn: Certificate) -> None:
+def test_no_sampled_draft_tokens_show_nothing_of_their_distribution(toy: Certificate) -> None:
     assert judge_places([]).lacking and GuessResult(99, 0.5).lacking and not GuessResult(100, 0.5).lacking
-    found = replace(with_texts(drawn, TEXTS), guesses=[judge_places([])])
+    found = replace(with_outputs(toy, TEXTS), guesses=[judge_places([])])
     assert found.verdict == "inconclusive"
 
 
-def test_parts_that_were_not_run_are_no_evidence(drawn: Certificate) -> None:
-    assert drawn.lossless is None and Certificate(Order()).lossless is None
+def test_parts_that_were_not_run_are_no_evidence(toy: Certificate) -> None:
+    assert toy.lossless is None and Certificate(Order()).lossless is None
 
 
 def near_ties(count: int) -> tuple[Difference, ...]:
@@ -86,16 +86,16 @@ def near_ties(count: int) -> tuple[Difference, ...]:
     [(8, 0, "inconclusive"), (6, 0, "inconclusive"), (5, 0, "lossless"), (8, 3, "lossless"), (8, 8, "lossless")],
 )
 def test_near_ties_are_excused_up_to_what_plain_batches_explain(
-    drawn: Certificate, count: int, control: int, verdict: str
+    toy: Certificate, count: int, control: int, verdict: str
 ) -> None:
-    found = with_texts(drawn, replace(TEXTS, differences=near_ties(count), control=control))
+    found = with_outputs(toy, replace(TEXTS, differences=near_ties(count), control=control))
     assert found.verdict == verdict
     assert not found.reasons or "differ at near-ties" in found.reasons[0]
 
 
 def test_the_limit_of_near_ties_follows_the_control() -> None:
     assert [most_near_ties(60, control) for control in (0, 5, 60)] == [6, 15, 60]
-    assert most_near_ties(1, 0) == 1, "of one text nothing can be told"
+    assert most_near_ties(1, 0) == 1, "one sequence shows nothing"
 
 
 def test_settings_of_the_draws_share_no_seeds() -> None:
@@ -103,8 +103,8 @@ def test_settings_of_the_draws_share_no_seeds() -> None:
     assert all(after - before >= 240_000 for before, after in zip(starts, starts[1:], strict=False))
 
 
-def test_draws_under_match_are_different_evidence(drawn: Certificate) -> None:
-    assert len({result.p_value for result in drawn.draws}) == len(drawn.draws)
+def test_draws_under_match_are_different_evidence(toy: Certificate) -> None:
+    assert len({result.p_value for result in toy.draws}) == len(toy.draws)
 
 
 def test_without_a_drafter_the_command_is_inconclusive(
@@ -115,7 +115,7 @@ def test_without_a_drafter_the_command_is_inconclusive(
     words = ["certify", "--model", str(tiny_folder), "--drafter", "none", "--quick", "--max-tokens", "4", "--json"]
     assert main(words) == 4
     out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert told["lossless"] is None and told["verdict"] == "inconclusive" and len(told["reasons"]) == 2
-    assert [each["drafted"] for each in told["texts"]] == [0, 0]
+    report = json.loads(out)
+    assert report["lossless"] is None and report["verdict"] == "inconclusive" and len(report["reasons"]) == 2
+    assert [each["drafted"] for each in report["texts"]] == [0, 0]
     assert "0 drafted, 0 accepted, 0 rejected" in err and "verdict: inconclusive: part 3, greedy" in err

@@ -1,4 +1,4 @@
-"""Which head a run keeps, and on which texts its figures are taken."""
+"""Which head a run keeps, and which prompts its figures come from."""
 
 from __future__ import annotations
 

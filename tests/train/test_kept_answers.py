@@ -48,10 +48,10 @@ def answer(
 
 def test_the_same_run_reuses_its_answers(tmp_path: Path) -> None:
     first, again = FakeLLM(11), FakeLLM(22)
-    texts, said = answer(first, ASKS, tmp_path)
+    sequences, said = answer(first, ASKS, tmp_path)
     assert said == [] and first.asked == 2
     same, said = answer(again, ASKS, tmp_path)
-    assert same == texts and again.asked == 0
+    assert same == sequences and again.asked == 0
     assert said == [f"{tmp_path / FILE}: 2 of 2 answers reused"]
 
 
@@ -68,8 +68,8 @@ def test_another_target_or_other_settings_reuse_nothing(
 ) -> None:
     answer(FakeLLM(11), ASKS, tmp_path)
     other = FakeLLM(22)
-    texts, said = answer(other, ASKS, tmp_path, target, writing)
-    assert other.asked == 2 and all(text[-1] == 22 for text in texts)
+    sequences, said = answer(other, ASKS, tmp_path, target, writing)
+    assert other.asked == 2 and all(text[-1] == 22 for text in sequences)
     assert len(said) == 1 and "none of 2 answers is reused" in said[0] and named in said[0]
     assert {int(each.tokens[-1]) for each in load_documents(tmp_path / FILE)} == {22}
 
@@ -77,8 +77,8 @@ def test_another_target_or_other_settings_reuse_nothing(
 def test_other_prompts_are_answered_and_equal_ones_reused(tmp_path: Path) -> None:
     answer(FakeLLM(11), ASKS, tmp_path)
     other = FakeLLM(22)
-    texts, said = answer(other, OTHERS, tmp_path)
-    assert [text[0] for text in texts] == [7, 4] and [text[-1] for text in texts] == [22, 11]
+    sequences, said = answer(other, OTHERS, tmp_path)
+    assert [text[0] for text in sequences] == [7, 4] and [text[-1] for text in sequences] == [22, 11]
     assert other.asked == 1 and said == [f"{tmp_path / FILE}: 1 of 2 answers reused, 1 not: their prompts differ"]
 
 
@@ -92,18 +92,18 @@ def test_answers_without_a_fingerprint_are_not_reused(tmp_path: Path) -> None:
 def test_what_is_in_the_data_is_never_taken_from_the_file(tmp_path: Path) -> None:
     answer(FakeLLM(11), ASKS, tmp_path)
     logged = [Ask(tokens=(1, 2, 3), answer=(50, 51, 52, 53)), ASKS[1]]
-    texts, _ = answer(FakeLLM(22), logged, tmp_path)
-    assert texts[0] == [1, 2, 3, 50, 51, 52, 53]
+    sequences, _ = answer(FakeLLM(22), logged, tmp_path)
+    assert sequences[0] == [1, 2, 3, 50, 51, 52, 53]
 
 
 def test_a_probe_of_some_prompts_keeps_the_answers_of_the_rest(tmp_path: Path) -> None:
     answer(FakeLLM(11), ASKS, tmp_path)
     llm = FakeLLM(22)
-    texts, _ = answer(llm, OTHERS[:1], tmp_path)
-    assert len(texts) == 1 and llm.asked == 1
+    sequences, _ = answer(llm, OTHERS[:1], tmp_path)
+    assert len(sequences) == 1 and llm.asked == 1
     assert [each.index for each in load_documents(tmp_path / FILE)] == [0, STRIDE]
-    texts, _ = answer(llm, OTHERS, tmp_path)
-    assert llm.asked == 1 and [text[-1] for text in texts] == [22, 11]
+    sequences, _ = answer(llm, OTHERS, tmp_path)
+    assert llm.asked == 1 and [text[-1] for text in sequences] == [22, 11]
 
 
 def test_a_target_is_known_by_what_its_files_hold(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_second_run_in_the_same_folder_asks_its_own_target(
         write_tiny_folder(tmp_path / name, seed)
         assert main(["train", "eagle", "--target", str(tmp_path / name), *flags, "--answers-only"]) == 0
         seen.append((load_fingerprint(tmp_path / "out" / FILE) or {})["target"])
-        told = capsys.readouterr().err
+        err = capsys.readouterr().err
         reused = {"a": "", "b": "target not the same" if len(seen) == 2 else "4 of 4 answers reused"}[name]
-        assert reused in told
+        assert reused in err
     assert seen[0] != seen[1] == seen[2]

@@ -1,0 +1,61 @@
+"""How a training run ends: by the verdict of its certificate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foretell.certify.certificate import Certificate, Order
+from foretell.certify.draws import DrawResult
+from foretell.certify.texts import Difference, TextResult
+from foretell.cli.train import finish
+from foretell.train.measure import Worth
+from foretell.train.run import RECORD
+
+DRAWS = DrawResult("toy", 300, 60.0, 63, 0.5, 2e-4, 0.05, 0.077, 0.5, 200, 100)
+WRONG = (Difference(0, 3, 1, 2, margin=1.0, bound=0.0),)
+
+
+def outputs(drafted: int, accepted: int, differences: tuple[Difference, ...] = ()) -> TextResult:
+    return TextResult("greedy", 8, 384, drafted, accepted, 200, differences)
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "lossless", "line"),
+    [
+        (outputs(99, 50), 0, True, "verdict: lossless: the same tokens over 50 accepted and 49 rejected draft tokens"),
+        (outputs(0, 0), 4, None, "verdict: inconclusive: part 3, greedy: no token was drafted"),
+        (outputs(99, 50, WRONG), 3, False, "verdict: NOT LOSSLESS"),
+    ],
+    ids=["lossless", "inconclusive", "not lossless"],
+)
+def test_the_exit_code_is_the_certificates(
+    result: TextResult,
+    code: int,
+    lossless: bool | None,
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bench = SimpleNamespace(
+        worth=lambda drafter: Worth(2.0, 3, 4),
+        certified=lambda drafter: Certificate(Order(quick=True), draws=[DRAWS], texts=[result]),
+    )
+    run: Any = SimpleNamespace(
+        order=SimpleNamespace(out=tmp_path),
+        config=SimpleNamespace(measure=True, certify=True),
+        corpus=SimpleNamespace(reporting=[]),
+        drafter="eagle:head",
+        bench=lambda held_out: bench,
+    )
+    (tmp_path / RECORD).write_text("{}")
+    assert finish(run) == code
+    record = json.loads((tmp_path / RECORD).read_text())
+    assert record["lossless"] is lossless
+    assert record["certificate"]["settings"][0]["rejected"] == result.drafted - result.accepted
+    err = capsys.readouterr().err
+    assert line in err and ("serve it with" in err) is (code != 3)
