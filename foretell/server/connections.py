@@ -6,7 +6,7 @@ from asyncio import Transport
 from typing import Any, Protocol
 
 from starlette.types import Scope
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 CONNECTION = "foretell_connection"  # among a request's state
 
@@ -31,13 +31,14 @@ def impatient(seconds: float, longest: float) -> type[Any]:
     whose answer the client has read nothing for as long; or on which one takes `longest` from its request to its last
     byte."""
 
-    class Impatient(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    class Impatient(H11Protocol):  # the same parser whether or not httptools is installed
         def __init__(self, app_state: dict[str, Any], **settings: Any) -> None:
             super().__init__(app_state={**app_state, CONNECTION: self}, **settings)
 
-        def connection_made(self, transport: Transport) -> None:
+        def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's own
             super().connection_made(transport)
-            self._seen, self._since = None, self.loop.time()  # the last request, and when it was first seen
+            self._seen: RequestResponseCycle | None = None  # the last request
+            self._since = self.loop.time()  # when it was first seen
             self._looking = self.loop.call_later(seconds, self._look)
             self._paused = False  # while the write buffer is full
             self._unsent: int | None = None  # bytes in the write buffer at the last poll, where nothing adds to it

@@ -36,6 +36,7 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
         settings = uvicorn.Config(
             app,
             http=impatient(config.body_timeout, config.request_timeout + 2 * config.body_timeout),
+            loop="asyncio",  # whether or not uvloop is installed
             log_config=None,
             access_log=config.access_log,
             timeout_keep_alive=config.keep_alive,
