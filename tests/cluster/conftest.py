@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_server_folder(tmp_path_factory.mktemp("models") / "server")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # Ray must not run alongside the tests that follow
 def server(folder: Path) -> Iterator[ServerProcess]:
     """Two replicas."""
     with ServerProcess(folder, "--replicas", "2", "--health-check-period", "1") as process:
