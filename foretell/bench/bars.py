@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Literal
 
-from .intervals import Estimate, estimate_of, half_width, interval, ratio_of
+from .intervals import Estimate, estimate_of, half_width, interval, mean_ratio, over_rounds
 
 PLAIN_SHARE, BEST_SHARE = 0.97, 0.93  # of plain decoding's speed, and of the best fixed length's
 ERROR = 0.05  # the most often that a cell at its bar is called held, and the same for slower
@@ -95,7 +95,8 @@ class Contest:
         return "inconclusive"
 
     def _speedup(self, times: Times) -> float:
-        return ratio_of([_ratios(plain, other) for plain, other in zip(self.plain, times, strict=True)])
+        pairs = [_ratios(plain, other) for plain, other in zip(self.plain, times, strict=True)]
+        return mean_ratio(over_rounds(pairs), pairs)
 
     def _log_ratios(self, slower: Times) -> list[float]:
         """For each round the log of other times over the adaptive arm's, as the mean over batches."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from foretell.errors import RequestError
 
-from .intervals import Pairs, interval, mean_of, over_prompts, ratio_of
+from .intervals import Pairs, interval, over_prompts, over_tasks, ratio_of
 from .item import Item
 from .latency import Latency
 from .measure import Watch, rotated
@@ -205,13 +205,12 @@ def over_all(groups: Sequence[_Group]) -> CompareCell:
     """The mean of one peer's tasks."""
     cells = [group.cell() for group in groups]
     ratios = [cell.speedup for cell in cells if cell.speedup is not None]
-    estimates = [over_prompts(group.ratios) for group in groups if group.ratios]
     same = [cell.same_text for cell in cells if cell.same_text is not None]
     return CompareCell(
         task=ALL,
         arm=groups[0].peer,
         speedup=math.exp(fmean(map(math.log, ratios))) if ratios else None,
-        speedup_interval=interval(mean_of(estimates)),
+        speedup_interval=interval(over_tasks([group.ratios for group in groups if group.ratios])),
         same_text=all(same) if same else None,
         same_texts=sum(cell.same_texts for cell in cells),
         **counts(groups)

@@ -3,8 +3,8 @@
 All intervals are Student t intervals of log ratios. What is random depends on the benchmark:
 - prompts: a task's prompts are random draws of the task. One observation per prompt, its median over rounds.
 - rounds: repeated measurements of the same prompts. One observation per round, its mean over prompts.
-- tasks: they are fixed, so the interval of their mean is about other prompts of the same tasks. Variances add, and
-  the degrees of freedom are Welch-Satterthwaite's.
+- tasks: they are fixed, so the interval of their mean is about other prompts of the same tasks. Variances of prompts
+  add, and the degrees of freedom are Welch-Satterthwaite's. A round runs all tasks, so rounds are one source for all.
 With one prompt per task there is no interval over prompts: one prompt does not tell how the others differ.
 """
 
@@ -52,6 +52,11 @@ def ratio_of(pairs: Pairs) -> float:
     return math.exp(fmean(_prompt_logs(pairs)))
 
 
+def mean_ratio(estimate: Estimate | None, pairs: Pairs) -> float:
+    """Return the ratio at the centre of an interval over rounds; the median of what there is without one."""
+    return ratio_of(pairs) if estimate is None else math.exp(estimate.mean)
+
+
 def over_prompts(pairs: Pairs) -> Estimate | None:
     """Estimate the ratio for other prompts and other rounds; None with fewer than two prompts.
 
@@ -83,6 +88,21 @@ def mean_of(parts: Sequence[Estimate | None]) -> Estimate | None:
     kinds = max(len(part.sources) for part in known)
     alike = [[part.sources[kind] for part in known if len(part.sources) > kind] for kind in range(kinds)]
     return Estimate(fmean(part.mean for part in known), tuple(_mean_variance(each, len(known)) for each in alike))
+
+
+def over_tasks(tasks: Sequence[Pairs]) -> Estimate | None:
+    """Estimate the mean ratio of tasks for other prompts and other rounds; None where a task has one prompt."""
+    prompts, rounds = mean_of([estimate_of(_prompt_logs(pairs)) for pairs in tasks]), rounds_over_tasks(tasks)
+    if prompts is None or rounds is None:
+        return prompts
+    return Estimate(prompts.mean, prompts.sources + rounds.sources)
+
+
+def rounds_over_tasks(tasks: Sequence[Pairs]) -> Estimate | None:
+    """Estimate the mean ratio of tasks for these prompts: one observation per round, in which tasks count the same."""
+    complete = min((len(rounds) for pairs in tasks for rounds in pairs), default=0)
+    logs = [fmean(fmean(math.log(ratios[i]) for ratios in pairs) for pairs in tasks) for i in range(complete)]
+    return estimate_of(logs)
 
 
 def interval(estimate: Estimate | None, level: float = LEVEL) -> tuple[float, float] | None:

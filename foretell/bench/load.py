@@ -18,7 +18,7 @@ from foretell.errors import RequestError
 
 from .arrivals import ClosedLoop, Level
 from .clients import Address, Answer, ask, remedy
-from .intervals import Estimate, interval, over_rounds, ratio_of
+from .intervals import Estimate, interval, mean_ratio, over_rounds
 from .item import Item
 from .latency import Latency
 from .measure import Watch, rotated
@@ -227,7 +227,7 @@ def cell_of(level: Level, arm: str, slices: Sequence[Slice], plain: Sequence[Sli
         reasons=dict(Counter(answer.error for answer in answers if answer.error is not None)),
         tokens=sum(each.tokens for each in slices),
         tokens_per_second=sum(each.tokens for each in slices) / sum(each.seconds for each in slices),
-        speedup=ratio_of([ratios]) if ratios else None,
+        speedup=mean_ratio(estimate, [ratios]) if ratios else None,
         speedup_interval=interval(estimate),
         accepted_per_step=_accepted(good),
         same_text=_same(good, [answer for each in plain for answer in each.answers if answer.error is None]),

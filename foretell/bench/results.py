@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from .intervals import half_width, interval, mean_of, ratio_of
+from .intervals import half_width, interval, over_tasks, ratio_of, rounds_over_tasks
 from .latency import Latency, token_times
 from .measure import Sample, Written
 from .pairs import Group, grouped
@@ -145,8 +145,8 @@ def over_all(groups: Sequence[Group], cells: Sequence[Cell]) -> Cell:
         accepted_per_step=fmean(cell.accepted_per_step for cell in cells),
         steps_over_plain=fmean(cell.steps_over_plain for cell in cells),
         speedup=math.exp(fmean(map(math.log, ratios))) if ratios else None,
-        speedup_interval=interval(mean_of([group.estimate for group in timed])),
-        noise=half_width(mean_of([group.round_estimate for group in timed])),
+        speedup_interval=interval(over_tasks([group.ratios for group in timed])),
+        noise=half_width(rounds_over_tasks([group.ratios for group in timed])),
         tokens_per_second=_mean(cell.tokens_per_second for cell in cells),
         plain_tokens_per_second=_mean(cell.plain_tokens_per_second for cell in cells),
         time={name: fmean(cell.time[name] for cell in cells) for name in cells[0].time},

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 
-from .intervals import Estimate, Pairs, interval, over_rounds, ratio_of
+from .intervals import Estimate, Pairs, interval, mean_ratio, over_rounds
 from .item import Item
 from .measure import PLAIN, Arm, Watch, rotated
 from .overall import Overall, as_row, over_all
@@ -223,7 +223,7 @@ def cell_of(setting: Setting, batch: int, ours: _Record, plain: _Record) -> Synt
         accepted_per_step=found,
         expected_per_step=expected,
         off=abs(found / expected - 1),
-        speedup=ratio_of(ratios),
+        speedup=mean_ratio(estimate, ratios),
         speedup_interval=interval(estimate),
         tokens_per_second=1 / median(each.a_token for rounds in ours.written for each in rounds),
         plain_tokens_per_second=1 / median(each.a_token for rounds in plain.written for each in rounds),

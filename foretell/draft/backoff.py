@@ -101,7 +101,7 @@ class Supervisor:
         """Count a failure; a traceback is logged once in LOG_INTERVAL, a pause always."""
         self.failures[name] += 1
         backoff = self._failing.setdefault((name, method), Backoff(self._clock))
-        pause = backoff.fail()
+        pause = 0.0 if backoff.waiting else backoff.fail()  # a pause is not prolonged, whatever fails during it
         words = f"{type(error).__name__}: {error}"
         if pause:
             count = backoff.failures
@@ -116,7 +116,7 @@ class Supervisor:
     def succeed(self, name: str, method: str) -> None:
         """Reset the back-off of one method."""
         backoff = self._failing.pop((name, method), None)
-        if backoff is not None and backoff.failures > TOLERATED:
+        if backoff is not None and backoff.failures > TOLERATED and name not in self.disabled:
             LOG.warning("drafter %s is enabled again: %s succeeded", name, method)
 
 
@@ -124,11 +124,11 @@ def comes_from_signal(error: BaseException) -> bool:
     """Return whether an exception ends the program rather than a drafter's call.
 
     Python runs signal handlers in the main thread, between any two instructions. So Ctrl-C during a drafter's call is
-    a KeyboardInterrupt there, and a SIGTERM handler that exits is a SystemExit raised in the handler's frame.
+    a KeyboardInterrupt there, and what a handler of the program raises has passed the handler's frame.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
-    return isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and _passed_handler(error))
+    return isinstance(error, KeyboardInterrupt) or _passed_handler(error)
 
 
 def _passed_handler(error: BaseException) -> bool:

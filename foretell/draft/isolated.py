@@ -50,11 +50,16 @@ class Isolated(Wrapper):
         return {self.name: self}
 
 
+def is_ours(drafter: Drafter) -> bool:
+    """Return whether a drafter's class, and that of any drafter it wraps, is of this package."""
+    own = type(drafter).__module__.partition(".")[0] == "foretell"
+    return own and (not isinstance(drafter, Wrapper) or is_ours(drafter.inner))
+
+
 def isolated(drafter: Drafter) -> Drafter:
     """Isolate a drafter of another package; one of ours, and one that has others below it, stays as it is."""
-    is_ours = type(drafter).__module__.partition(".")[0] == "foretell"
     is_single = list(drafter.arms.values()) == [drafter]
-    return Isolated(drafter) if is_single and not is_ours else drafter
+    return Isolated(drafter) if is_single and not is_ours(drafter) else drafter
 
 
 def _copy(seq: Sequence) -> Sequence:

@@ -8,12 +8,17 @@ from foretell.draft.validate import valid_draft, valid_probs
 from foretell.types import NO_DRAFT, Budget, Draft
 
 
-def admitted(draft: object, budget: Budget, vocab: int) -> Draft:
-    """Return a draft cut to its budget, under its drafter's name; raise if the target cannot verify it."""
+def admitted(draft: object, budget: Budget, vocab: int, trusted: bool = False) -> Draft:
+    """Return a draft cut to its budget, under its drafter's name; raise if the target cannot verify it.
+
+    The probabilities of a `trusted` drafter are taken to be distributions.
+    """
     if draft is NO_DRAFT or budget.nodes <= 0:
         return NO_DRAFT
     name = budget.drafter or getattr(draft, "source", "") or "a drafter without a name"
     draft = valid_draft(draft, name).cut(budget.nodes)
+    if draft.unseen is not None and not budget.unseen:
+        raise ValueError(f"{name} left its draft tokens on a device, which this step does not allow")
     if budget.branches:
         deepest, depths = budget.depth, draft.depths()
         if max(depths, default=0) > deepest:
@@ -27,7 +32,7 @@ def admitted(draft: object, budget: Budget, vocab: int) -> Draft:
         return draft
     if min(draft.tokens) < 0 or max(draft.tokens) >= vocab:
         raise ValueError(f"{name} returned a token outside 0..{vocab - 1}")
-    return valid_probs(draft, vocab, name)
+    return valid_probs(draft, vocab, name, trusted)
 
 
 def distinct(draft: Draft) -> Draft:

@@ -1,4 +1,4 @@
-"""Stands before the drafter: one that fails, or returns what cannot be verified, costs its drafts and no request."""
+"""Calls the drafter: one that fails, or returns what cannot be verified, costs its drafts and no request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from foretell.draft.backoff import Supervisor, comes_from_signal
 from foretell.draft.base import Drafter
+from foretell.draft.isolated import is_ours
 from foretell.draft.validate import valid_offers
 from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence, Share, Unseen
 
@@ -23,6 +24,7 @@ class Guard:
         self.drafter, self.vocab = drafter, vocab
         self.top_arms = frozenset(name for name, arm in drafter.arms.items() if arm.wants_top)
         self.copiers = frozenset(name for name, arm in drafter.arms.items() if arm.free) - self.top_arms
+        self._trusted = all(map(is_ours, drafter.arms.values()))
         self._is_mix = drafter.supervises
         if drafter.supervisor is None:
             drafter.supervisor = Supervisor()
@@ -71,7 +73,7 @@ class Guard:
         """Return the draft, or none where it is invalid: that costs one sequence its draft in this step."""
         name = budget.drafter if self._is_mix else self._name
         try:
-            draft = admitted(draft, budget, self.vocab)
+            draft = admitted(draft, budget, self.vocab, self._trusted)
         except BaseException as error:
             if comes_from_signal(error):
                 raise

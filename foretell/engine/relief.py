@@ -38,8 +38,7 @@ class Relief:
         traceback.clear_frames(error.__traceback__)  # which hold on to what the step worked with
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        while len(scheduler.running) > scheduler.max_num_seqs:
-            scheduler.preempt(scheduler.running[-1])
+        scheduler.preempt_excess()
 
     def went_well(self) -> None:
         """A step had memory enough."""

@@ -46,7 +46,8 @@ class NativeExecutor:
 
     def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
         tokens, positions, slots = packed.tokens, packed.positions, packed.slots
-        require(max(tokens) < self._vocab and max(positions) < self._context, "tokens and positions of the model")
+        require(min(tokens) >= 0 and max(tokens) < self._vocab, "tokens of the model's vocabulary")
+        require(max(positions) < self._context, "positions within the model's context")
         require(0 <= min(slots) <= max(slots) < self._slots, "slots of the KV cache")
         require(not taps or 0 <= min(taps) <= max(taps) <= len(self._layers), "hidden states of the model's layers")
         rows, wanted = len(tokens), len(packed.wanted)

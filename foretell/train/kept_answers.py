@@ -40,7 +40,9 @@ class KeptAnswers:
         if before is not None:
             names = [name for name, value in self.fingerprint.items() if before.get(name) != value]
             reason = f"{', '.join(names)} not the same" if names else "other settings"
-        self.say(f"{self.path}: none of {len(documents)} answers is reused ({reason}); they are replaced")
+        aside = self.path.with_name("answers.old.npz")
+        self.path.replace(aside)
+        self.say(f"{self.path}: none of {len(documents)} answers is reused ({reason}); they are now in {aside.name}")
         return {}
 
     def matching(self, wishes: Sequence[Wish], beyond: int) -> dict[int, Document]:

@@ -76,6 +76,8 @@ INVALID: dict[str, Script] = {
     "probabilities that do not sum to 1": sampled(HALF),
     "probabilities of another shape": sampled(torch.ones(1, 3)),
     "probabilities that are no tensor": sampled("0.5"),
+    "origins that are no strings": lambda seq, budget: raw((1,), (-1,), origins=([],)),
+    "tokens on a device, unasked": lambda seq, budget: raw((1.5,), (-1,), unseen="x"),
     "not a draft": lambda seq, budget: {"tokens": [1]},
     "no draft at all": lambda seq, budget: None,
     "an error": throws(ValueError("no idea")),

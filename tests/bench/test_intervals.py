@@ -17,6 +17,7 @@ from foretell.bench.intervals import (
     mean_of,
     over_prompts,
     over_rounds,
+    over_tasks,
     ratio_of,
     shown,
 )
@@ -77,7 +78,22 @@ def prompts_design(count: int, rounds: int) -> Draw:
 def tasks_design(tasks: int, count: int, rounds: int) -> Draw:
     def draw(rng: random.Random) -> tuple[Estimate | None, float]:
         true = [rng.gauss(0.3, TASK) for _ in range(tasks)]
-        return mean_of([over_prompts(prompts(rng, log, count, rounds)) for log in true]), sum(true) / tasks
+        return over_tasks([prompts(rng, log, count, rounds) for log in true]), sum(true) / tasks
+
+    return draw
+
+
+def shared_rounds_design(tasks: int, count: int, rounds: int) -> Draw:
+    """Each round slows or speeds up all tasks alike, for a round runs all of them."""
+
+    def draw(rng: random.Random) -> tuple[Estimate | None, float]:
+        true = [rng.gauss(0.3, TASK) for _ in range(tasks)]
+        shared = [rng.gauss(0.0, ROUND) for _ in range(rounds)]
+        found = [
+            [[ratio * math.exp(noise) for ratio, noise in zip(each, shared, strict=True)] for each in pairs]
+            for pairs in (prompts(rng, log, count, rounds) for log in true)
+        ]
+        return over_tasks(found), sum(true) / tasks
 
     return draw
 
@@ -92,8 +108,10 @@ def tasks_design(tasks: int, count: int, rounds: int) -> Draw:
         (prompts_design(8, 3), 0.25),
         (tasks_design(10, 2, 3), 0.2),
         (tasks_design(10, 2, 1), 0.2),
+        (shared_rounds_design(11, 2, 3), 0.3),
+        (shared_rounds_design(6, 8, 3), 0.3),
     ],
-    ids=["1x2", "1x3", "2x3", "4x3", "8x3", "10x2x3", "10x2x1"],
+    ids=["1x2", "1x3", "2x3", "4x3", "8x3", "10x2x3", "10x2x1", "11x2x3 shared", "6x8x3 shared"],
 )
 def test_the_interval_covers_the_truth_as_often_as_it_says(design: Draw, widest: float) -> None:
     """`widest` bounds the median half-width: an interval that is always right by being endless is of no use."""
@@ -114,7 +132,7 @@ def test_tasks_whose_prompts_differ_more_than_others_do_not_break_coverage() -> 
     spreads = [0.02 * 1.35**i for i in range(10)]
     for _ in range(RUNS):
         tasks = [[[math.exp(rng.gauss(0.0, spread))] for _ in range(2)] for spread in spreads]
-        between = interval(mean_of([over_prompts(pairs) for pairs in tasks]))
+        between = interval(over_tasks(tasks))
         assert between is not None
         covered += between[0] <= 1.0 <= between[1]
     assert covered / RUNS >= LEAST

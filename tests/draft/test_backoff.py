@@ -185,6 +185,20 @@ def test_logs_say_when_a_drafter_is_disabled_and_enabled_and_do_not_flood(caplog
     assert LONGEST_PAUSE > LOG_INTERVAL
 
 
+def test_failures_during_a_pause_neither_prolong_nor_log_it(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    supervisor = Supervisor(clock)
+
+    def fail() -> None:
+        raise ValueError("planted")
+
+    for _ in range(1000):  # `follow` is called during the pause as well
+        supervisor.call("d", "follow", fail, None, always=True)
+    assert len(caplog.records) == 2 and supervisor.failures["d"] == 1000
+    clock.now += FIRST_PAUSE
+    assert not supervisor.disabled
+
+
 def test_only_the_main_thread_is_interrupted() -> None:
     found: list[bool] = []
     errors = (KeyboardInterrupt(), SystemExit(), GeneratorExit(), ValueError())
@@ -195,14 +209,19 @@ def test_only_the_main_thread_is_interrupted() -> None:
     assert [comes_from_signal(error) for error in errors] == [True, False, False, False]
 
 
-def test_an_exit_by_a_signal_handler_ends_the_program() -> None:
+class Timeout(BaseException):
+    """Raised by a handler of the program."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), Timeout()])
+def test_what_a_signal_handler_raises_ends_the_program(error: BaseException) -> None:
     def leave(number: int, frame: object) -> None:
-        raise SystemExit(0)
+        raise error
 
     before = signal.signal(signal.SIGUSR1, leave)
     supervisor = Supervisor(Clock())
     try:
-        with pytest.raises(SystemExit):
+        with pytest.raises(type(error)):
             supervisor.call("d", "propose", lambda: signal.raise_signal(signal.SIGUSR1), None)
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -72,6 +72,7 @@ def test_another_target_or_other_settings_reuse_nothing(
     assert other.asked == 2 and all(text[-1] == 22 for text in sequences)
     assert len(said) == 1 and "none of 2 answers is reused" in said[0] and named in said[0]
     assert {int(each.tokens[-1]) for each in load_documents(tmp_path / FILE)} == {22}
+    assert {int(each.tokens[-1]) for each in load_documents(tmp_path / "answers.old.npz")} == {11}
 
 
 def test_other_prompts_are_answered_and_equal_ones_reused(tmp_path: Path) -> None:

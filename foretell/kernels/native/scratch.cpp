@@ -1,6 +1,7 @@
 #include "scratch.h"
 
 #include <atomic>
+#include <stdexcept>
 
 namespace foretell {
 namespace {
@@ -29,7 +30,7 @@ ThreadScratch& ThreadScratch::mine() {
 int ThreadScratch::next_slot() {
     static std::atomic<int> given{0};
     const int slot = given.fetch_add(1);
-    if (slot >= kSlots) throw std::bad_alloc();  // raise kSlots
+    if (slot >= kSlots) throw std::logic_error("raise kSlots");
     return slot;
 }
 
