@@ -240,7 +240,7 @@ def test_names_that_are_no_model_are_the_callers_fault(target: Path, tmp_path: P
 def test_of_an_id_no_weights_are_fetched(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def snapshot(repo: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def snapshot(repo: str, allow_patterns: list[str], ignore_patterns: list[str], revision: str | None) -> str:
         asked.extend([repo, *allow_patterns])
         return str(target)
 
