@@ -16,7 +16,7 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)")
 
 
 def pages() -> list[Path]:
-    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")])
 
 
 def snippets(page: Path, language: str) -> list[str]:

@@ -21,7 +21,7 @@ ELSEWHERE = ("192.0.2.1", 9)  # an address kept for examples: nothing is sent th
 SILENT = {"RAY_USAGE_STATS_ENABLED": "0"}  # nothing is told to anybody
 ONE_MACHINE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's words for: on loopback, whatever the system
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # answers come as they are, not as Ray's objects; see docs/log.md
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # answers come as they are, not as Ray's objects; see docs/log/
     "RAY_AUTH_MODE": "token",  # other users of the machine need the token that Ray keeps in this user's home
 }
 MISSING = "replicas run on Ray, which is not installed: pip install 'foretell[cluster]'"

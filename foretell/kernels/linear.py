@@ -2,7 +2,7 @@
 
 On a CPU in float32 there are two faster ways, which make a few rows cost hardly more than one and give a row the same
 bits whatever rows stand beside it, which plain `linear` does not: the native library's, and oneDNN's blocked layout
-where there is no library (measured; see docs/log.md).
+where there is no library (measured; see docs/log/).
 """
 
 from __future__ import annotations
