@@ -121,7 +121,11 @@ class MixDrafter(Drafter):
             return [NO_DRAFT] * len(seqs)
         pairs = list(zip(seqs, budgets, strict=True))
         found = [self._guesses(part, seqs, [arm.budget(part, *pair) for pair in pairs]) for part in arm.parts]
-        return [arm.merge(*pair, drafts) for pair, drafts in zip(pairs, zip(*found, strict=True), strict=True)]
+
+        def merge() -> list[Draft]:
+            return [arm.merge(*pair, drafts) for pair, drafts in zip(pairs, zip(*found, strict=True), strict=True)]
+
+        return self.supervisor.call(arm.name, "merge", merge, [NO_DRAFT] * len(seqs))
 
     def prepare(self, seqs: list[Sequence]) -> None:
         for name in self._readers:
