@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +63,27 @@ def splitting(pattern: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
+def in_sequence(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": [*steps]}
+
+
+def byte_level(count: int, **settings: Any) -> dict[str, Any]:
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False, **settings}
+    return {"type": "Sequence", "pretokenizers": [step] * count}
+
+
+def precompiled(letter: str, replacement: bytes) -> dict[str, Any]:
+    """SentencePiece's character map with one entry: a double-array trie, then the replacements."""
+    units, first = [0] * 2048, 256 ^ ord(letter)
+    units[0], units[first] = 256 << 10, ord(letter) | 0x100 | 512 << 10
+    trie = struct.pack(f"<{len(units)}I", *units)
+    blob = struct.pack("<I", len(trie)) + trie + replacement + b"\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(blob).decode()}
+
+
 TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+BERT = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 DOUBLING = replacing({"Regex": "."}, "ab")
 HOSTILE: dict[str, dict[str, Any]] = {
     "empty pattern": {"normalizer": replacing({"String": ""}, "x")},
@@ -70,6 +92,29 @@ HOSTILE: dict[str, dict[str, Any]] = {
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [DOUBLING] * 5}] * 5}
     },
     "a long replacement": {"normalizer": replacing({"String": "a"}, "x" * 10_000)},
+    "bytes as characters, again and again": {"normalizer": in_sequence(*[{"type": "ByteLevel"}] * 20)},
+    "bytes as characters in words": {"pre_tokenizer": byte_level(20)},
+    "a space before each of many words": {"pre_tokenizer": byte_level(3, add_prefix_space=True)},
+    "growth in two components": {"normalizer": replacing({"String": "a"}, "x" * 5), "pre_tokenizer": byte_level(1)},
+    "thirty-two times": {"normalizer": replacing({"String": "a"}, "x" * 32)},
+    "a character map twice": {"normalizer": in_sequence(*[precompiled("a", b"aa")] * 2)},
+    "a long mapping": {"normalizer": precompiled("\xe4", b"a" * 200)},
+    "a mapping of a letter": {"normalizer": precompiled("a", b"a" * 20)},
+    "a look-ahead": {"normalizer": in_sequence(*[replacing({"Regex": "(?=.)"}, "a")] * 26)},
+    "no letter": {"normalizer": in_sequence(*[replacing({"Regex": "x*"}, "a")] * 26)},
+    "a word boundary": {"normalizer": in_sequence(*[replacing({"Regex": r"\b"}, "a")] * 26)},
+    "an empty group": {"normalizer": in_sequence(*[replacing({"Regex": "()"}, "a")] * 26)},
+    "an optional repetition": {"normalizer": in_sequence(*[replacing({"Regex": "x+*"}, "a")] * 26)},
+    "an optional count": {"normalizer": in_sequence(*[replacing({"Regex": "x{2}?"}, "a")] * 26)},
+    "what is kept": {"normalizer": in_sequence(*[replacing({"Regex": r"a\K"}, "a")] * 26)},
+    "accents that multiply": {
+        "normalizer": in_sequence(
+            *[*(replacing({"String": mark}, "\u0390") for mark in "\u03b9\u0308\u0301"), {"type": "NFD"}] * 16
+        )
+    },
+    "spaces around each character": {"normalizer": in_sequence(*[{"type": "BertNormalizer", **BERT}] * 20)},
+    "a prefix many times": {"normalizer": in_sequence(*[{"type": "Prepend", "prepend": "x"}] * 20)},
+    "other spaces many times": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [METASPACE] * 20}},
     "a long prefix": {"normalizer": {"type": "Prepend", "prepend": "x" * 10_000}},
     "many steps": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 1000}},
     "strip at the start": {"decoder": stripping(2**63, 0)},
@@ -93,6 +138,67 @@ def test_hostile_tokenizers_are_refused_in_one_line(name: str) -> None:
     assert "\n" not in str(caught.value) and "tokenizer.json" in str(caught.value)
 
 
+SPACE = replacing({"String": " "}, "▁")
+SPACES = replacing({"Regex": " {2,}"}, "▁")
+DIGITS = {"type": "Digits", "individual_digits": True}
+STRIP = {"type": "Strip", "strip_left": False, "strip_right": True}
+KNOWN_PIPELINES: dict[str, dict[str, Any]] = {
+    "GPT-2": {"normalizer": None, "pre_tokenizer": byte_level(1, use_regex=True)},
+    "RoBERTa": {"normalizer": None, "pre_tokenizer": byte_level(1, use_regex=True, add_prefix_space=True)},
+    "Llama 3": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [splitting(r"\p{L}+"), byte_level(1)]}},
+    "Qwen": {
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [splitting(r"\p{L}+"), byte_level(1)]},
+    },
+    "SmolLM2": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [DIGITS, byte_level(1, use_regex=True)]}},
+    "Gemma": {"normalizer": SPACE, "pre_tokenizer": splitting(" ")},
+    "Llama 2": {"normalizer": in_sequence({"type": "Prepend", "prepend": "▁"}, SPACE), "pre_tokenizer": None},
+    "Mistral": {"normalizer": None, "pre_tokenizer": METASPACE},
+    "T5": {"normalizer": in_sequence(precompiled("\t", b" "), STRIP, SPACES), "pre_tokenizer": METASPACE},
+    "XLM-R": {
+        "normalizer": in_sequence(precompiled("\t", b" "), replacing({"Regex": " {2,}"}, " ")),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, METASPACE]},
+    },
+    "ALBERT": {
+        "normalizer": in_sequence(
+            replacing({"String": "``"}, '"'),
+            replacing({"String": "''"}, '"'),
+            {"type": "NFKD"},
+            {"type": "StripAccents"},
+            {"type": "Lowercase"},
+            precompiled("\t", b" "),
+            replacing({"Regex": " {2,}"}, " "),
+        ),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, METASPACE]},
+    },
+    "CLIP": {
+        "normalizer": in_sequence({"type": "NFC"}, replacing({"Regex": r"\s+"}, " "), {"type": "Lowercase"}),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [splitting(r"'s|[\p{L}]+|[\p{N}]"), byte_level(1)]},
+    },
+    "BERT": {"normalizer": {"type": "BertNormalizer", **BERT}, "pre_tokenizer": {"type": "BertPreTokenizer"}},
+}
+
+
+@pytest.mark.parametrize("name", KNOWN_PIPELINES)
+def test_pipelines_of_known_models_are_taken(name: str) -> None:
+    tokenizer = with_parts(**KNOWN_PIPELINES[name])
+    assert tokenizer.encode("a world  of 12 wörds")
+
+
+def test_a_normalizer_is_checked_before_the_library_reads_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library normalizes added tokens as it reads them."""
+    document = json.dumps(json.loads(byte_level_json()) | HOSTILE["bytes as characters, again and again"])
+    monkeypatch.setattr("tokenizers.Tokenizer.from_str", None)
+    for source in (document, document.replace('"normalizer": ', '"normalizer" :\n'), document + " "):
+        with pytest.raises(ModelError, match="can lengthen a text"):
+            Tokenizer.from_files({"tokenizer.json": source})
+
+
+def test_a_normalizer_nested_without_end_is_refused() -> None:
+    with pytest.raises(ModelError, match="nested too deeply"):
+        Tokenizer.from_files({"tokenizer.json": '{"normalizer": ' * 100_000})
+
+
 def test_a_normalizer_with_an_escaped_name_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     document = json.loads(byte_level_json()) | {"normalizer": {"type": "Sequence", "normalizers": [DOUBLING] * 30}}
     escaped = json.dumps(document).replace('"Replace"', '"\\u0052eplace"')
@@ -108,12 +214,24 @@ KNOWN = (
     r" ?[^(\s|[.,!?…。，、।۔،])]+",
     r"[\p{L}&&[^\p{Han}]]+|\p{N}{1,3}",
     r"\d{1,3}(?=(?:\d{3})*\b)",
+    # Possessive quantifiers and atomic groups give nothing back, so they take no exponential time.
+    r"(?:a++)+b",
+    r"(?>a+)+b",
+    r"(?:a+)++b",
+    r"a*+a*+a*+a*+a*+b",
 )
 
 
 @pytest.mark.parametrize("pattern", KNOWN)
 def test_patterns_of_known_models_are_taken(pattern: str) -> None:
     assert with_parts(pre_tokenizer=splitting(pattern)) is not None
+
+
+def test_a_refused_pattern_says_what_works() -> None:
+    with pytest.raises(ModelError, match=r"may take exponential time: '\(a\+\)\+'; rewrite it with a possessive"):
+        with_parts(pre_tokenizer=splitting("(a+)+"))
+    with pytest.raises(ModelError, match="exponential"):
+        with_parts(pre_tokenizer=splitting("(?>(?:a+)+b)"))
 
 
 class PanicException(BaseException):
