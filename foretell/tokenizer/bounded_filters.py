@@ -17,14 +17,14 @@ from foretell.tokenizer.render_budget import TemplateLimitError, active
 # fmt: off
 TIMED = (
     "abs", "attr", "count", "d", "default", "first", "float", "items", "last", "length", "map", "max", "min",
-    "random", "reject", "rejectattr", "select", "selectattr", "unique", "wordcount",
+    "random", "reject", "rejectattr", "select", "selectattr", "unique",
 )
 # fmt: on
 # Filters whose result is counted once it is there: it is at most a small multiple of the input.
 # fmt: off
 COUNTED = (
-    "capitalize", "dictsort", "e", "escape", "forceescape", "groupby", "lower", "reverse", "safe", "sort", "title",
-    "truncate", "upper", "urlencode",
+    "capitalize", "dictsort", "e", "escape", "forceescape", "groupby", "lower", "reverse", "safe", "sort", "truncate",
+    "upper", "urlencode",
 )
 # fmt: on
 # fmt: off
@@ -51,7 +51,9 @@ def bounded_filters() -> dict[str, Callable[..., Any]]:
         "string": string,
         "sum": add_up,
         "tojson": to_json,
+        "title": _split(filters.do_title),
         "trim": trim,
+        "wordcount": _split(filters.do_wordcount),
     }
     timed = {name: _timed(filters.FILTERS[name]) for name in TIMED}
     return timed | {name: _counted(filters.FILTERS[name]) for name in COUNTED} | own
@@ -77,6 +79,19 @@ def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         return active().made(function(*args, **kwargs))
+
+    return call
+
+
+def _split(function: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Bound a filter that takes a string apart into its words."""
+
+    @wraps(function)
+    def call(value: Any) -> Any:
+        budget = active()
+        text = bounded_text.as_text(budget, value)
+        budget.admit_items(len(text))
+        return budget.made(function(text))
 
     return call
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from foretell.tokenizer.render_budget import RenderBudget, TemplateLimitError
@@ -15,7 +15,9 @@ SPACES = (
     " \t\n\r\v\f\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
     "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
 )
-PERCENT = re.compile(r"%(?:\([^)]{0,200}\))?[#0\- +]*(\*|\d+)?(?:\.(\*|\d+))?")
+# What follows `%` and a key: flags, width, precision, length and conversion, as Python reads them.
+CONVERSION = re.compile(r"[#0\- +]*(\*|\d+)?(?:\.(\*|\d+)?)?[hlL]?.?", re.S)
+PARENTHESIS = re.compile(r"[()]")
 NUMBER = re.compile(r"\d+")
 
 # fmt: off
@@ -91,14 +93,35 @@ assert not CHECKS.keys() & {"split", "rsplit", "splitlines"}
 
 def percent(budget: RenderBudget, text: str, values: Any) -> str:
     """Return `text % values`."""
-    for widths in PERCENT.findall(text):
-        for width in widths:
-            check_number(width)
+    budget.admit_items(text.count("%"))
+    for width in widths_of(text):
+        check_number(width)
     parts = values if isinstance(values, tuple) else values.values() if isinstance(values, dict) else (values,)
     largest = max((budget.size(part) for part in parts), default=0)
     budget.admit(len(text) + text.count("%") * (largest + MAX_WIDTH))
     result: str = budget.made(text % values)
     return result
+
+
+def widths_of(text: str) -> Iterator[str]:
+    """Yield the widths and precisions of a printf format."""
+    at = text.find("%")
+    while at >= 0:
+        begin = end_of_key(text, at + 1) if text.startswith("(", at + 1) else at + 1
+        found = CONVERSION.match(text, begin)
+        assert found is not None  # it matches the empty string, too
+        yield from found.groups("")
+        at = text.find("%", found.end())
+
+
+def end_of_key(text: str, begin: int) -> int:
+    """Return where a key in parentheses ends, which can have others inside; without an end, Python raises an error."""
+    depth = 0
+    for found in PARENTHESIS.finditer(text, begin):
+        depth += 1 if found[0] == "(" else -1
+        if not depth:
+            return found.end()
+    return len(text)
 
 
 def check_spec(spec: str) -> None:

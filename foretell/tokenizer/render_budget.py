@@ -16,7 +16,7 @@ MAX_DEPTH = 100  # levels of lists and objects
 MAX_INT_BITS = 16_384
 # A value may have VALUE_BYTES plus VALUE_FACTOR times the size of the input; all values together, likewise.
 VALUE_BYTES, VALUE_FACTOR = 16 << 20, 4
-TOTAL_BYTES, TOTAL_FACTOR = 64 << 20, 64
+TOTAL_BYTES, TOTAL_FACTOR = 256 << 20, 64
 ITEM_BYTES = 64  # of a short string in a list
 
 CONTAINERS: tuple[type[Any], ...] = (
@@ -50,7 +50,7 @@ class RenderBudget:
         self.value_bytes = 1 << 62  # the input itself is not limited here
         size = self.size(inputs)
         self.value_bytes = VALUE_BYTES + VALUE_FACTOR * size
-        self.bytes_left = TOTAL_BYTES + TOTAL_FACTOR * size
+        self.bytes_left = self.total_bytes = TOTAL_BYTES + TOTAL_FACTOR * size
         self._cpu_limit = time.thread_time() + MAX_SECONDS
         self._check_at = time.perf_counter() + MAX_SECONDS
 
@@ -73,7 +73,8 @@ class RenderBudget:
         """Take bytes from the total."""
         self.bytes_left -= size
         if self.bytes_left < 0:
-            raise TemplateLimitError("it makes too much text in total")
+            words = f"it makes more than {self.total_bytes} bytes of values"
+            raise TemplateLimitError(f"{words}; use a shorter chat, or a template that copies less")
         self.tick()
 
     def admit(self, size: int) -> None:

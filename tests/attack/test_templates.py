@@ -97,6 +97,29 @@ def test_limits_grow_with_the_input() -> None:
         render("{{ ('x' * half) + ('x' * half) }}", half=size // 2 + 10_000)
 
 
+ACCUMULATING = """{% set ns = namespace(t='') %}{% for m in messages %}
+{%- set ns.t = ns.t ~ '<' ~ m.role ~ '>' ~ m.content %}{% endfor %}{{ ns.t }}"""
+
+
+def test_a_long_chat_with_a_template_that_accumulates_is_rendered() -> None:
+    chat = [{"role": "user", "content": "x" * 400}] * 1000
+    assert len(render(ACCUMULATING, chat)) == 406 * 1000
+
+
+def test_the_limit_of_all_values_is_named() -> None:
+    with pytest.raises(RequestError, match="makes more than 268.* bytes of values; use a shorter chat, or a template"):
+        render("{% for i in range(100) %}{{ 'x' * 10**7 }}{% endfor %}")
+
+
+def test_formats_with_percent_signs_are_taken() -> None:
+    assert render("{{ '%(a)s (b) 12345 %% %(c(d))05.1f' % {'a': 1, 'c(d)': 2} }}") == "1 (b) 12345 % 002.0"
+    assert render("{{ '%s%%5000d %ld' % (1, 2) }}") == "1%5000d 2"
+
+
+def test_words_are_counted_and_capitalized() -> None:
+    assert render("{{ 'two words'|title }} {{ 'two words'|wordcount }} {{ 5|title }}") == "Two Words 2 5"
+
+
 def nested(depth: int) -> Any:
     value: Any = 1
     for level in range(depth):
