@@ -121,7 +121,7 @@ def _parse(schema: str) -> Any:
         where = f"line {problem.lineno}, column {problem.colno}"
         raise RequestError(f"{FIELD}.json_schema", f"is not JSON: {problem.msg} at {where}") from None
     except RecursionError:
-        raise RequestError(f"{FIELD}.json_schema", "is nested too deeply") from None
+        raise RequestError(f"{FIELD}.json_schema", "is nested too deeply; use fewer levels") from None
 
 
 def _text_of(schema: Mapping[str, Any]) -> str:
@@ -130,4 +130,4 @@ def _text_of(schema: Mapping[str, Any]) -> str:
     except (TypeError, ValueError) as problem:
         raise RequestError(f"{FIELD}.json_schema", f"is not JSON: {problem}") from None
     except RecursionError:
-        raise RequestError(f"{FIELD}.json_schema", "is nested too deeply") from None
+        raise RequestError(f"{FIELD}.json_schema", "is nested too deeply; use fewer levels") from None

@@ -79,7 +79,11 @@ class GrammarCompiler:
         vocabulary = self.prepare()
         llguidance = _llguidance()
         limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher: LLMatcher = llguidance.LLMatcher(vocabulary, _definition(spec), log_level=0, limits=limits)
+        try:
+            definition = _definition(spec)
+        except RecursionError:
+            raise RequestError(spec.field, "is nested too deeply; use fewer levels") from None
+        matcher: LLMatcher = llguidance.LLMatcher(vocabulary, definition, log_level=0, limits=limits)
         if matcher.is_error():
             raise RequestError(spec.field, one_line(matcher.get_error()))
         self._try(spec, matcher)

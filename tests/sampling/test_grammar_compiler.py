@@ -60,6 +60,14 @@ def test_what_cannot_be_followed_is_refused_in_one_line(what: str) -> None:
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
+def test_a_schema_of_any_depth_is_refused_by_its_field() -> None:
+    """Near the limit of the stack, which a test starts deep in, text can be parsed that cannot be written again."""
+    for depth in range(880, 1000):
+        with pytest.raises(RequestError, match="structured_outputs.json_schema") as caught:
+            compiler("byte-level").compile(GrammarSpec.json_schema('{"a":' * depth + "{}" + "}" * depth))
+        assert "\n" not in str(caught.value)
+
+
 def test_a_schema_may_be_text_or_a_value_and_equal_ones_are_one() -> None:
     specs = {GrammarSpec.json_schema('{"type": "object"}'), GrammarSpec.json_schema({"type": "object"})}
     assert len(specs) == 1
