@@ -1,15 +1,16 @@
-"""What the system lends: a folder for what is kept between runs, memory that it can have back, and cores."""
+"""What the system lends: a folder for what is kept between runs, locks, memory that it can have back, and cores."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 MANY = 1 << 16  # cores
@@ -21,6 +22,21 @@ def home() -> Path:
         return Path(os.path.expanduser(own)).absolute()
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.path.expanduser(caches)).absolute() / "foretell"
+
+
+@contextlib.contextmanager
+def locked(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the folder's lock, which the system frees when a process dies; call `on_wait` where another holds it.
+
+    It is on a file opened for writing, because NFS refuses an exclusive lock on a folder.
+    """
+    with (folder / ".lock").open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def give_back() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -11,13 +10,13 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from foretell.errors import CapacityError, ForetellError, ModelError
 from foretell.hub import pip
 from foretell.hub.catalog import Builtin, Part
 from foretell.hub.home import model_file
+from foretell.system import locked
 
 SCRATCH = ".fetch-"
 CHUNK = 1 << 20
@@ -32,7 +31,8 @@ def fetch(entry: Builtin, say: Callable[[str], None]) -> Path:
         return file
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with locked(file.parent, say):
+        waiting = f"waiting for another process, which is fetching into {file.parent}"
+        with locked(file.parent, lambda: say(waiting)):
             sweep(file.parent)
             if not is_trusted(file, entry) and not vouch(file, entry):
                 fetch_into(file, entry, say)
@@ -82,18 +82,6 @@ def marker(file: Path) -> Path:
 def finding(found: os.stat_result, entry: Builtin) -> str:
     """What the marker of a file that was found right says."""
     return f"{entry.sha256} {found.st_size} {found.st_mtime_ns}"
-
-
-@contextmanager
-def locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the folder's lock, which the system frees when a process dies."""
-    with (folder / ".lock").open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another process, which is fetching into {folder}")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def sweep(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import logging
 import os
@@ -11,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,7 +108,23 @@ def test_two_processes_may_build_at_once(fresh: Path) -> None:
         time.sleep(0.02)
     assert [process.communicate()[0] for process in both] == ["whole\n"] * 2
     assert seen <= {"whole"}
-    assert sorted(path.suffix for path in (fresh / "home/native").iterdir()) == [".sha256", ".so"]
+    left = {path for path in (fresh / "home/native").iterdir() if path.name != ".lock"}
+    assert sorted(path.suffix for path in left) == [".sha256", ".so"]
+
+
+def test_only_a_file_open_for_writing_is_locked(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS refuses an exclusive lock on anything else."""
+    locks: list[int] = []
+
+    def flock(handle: Any, operation: int) -> None:
+        number = handle if isinstance(handle, int) else handle.fileno()
+        if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        locks.append(operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setenv("CXX", str(write_compiler(fresh / "cxx", "echo whole > $out")))
+    assert build.built_library().read_text() == "whole\n" and locks
 
 
 COUNTED = "echo >> $(dirname $0)/calls; echo whole > $out"

@@ -11,9 +11,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from foretell.system import home
+from foretell.system import home, locked
 
-from .library_file import install, is_whole, locked, make_private
+from .library_file import install, is_whole, make_private
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
@@ -67,7 +67,7 @@ def _key(compiler: str) -> str:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Compile beside the goal and rename, so that others see all of the library or nothing."""
+    """Compile next to the goal and rename, so that others see all of the library or nothing."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         draft = Path(folder) / path.name
         sources = sorted(str(source) for source in SOURCES.glob("*.cpp"))

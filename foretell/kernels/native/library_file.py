@@ -1,18 +1,15 @@
 """The file of a compiled library: written whole, checked before it is loaded, and trusted only from its owner.
 
-Loading a library runs its code, and half a library ends the process with SIGBUS. So each has its SHA-256 beside it, in
-the format of `sha256sum`, and neither file nor folder may be writable by other users.
+Loading a library runs its code, and half a library ends the process with SIGBUS. So each has its SHA-256 next to it,
+in the format of `sha256sum`, and neither file nor folder may be writable by other users.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -72,16 +69,5 @@ def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system frees when a process dies."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
     finally:
         os.close(handle)
