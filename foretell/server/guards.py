@@ -16,7 +16,7 @@ from .failures import Failure
 from .json_body import parsed_bytes
 from .pages import is_page
 
-OPEN = ("/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json")  # need no key
+OPEN = ("/health", "/ready", "/metrics", "/metrics/replicas", "/version", "/docs", "/openapi.json")  # need no key
 BODY_PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")  # a POST there has a body
 HERE = "localhost"
 HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")  # and a port

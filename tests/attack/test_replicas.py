@@ -53,6 +53,11 @@ def metric(made: Ingress, name: str) -> float:
     return next(float(line.split()[-1]) for line in page.reply.decode().splitlines() if line.startswith(name))
 
 
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/metrics/replicas"])
+def test_scrapers_and_probes_need_no_key(gateway: Any, path: str) -> None:
+    assert get(gateway(StubReplicas(a=healthy)), path)[0].status == 200
+
+
 @pytest.mark.parametrize("key", ["", "wrong"])
 def test_a_flood_of_bodies_without_a_key_takes_no_memory(gateway: Any, key: str) -> None:
     replicas = StubReplicas(a=healthy)
