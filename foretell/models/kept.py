@@ -79,7 +79,7 @@ class Kept:
             LOG.warning("%s is not used, and made anew: %s", path, error)
         # A header that is intact in itself and yet of other contents: the tensors do not make up this model.
         except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            LOG.warning("%s does not fit the model, so it is packed again: %r", path, error)
+            LOG.warning("%s does not fit the model, so it is packed again: %r", path, error, exc_info=True)
         return None
 
     def write(self, model: Decoder) -> None:

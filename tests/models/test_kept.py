@@ -166,6 +166,18 @@ def test_a_damaged_file_is_refused_and_made_anew(folder: Path, damage: str, capl
     assert start(model) == (True, bytes_before)
 
 
+def test_tensors_that_do_not_fit_are_logged_with_the_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cause may be a bug of the code, not of the file."""
+    model = opened(folder)
+    _, bytes_before = start(model)
+    monkeypatch.setattr(kept, "restored", lambda *_: {}["embed"])
+    assert start(model) == (False, bytes_before)
+    (record,) = caplog.records
+    assert "does not fit the model" in record.getMessage() and record.exc_info and record.exc_info[0] is KeyError
+
+
 def test_another_checkpoint_or_other_code_makes_it_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start(opened(folder))
     os.utime(next(folder.glob("*.safetensors")), (1, 1))
