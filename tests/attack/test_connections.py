@@ -84,9 +84,11 @@ BEGINNINGS = {
 
 def test_many_idle_and_half_sent_connections_are_closed(server: Address) -> None:
     with ExitStack() as stack:
-        opened = [(name, stack.enter_context(connect(server))) for name in list(BEGINNINGS) * (MANY // len(BEGINNINGS))]
-        for name, connection in opened:
+        opened = []
+        for name in list(BEGINNINGS) * (MANY // len(BEGINNINGS)):
+            connection = stack.enter_context(connect(server))
             connection.sendall(BEGINNINGS[name])
+            opened.append((name, connection))
         assert is_healthy(server)
         for name, connection in opened:
             found = read_all(connection)
