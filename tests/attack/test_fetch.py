@@ -14,8 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import save
 
+from foretell.errors import ModelError
+from foretell.hub import blobs
+from foretell.hub.blobs import verified
 from tests.waiting import wait_for
 
 REPO = Path(__file__).parents[2]
@@ -201,3 +205,52 @@ def test_each_revision_has_its_own_files(hub: Hub, tmp_path: Path) -> None:
     assert fetched(hub, tmp_path) == WEIGHTS
     assert fetched(hub, tmp_path, COMMITS["v1"]) == OLD_WEIGHTS
     assert hub.sent == len(WEIGHTS) + len(OLD_WEIGHTS)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a repository's blobs."""
+    monkeypatch.setenv("FORETELL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "hub" / "models--own--tiny" / "blobs"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_downloads_are_checked_without_a_folder_to_note_it(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("no folder")
+    with pytest.raises(ModelError, match="a download has the hash"), verified("own/tiny", None):
+        (cache / ("1" * 64)).write_bytes(b"wrong")
+    assert not list(cache.iterdir())
+
+
+def test_downloads_are_checked_when_another_process_ends_first(cache: Path) -> None:
+    with pytest.raises(ModelError, match="a download has the hash"), verified("own/tiny", None):
+        with verified("own/tiny", None):
+            pass
+        (cache / ("1" * 64)).write_bytes(b"wrong")
+
+
+def test_blobs_that_another_process_removes_are_left_out(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "blobs", lambda repo: [cache / ("1" * 64), cache / ("2" * 64)])
+    with pytest.raises(ModelError, match="a download has the hash"), verified("own/tiny", None):
+        (cache / ("2" * 64)).write_bytes(b"wrong")
+    assert not list(cache.iterdir())
+
+
+def test_old_blobs_are_not_hashed_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cache / ("1" * 64)).write_bytes(b"checked long ago")
+    written = (cache / ("1" * 64)).stat().st_ctime_ns
+    monkeypatch.setattr(blobs.time, "time_ns", lambda: written + 10**10)
+    with verified("own/tiny", None):
+        pass
+
+
+def test_hashing_much_is_announced(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(blobs, "LARGE", 10)
+    content = b"0123456789"
+    with caplog.at_level("INFO", "foretell"), verified("own/tiny", None):
+        (cache / hashlib.sha256(content).hexdigest()).write_bytes(content)
+    assert caplog.messages == ["verifying the download of own/tiny (0.0 GB)"]
