@@ -14,7 +14,7 @@ from foretell.errors import ModelError
 from foretell.system import home
 
 LOG = logging.getLogger("foretell")
-SLACK = 10**9  # nanoseconds that the clock of a file system may be behind
+SLACK = 10**9  # nanoseconds by which the clock of a file system may differ
 LARGE = 10**9  # bytes whose hashing takes seconds
 SHA256, GIT_SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 
