@@ -42,10 +42,10 @@ demo: $(STAMP)
 	@$(BIN)/python -m foretell demo
 
 test: $(DEV_STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m tests.run
 
 test-all: $(DEV_STAMP)
-	@$(BIN)/python -m pytest -m 'not gpu'
+	@$(BIN)/python -m tests.run -m 'not gpu'
 
 test-gpu: $(DEV_STAMP)
 	@$(BIN)/python -m pytest -m 'gpu or not slow' tests/gpu tests/kernels_triton

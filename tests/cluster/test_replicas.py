@@ -130,6 +130,7 @@ def test_a_killed_replica_costs_no_request_that_had_not_begun(server: ServerProc
     assert load.outcomes["whole"] > 10 and load.outcomes["streamed"] > 10
 
 
+@pytest.mark.slow
 def test_an_update_costs_no_request(server: ServerProcess, folder: Path, tmp_path: Path) -> None:
     found = RAY.search(server.greeting)
     assert found is not None
@@ -169,6 +170,7 @@ def test_more_replicas_than_cores(server: ServerProcess, folder: Path) -> None:
     assert done.returncode == 1 and "4096 replicas of 1 core need 4096" in last and last.startswith("foretell: ")
 
 
+@pytest.mark.slow
 def test_it_stops_when_told(folder: Path) -> None:
     with ServerProcess(folder, "--replicas", "1") as process:
         began = time.monotonic()
