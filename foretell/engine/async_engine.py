@@ -235,7 +235,7 @@ class AsyncEngine:
                 self._obey()
                 if self.engine.busy and not self._stopped:
                     self._timed(self._step)
-        except BaseException as error:  # not even the failed texts could be taken out, or the thread must end
+        except BaseException as error:  # the failed requests could not be removed, or the thread must end
             LOG.exception("the engine is given up")
             self._give_up(error)
         finally:
