@@ -42,7 +42,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of each cell: fixed lengths, prompts and their output tokens, rounds until the first look and until the last."""
+    """How much of each cell: fixed lengths, prompts, output tokens, rounds until the first look and until the last."""
 
     lengths: tuple[int, ...] = (2, 4, 8)
     texts: int = 2  # at least; a larger batch has more
