@@ -17,8 +17,8 @@ from twin import transformers_twin
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.cli.demo import EDIT, QUESTION
+from foretell.runner.batch_layout import Packed
 from foretell.runner.executor import StepOutput
-from foretell.runner.pack import Packed
 from foretell.types import Draft, Share
 
 PLAIN = SpeculationChoice(enabled=False)

@@ -13,14 +13,14 @@ import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.draft.model import ModelDrafter
-from foretell.grammar import GrammarSpec
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.decoder import Decoder
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
-from foretell.runner.runner import ModelRunner
-from foretell.sampling.history import History
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling.logits_processors import History
 from foretell.sampling.sampling import Row, choose
+from foretell.structured_output import GrammarSpec
 from foretell.types import Draft, Request, Share
 
 PROMPTS = (

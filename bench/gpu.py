@@ -21,18 +21,18 @@ from replays import chain_ms, step_ms
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
-from foretell.draft.chained import ChainedDrafter
+from foretell.draft.model_graph import ChainedDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
-from foretell.kernels.rounded import Rounding
+from foretell.kernels.quant import Rounding
 from foretell.models.decoder import Decoder
 from foretell.models.variants import round_weights
-from foretell.params import SamplingParams
-from foretell.runner.runner import ModelRunner
-from foretell.runner.stock import freely
+from foretell.runner.cuda.graphs import freely
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 
 CONTEXT, PAGE = 9216, 16
 PROMPT, WRITTEN = 448, 128  # tokens: about 512 in the middle of a text

@@ -11,11 +11,11 @@ from typing import Any
 from engine_child import Job, Written, answer
 
 from foretell import SamplingParams
+from foretell.bench.drafter_slots import Seats, open_with
 from foretell.bench.machine import describe
 from foretell.bench.measure import Arm
-from foretell.bench.seats import Seats, open_with
+from foretell.build.model_source import open_model, say_nothing
 from foretell.config import SpeculationConfig
-from foretell.opened import open_model, say_nothing
 from foretell.outputs import RequestOutput
 from foretell.version import VERSION
 

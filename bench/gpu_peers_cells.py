@@ -12,8 +12,8 @@ from engine_child import Job
 from gpu_peers_report import FIRST, MANY, ONE
 
 from foretell.bench.workloads import load
+from foretell.build.model_source import read_tokenizer
 from foretell.hub import open_checkpoint, resolve
-from foretell.opened import read_tokenizer
 
 LONG_PROMPT, LONG_PROMPTS = 2048, 4  # tokens of a prompt whose first token is waited for, and such prompts
 LONGEST_PROMPT = 1024  # tokens of those that texts are written after

@@ -45,7 +45,8 @@ def forget_files(folder: Path) -> None:
 def start(folder: Path, drafter: str, device: str) -> Iterator[dict[str, Any]]:
     """In a process of its own: the times at which it had got how far, and what its requests took."""
     yield {"torch": monotonic()}
-    from foretell import LLM, SamplingParams, opened
+    from foretell import LLM, SamplingParams
+    from foretell.build import model_source as opened
 
     seconds: dict[str, float] = {}
     load = opened.load_model

@@ -20,16 +20,16 @@ from replays import step_ms
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
-from foretell.draft.chained import ChainedDrafter
+from foretell.draft.model_graph import ChainedDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.track import Track
+from foretell.engine.sequence_state import Track
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.decoder import Decoder
-from foretell.params import SamplingParams
-from foretell.runner.runner import ModelRunner
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Sequence
 
 CONTEXT, PAGE, MOST = 9216, 16, 32

@@ -17,33 +17,33 @@ from typing import Any
 
 import torch
 
-from foretell.certify.draws import random_decoder
+from foretell.certify.distribution_test import random_decoder
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import FixedController
-from foretell.control.costs import CostPrior, StepCosts
+from foretell.control.latency_model import CostPrior, StepCosts
 from foretell.control.settings import ArmTraits, Settings
 from foretell.draft.base import Drafter
-from foretell.draft.eagle import EagleDrafter
-from foretell.draft.heads_kinds import head_drafter
+from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.mix import MixDrafter
-from foretell.draft.recycle import RecycleDrafter
+from foretell.draft.registry import head_drafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.draft.token_recycling import RecycleDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.kernels.attention import Span
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
-from foretell.models.heads import EagleConfig, LayerConfig, Lender, make_head
-from foretell.models.heads.layer import initialise
-from foretell.params import SamplingParams
-from foretell.runner.cuda_passes import passes
-from foretell.runner.cuda_sizes import ROWS, fit
-from foretell.runner.cuda_tables import PageTable, fill
+from foretell.models.draft_heads import EagleConfig, LayerConfig, Lender, make_head
+from foretell.models.draft_heads.layer import initialise
+from foretell.runner.batch_layout import Packed
+from foretell.runner.cuda.graph_shapes import ROWS, fit
+from foretell.runner.cuda.split_prefill import passes
+from foretell.runner.cuda.tables import PageTable, fill
 from foretell.runner.executor import StepOutput
-from foretell.runner.head_pages import beside
-from foretell.runner.pack import Packed
-from foretell.runner.runner import ModelRunner
+from foretell.runner.heads.kv import beside
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 
 VOCAB, CONTEXT, PAGE, PAGES, PROMPT = 512, 4096, 16, 4096, 200
 MODEL = ModelConfig(vocab=VOCAB, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, context=CONTEXT)

@@ -20,19 +20,19 @@ import torch
 from foretell.config import SpeculationConfig
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import FixedController
-from foretell.control.costs import StepCosts
+from foretell.control.latency_model import StepCosts
 from foretell.control.settings import ArmTraits
 from foretell.draft import Parts, build
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
-from foretell.params import SamplingParams
+from foretell.runner.batch_layout import logit_rows
 from foretell.runner.executor import StepOutput
-from foretell.runner.pack import logit_rows
-from foretell.runner.runner import ModelRunner
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Sequence, Share, SpeculationChoice
 
 VOCAB, PAGE, CONTEXT, PROMPT = 2048, 16, 1 << 20, 64

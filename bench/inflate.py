@@ -20,12 +20,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
+from foretell.build.model_source import read_tokenizer
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.heads import Head, LayerConfig, Lender, make_head
+from foretell.models.draft_heads import Head, LayerConfig, Lender, make_head
 from foretell.models.load import load_model
-from foretell.opened import read_tokenizer
 
 SMOLLM2 = ModelConfig(
     vocab=49152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, ffn=1536, context=8192, norm_eps=1e-5

@@ -17,7 +17,7 @@ from typing import Any
 from foretell.bench.clients import Address, ask
 from foretell.bench.serving import OwnServer, own_server
 from foretell.config import EngineConfig
-from foretell.server.footprint import resident
+from foretell.server.memory_report import resident
 
 TOLERANCE = 0.05
 WORDS, TOKENS = 400, 24

@@ -15,18 +15,18 @@ import foretell  # isort: skip  # before torch: it tells OpenMP's idle threads t
 import torch
 from torch import Tensor
 
+from foretell.build.model_source import open_model, say_nothing
 from foretell.config import EngineConfig
 from foretell.kernels.linear import pack, packed_linear
+from foretell.kernels.native.huge_pages import Room
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.packed import PackedLinear
-from foretell.kernels.native.room import Room
 from foretell.models.load import load_model
 from foretell.models.quantize import quantize_int4, quantize_int8
 from foretell.models.variants import quantized
-from foretell.opened import open_model, say_nothing
-from foretell.params import SamplingParams
 from foretell.runner.executor import EagerExecutor
-from foretell.runner.runner import ModelRunner
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, Sequence, Share
 
 MODEL = "smollm2-135m"

@@ -21,8 +21,8 @@ from pathlib import Path
 from foretell import LLM
 from foretell.bench.clients import Address, ask
 from foretell.bench.serving import OwnServer, own_server
-from foretell.engine.writer import Writer
-from foretell.params import SamplingParams
+from foretell.engine.detokenizer import Writer
+from foretell.sampling_params import SamplingParams
 from foretell.types import Request
 
 STREAMS = {1: 0.05, 32: 0.10}  # at once, and the share of a step that it may cost

@@ -22,16 +22,16 @@ import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.bench.workloads import load
-from foretell.certify.texts import NEAR_TIE, scores_after
+from foretell.certify.text_equality import NEAR_TIE, scores_after
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
-from foretell.draft.heads import HeadDrafter
+from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.stats import Speculation
 from foretell.models.config import ModelConfig
-from foretell.models.heads import EagleConfig, LayerConfig, make_head, write_head
-from foretell.parallel import head_bytes, held_bytes
+from foretell.models.draft_heads import EagleConfig, LayerConfig, make_head, write_head
+from foretell.tensor_parallel import head_bytes, held_bytes
 from foretell.types import Budget, Draft, Sequence
 
 BEGINNING = 24  # tokens of a prompt

@@ -20,9 +20,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from foretell.kernels.triton.attention import attend
-from foretell.kernels.triton.glance import Cells, Sight, glance
-from foretell.kernels.triton.tables import NO_PARTS, RowTables, Sizes
-from foretell.runner.cuda_sizes import DEEP, HIGH, LOW, WHOLE
+from foretell.kernels.triton.draft_attention import Cells, Sight, glance
+from foretell.kernels.triton.row_tables import NO_PARTS, RowTables, Sizes
+from foretell.runner.cuda.graph_shapes import DEEP, HIGH, LOW, WHOLE
 
 H100_OR_H200 = GPUTarget("cuda", 90, 32)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from foretell.params import SamplingParams
-from foretell.runner.cuda import CudaExecutor
-from foretell.runner.cuda_sizes import fit, fit_chain
-from foretell.runner.pack import pack
-from foretell.runner.runner import ModelRunner
+from foretell.runner.batch_layout import pack
+from foretell.runner.cuda.executor import CudaExecutor
+from foretell.runner.cuda.graph_shapes import fit, fit_chain
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, Sequence, Share
 
 REPEATS = 20

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from foretell.engine.engine import Engine
-from foretell.engine.track import Track
+from foretell.engine.sequence_state import Track
+from foretell.runner.batch_layout import Packed
 from foretell.runner.executor import StepOutput
-from foretell.runner.pack import Packed
-from foretell.runner.runner import ModelRunner
+from foretell.runner.model_runner import ModelRunner
 
 
 class DeviceClock:

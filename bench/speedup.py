@@ -13,13 +13,13 @@ import sys
 from dataclasses import dataclass, field
 from statistics import median
 
-from foretell.bench.item import Item
+from foretell.bench.prompt import Item
 from foretell.bench.workloads import load, take
-from foretell.build import Assembly, build_engine
+from foretell.build.engine_builder import Assembly, build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import Piece
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.server.speedup import Speedup
 from foretell.types import SpeculationChoice
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from foretell.system import home, processor, usable_cores
+from foretell.utils.system import home, processor, usable_cores
 
 PATIENCE = 120.0  # seconds
 PROMPT = "Say hi"

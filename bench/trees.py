@@ -26,33 +26,33 @@ from rounds import DeviceClock, Taken, write
 from tree_report import Record, Report, Setting, Way
 
 from foretell.bench.workloads import load
+from foretell.build.model_source import read_tokenizer
 from foretell.config import DEFAULT_TREE
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FixedController
-from foretell.control.costs import CostPrior, StepCosts
+from foretell.control.latency_model import CostPrior, StepCosts
 from foretell.control.settings import ArmTraits, Settings
 from foretell.draft.base import Drafter
-from foretell.draft.heads import HeadDrafter
-from foretell.draft.heads_kinds import head_drafter
+from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.mix import MixDrafter
+from foretell.draft.registry import head_drafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.engine.cost_profiler import Profiler
 from foretell.engine.engine import Engine
-from foretell.engine.profile import Profiler
-from foretell.engine.rehearsal import Rehearsal, all_pieces
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
+from foretell.engine.warmup import Rehearsal, all_pieces
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.decoder import Decoder
-from foretell.models.heads import Lender
-from foretell.models.heads.open import open_head, pack_head
+from foretell.models.draft_heads import Lender
+from foretell.models.draft_heads.loading import open_head, pack_head
 from foretell.models.load import load_model
 from foretell.models.variants import quantize_weights, round_weights
-from foretell.opened import read_tokenizer
-from foretell.params import SamplingParams
-from foretell.runner.cuda_sizes import ROWS
-from foretell.runner.head_pages import beside
-from foretell.runner.runner import ModelRunner
-from foretell.runner.stock import freely
+from foretell.runner.cuda.graph_shapes import ROWS
+from foretell.runner.cuda.graphs import freely
+from foretell.runner.heads.kv import beside
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
 from foretell.types import Draft, Sequence, Share, SpeculationChoice
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .threads import let_idle_threads_sleep
+from foretell.utils.system import let_idle_threads_sleep
+
 from .version import VERSION as __version__
 
 if TYPE_CHECKING:
     from .llm import LLM
     from .outputs import CompletionOutput, RequestOutput
-    from .params import SamplingParams
+    from .sampling_params import SamplingParams
     from .types import SpeculationChoice
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculationChoice", "__version__"]
@@ -21,7 +22,7 @@ _HOMES = {
     "LLM": "llm",
     "CompletionOutput": "outputs",
     "RequestOutput": "outputs",
-    "SamplingParams": "params",
+    "SamplingParams": "sampling_params",
     "SpeculationChoice": "types",
 }
 

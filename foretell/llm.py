@@ -9,17 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from .build import Assembly, build_engine
+from foretell.build.engine_builder import Assembly, build_engine
+from foretell.build.model_source import say_nothing, say_on_stderr
+from foretell.engine.sequence_state import Track
+
 from .config import EngineConfig, SpeculationConfig
 from .draft.base import Drafter
 from .draft.isolated import isolated
 from .engine.stats import Speculation
-from .engine.track import Track
 from .errors import RequestError
-from .opened import say_nothing, say_on_stderr
 from .options import known_as, nearest
 from .outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
-from .params import SamplingParams
+from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 from .types import Delta, Request, SpeculationChoice, TokenLogprob
 

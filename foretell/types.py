@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from .params import SamplingParams
+from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor

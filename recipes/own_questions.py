@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 import torch
+from foretell.models.read_config import end_ids
+from foretell.opened import Opened, open_model
 from permissive_prompts import measured, windows
 
 from foretell.config import EngineConfig
-from foretell.models.read_config import end_ids
-from foretell.opened import Opened, open_model
 from foretell.tokenizer import Tokenizer
 from foretell.train.sampler import Sampler, Wish
 

@@ -20,11 +20,10 @@ import tarfile
 import time
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
-
 from foretell.models.heads.packed import pack_state
 from foretell.train.documents import FILE as ANSWERS
 from foretell.train.documents import Document, load_documents, save_documents
+from safetensors.torch import load_file, save_file
 
 COMMON = ["--held-out", "256", "--no-measure", "--save-every", "60s", "--check-every", "60s"]
 HEADS: dict[str, list[str]] = {

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from foretell import SamplingParams
-from foretell.models.heads import EagleConfig, LayerConfig, make_head, write_head
-from foretell.models.heads.layer import initialise
+from foretell.models.draft_heads import EagleConfig, LayerConfig, make_head, write_head
+from foretell.models.draft_heads.layer import initialise
 from tests.folder import Shape, write_tiny_folder
 
 SHAPE = Shape(width=512, layers=3, heads=8, kv_heads=4, ffn=1024, context=2048, vocab=32768)

@@ -10,9 +10,9 @@ import torch
 
 from foretell.control.controller import FixedController, Offers
 from foretell.draft.base import Drafter, Wrapper
+from foretell.runner.batch_layout import Packed
 from foretell.runner.executor import Ahead, Executor, Landed, StepOutput
-from foretell.runner.pack import Packed
-from foretell.sampling.on_device import Draws
+from foretell.sampling.cuda_sampler import Draws
 from foretell.sampling.sampling import Row, choose
 from foretell.types import Budget, Draft, Sequence
 

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.draft.heads import HeadDrafter
+from foretell.draft.heads.base import HeadDrafter
 from foretell.engine.engine import Engine
-from foretell.kernels.triton.tables import Sizes
-from foretell.runner.cuda_passes import passes
-from foretell.runner.cuda_reading import ReadSizes
-from foretell.runner.cuda_sizes import ROWS, fit
-from foretell.runner.cuda_tables import TOKENS, fill
+from foretell.kernels.triton.row_tables import Sizes
+from foretell.runner.batch_layout import Packed
+from foretell.runner.cuda.graph_shapes import ROWS, fit
+from foretell.runner.cuda.graphs import Recorder
+from foretell.runner.cuda.split_prefill import passes
+from foretell.runner.cuda.tables import TOKENS, fill
 from foretell.runner.executor import Executor, StepOutput
-from foretell.runner.head_choice import Found
-from foretell.runner.head_tables import HeadSizes
-from foretell.runner.pack import Packed
-from foretell.runner.recording import Recorder
+from foretell.runner.heads.prefill import ReadSizes
+from foretell.runner.heads.sampler import Found
+from foretell.runner.heads.tables import HeadSizes
 
 CPU = torch.device("cpu")
 RIGHT = 0.7  # how often a guess stands where nothing is run

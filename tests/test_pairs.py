@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, normalizers, pre_tokenizers
 
+from foretell.build.draft_compat import check_pair, judge_pair, look_up, parameters
+from foretell.build.model_source import open_model, say_nothing
 from foretell.cli.check_pair import CHECK_PAIR
 from foretell.cli.command import Command
 from foretell.cli.main import main
@@ -20,12 +22,10 @@ from foretell.cli.pairs import PAIRS
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import ModelError
 from foretell.hub.catalog import BUILTINS
-from foretell.hub.local import LocalModel
+from foretell.hub.installed import LocalModel
 from foretell.hub.pairs import FOR_ANY, Suggestion, find_target, is_here, known_targets
+from foretell.models.hf_config import from_hf
 from foretell.models.load import sketch
-from foretell.models.read_config import from_hf
-from foretell.opened import open_model, say_nothing
-from foretell.pairing import check_pair, judge_pair, look_up, parameters
 from tests.folder import write_tiny_folder
 from tests.laws.test_layers import loaded_by
 from tests.models.families import MODELS

@@ -12,7 +12,7 @@ import pytest
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.errors import RequestError
-from foretell.grammar import GrammarSpec
+from foretell.structured_output import GrammarSpec
 
 BENCH = Path(__file__).parents[2] / "shared" / "data" / "jsonschemabench" / "maskbench_subset.jsonl.xz"
 OFF = SpeculationChoice(enabled=False)

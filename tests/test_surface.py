@@ -15,7 +15,7 @@ from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.errors import RequestError
-from foretell.grammar import GrammarSpec
+from foretell.structured_output import GrammarSpec
 from foretell.types import Budget
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, random_tree, run, tree_around
 

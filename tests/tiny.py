@@ -9,22 +9,22 @@ from typing import Any
 
 import torch
 
-from foretell.certify.draws import random_decoder
+from foretell.certify.distribution_test import random_decoder
 from foretell.control.controller import FixedController, Offers
 from foretell.draft.base import Drafter, NoDrafter, Wrapper
-from foretell.draft.heads_kinds import head_drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
+from foretell.draft.registry import head_drafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.draft.shared import SharedDrafter
+from foretell.draft.self_draft import SharedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.track import Track
+from foretell.engine.sequence_state import Track
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.heads import (
+from foretell.models.draft_heads import (
     BlockConfig,
     DistilledConfig,
     EagleConfig,
@@ -36,13 +36,13 @@ from foretell.models.heads import (
     MtpConfig,
     make_head,
 )
-from foretell.models.heads.layer import initialise
-from foretell.models.heads.open import pack_head
+from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.loading import pack_head
 from foretell.models.quantize import Bits
 from foretell.models.variants import first_layers, quantized
-from foretell.params import SamplingParams
-from foretell.runner.head_pages import beside
-from foretell.runner.runner import ModelRunner
+from foretell.runner.heads.kv import beside
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 
 VOCAB = 32

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from foretell import program as fp
-from foretell.grammar import GrammarSpec
+from foretell.structured_output import GrammarSpec
 
 SCHEMA = {
     "type": "object",

@@ -10,16 +10,16 @@ from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.types import Request, SpeculationChoice
 
-from .item import Item
+from .batch_result import Batch, Together
+from .batching import again, long_enough, variations
+from .drafter_slots import Seat, Seats
+from .engine_backend import NO_GUESS, EngineStage
 from .measure import PLAIN, Arm, Job
-from .packs import again, long_enough, variations
+from .never_slower_grid import STAND_INS
 from .plan import Plan
-from .scenes import STAND_INS
-from .seats import Seat, Seats
-from .stage import NO_GUESS, EngineStage
-from .stand_ins import stand_in
-from .together import Batch, Together
-from .writing import write
+from .prompt import Item
+from .synthetic_drafters import stand_in
+from .timed_generate import write
 
 
 class EngineBatches:

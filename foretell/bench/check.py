@@ -14,9 +14,9 @@ from foretell.errors import RequestError
 
 from .clients import FAILURES, look, remedy
 from .compare import CompareSample, summarise
-from .item import Item
 from .measure import Watch
 from .peers import SAMPLE, Asked, Endpoint, Reply
+from .prompt import Item
 
 TASKS = ("chat", "code", "extraction", "edit", "translation", "story")
 MAX_TOKENS = 48

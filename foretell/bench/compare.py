@@ -12,10 +12,10 @@ from typing import Any
 from foretell.errors import RequestError
 
 from .intervals import Pairs, interval, over_prompts, over_tasks, ratio_of
-from .item import Item
 from .latency import Latency
 from .measure import Watch, rotated
 from .peers import Asked, Peer, Reply
+from .prompt import Item
 
 ALL = "all"
 

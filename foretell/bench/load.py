@@ -19,11 +19,11 @@ from foretell.errors import RequestError
 from .arrivals import ClosedLoop, Level
 from .clients import Address, Answer, ask, remedy
 from .intervals import Estimate, interval, mean_ratio, over_rounds
-from .item import Item
 from .latency import Latency
 from .measure import Watch, rotated
-from .overall import Overall, as_row, over_all
 from .peers import steps_told
+from .prompt import Item
+from .summary import Overall, as_row, over_all
 
 OFF, AUTO, ON = "off", "auto", "on"
 

@@ -6,7 +6,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any
 
-from foretell.system import processor
+from foretell.utils.system import processor
 
 if TYPE_CHECKING:
     from foretell.llm import LLM

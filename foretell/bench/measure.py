@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from foretell.config import SpeculationConfig
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 
-from .item import Item
-from .packs import packs, side_by_side
-from .places import Places
+from .acceptance_by_depth import Places
+from .batching import packs, side_by_side
 from .plan import Plan
+from .prompt import Item
 
 T = TypeVar("T")
 

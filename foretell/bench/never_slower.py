@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from .bars import ERROR, Contest, Verdict, worst
+from .batch_result import Batch, BatchStage, Together
 from .intervals import interval, mean_of
-from .item import Item
 from .measure import PLAIN, Watch, rotated
-from .scenes import Extent, Scene, adaptive_arm, fixed_arms
-from .together import Batch, BatchStage, Together
+from .never_slower_grid import Extent, Scene, adaptive_arm, fixed_arms
+from .never_slower_stats import ERROR, Contest, Verdict, worst
+from .prompt import Item
 
 ALL = "all"
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from foretell.errors import ForetellError
 
-from .item import Item
 from .peers import Asked, Reply
+from .prompt import Item
 
 if TYPE_CHECKING:
-    from foretell.opened import Opened
+    from foretell.build.model_source import Opened
 
 PLAIN, LOOKUP = TRANSFORMERS = ("transformers", "transformers:lookup")
 ABLE = ("temperature", "seed", "prediction")  # fields of a request that it is asked with, or whose loss changes no text

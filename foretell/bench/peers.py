@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from foretell.errors import RequestError
 
 from .clients import FAILURES, GARBLED, SILENT, Address, Answer, ask, look
-from .item import Item
+from .prompt import Item
 
 SAMPLE = re.compile(r"^([a-z_]+:)?(?P<name>[a-z0-9_]+)(\{[^}]*\})? (?P<value>\S+)$", re.M)
 SALTED: Mapping[str, Callable[[str], Mapping[str, Any]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from foretell.errors import RequestError
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from foretell.errors import RequestError
-from foretell.params import DECIDING, SamplingParams
+from foretell.sampling_params import DECIDING, SamplingParams
 
 BESIDE = ("response_format", "prediction")  # of what decides a text or its speed, what is not sampling
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}

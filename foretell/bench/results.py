@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from .acceptance_by_depth import Places
 from .intervals import half_width, interval, over_tasks, ratio_of, rounds_over_tasks
 from .latency import Latency, token_times
 from .measure import Sample, Written
 from .pairs import Group, grouped
-from .places import Places
-from .texts import TextRecord
+from .transcripts import TextRecord
 
 ALL = "all"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from foretell.errors import RequestError
 
-from .item import Item
 from .measure import PLAIN, Arm, Sample, Stage, Watch, measure
 from .plan import Plan
+from .prompt import Item
 from .results import Result, summarise
-from .texts import records
+from .transcripts import records
 from .workloads import take
 
 

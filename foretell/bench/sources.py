@@ -9,7 +9,7 @@ from typing import Any
 
 from foretell.errors import RequestError
 
-from .item import DEFAULT_MAX_TOKENS, Item
+from .prompt import DEFAULT_MAX_TOKENS, Item
 from .records import Record, find_file, read_records
 
 SPEC_BENCH_TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")

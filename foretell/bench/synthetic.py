@@ -12,12 +12,12 @@ from typing import Any, Literal, Protocol
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 
+from .batch_result import Batch, BatchStage, Together
 from .intervals import Estimate, Pairs, interval, mean_ratio, over_rounds
-from .item import Item
 from .measure import PLAIN, Arm, Watch, rotated
-from .overall import Overall, as_row, over_all
-from .scenes import ORACLE
-from .together import Batch, BatchStage, Together
+from .never_slower_grid import ORACLE
+from .prompt import Item
+from .summary import Overall, as_row, over_all
 
 TOLERANCE = 0.02
 # Whether each text keeps what stands of its own draft, or all keep what stands of every draft, as engines do that

@@ -11,7 +11,7 @@ from pathlib import Path
 from foretell.errors import RequestError
 from foretell.options import nearest
 
-from .item import Item
+from .prompt import Item
 from .records import whole_lines
 from .sources import SOURCES
 from .sources import own as read_own

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from foretell.engine.judge import rule_of
+from foretell.engine.verifier import rule_of
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.options import nearest
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, Verdict
-from foretell.verify.chance import Chance
+from foretell.verify.randomness import Chance
 from foretell.verify.rules import LOSSLESS, LOSSY, Rule
 
-from .draws import (
+from .distribution_test import (
     COUNT,
     FALSE_ALARM,
     FULL_DISTANCE,
@@ -31,11 +31,11 @@ from .draws import (
     sampling_drafter,
     tiny_engine,
 )
+from .draft_check import GuessResult, check_guesses
 from .evidence import Evidence, lacking
 from .exact import ExactResult, check_exactly, drift
-from .guesses import GuessResult, check_guesses
-from .plants import PLANTS, Plant, uniforms_of, with_rows
-from .texts import PROMPTS, TextResult, check_texts, encode
+from .known_bugs import PLANTS, Plant, uniforms_of, with_rows
+from .text_equality import PROMPTS, TextResult, check_texts, encode
 
 PLANT_DRAWS = 4_000
 Say = Callable[[str], None]

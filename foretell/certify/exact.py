@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from foretell.types import Draft, Verdict
-from foretell.verify.chance import Chance
+from foretell.verify.lossy import DEFAULTS, ThresholdSettings
 from foretell.verify.match import walk
+from foretell.verify.randomness import Chance
 from foretell.verify.rules import EXACT, find_rule
-from foretell.verify.threshold import DEFAULTS, ThresholdSettings
 
 from .toy import KINDS, Make, World, bias, law_of_step, world
 from .toy_drafters import chain, mixed_chain, tree, unsure_stops

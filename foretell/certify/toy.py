@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretell.types import Draft, Verdict
-from foretell.verify.chance import Chance, enumerate_chance
+from foretell.verify.randomness import Chance, enumerate_chance
 from foretell.verify.rules import Rule
 
 Context = tuple[int, ...]

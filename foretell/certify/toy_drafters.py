@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell.types import Draft
-from foretell.verify.chance import Chance
+from foretell.verify.randomness import Chance
 
 from .toy import Context, Make, World
 

@@ -16,7 +16,7 @@ from .command import Command
 
 if TYPE_CHECKING:
     from foretell.bench.check import CheckFindings
-    from foretell.bench.item import Item
+    from foretell.bench.prompt import Item
 
 FAILED = 1  # the exit code where a request failed or a text differs
 

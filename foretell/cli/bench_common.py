@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell.bench.brief import brief
+from foretell.bench.report import brief
 from foretell.bench.workloads import OWN, WORKLOADS
 from foretell.config import EngineConfig
 from foretell.options import given_options
@@ -17,14 +17,14 @@ from foretell.options import given_options
 from .common import add_output_arguments, check_out, give, write_whole
 
 if TYPE_CHECKING:
-    from foretell.opened import Opened
+    from foretell.build.model_source import Opened
 
 AUTO = "auto"
 
 
 def look_at(args: argparse.Namespace) -> Opened:
     """The target, before it is loaded."""
-    from foretell.opened import open_model, say_on_stderr
+    from foretell.build.model_source import open_model, say_on_stderr
 
     config = EngineConfig(**given_options(args, EngineConfig))
     return open_model(config.model, config, say_on_stderr)

@@ -21,8 +21,8 @@ from .command import Command
 
 if TYPE_CHECKING:
     from foretell.bench.compare import CompareFindings
-    from foretell.bench.item import Item
     from foretell.bench.peers import Peer
+    from foretell.bench.prompt import Item
 
 FAILED = 1  # the exit code where a request failed
 OURS, PLAIN = OWN_SERVER = ("foretell", "foretell:plain")

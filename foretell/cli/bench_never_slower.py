@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.scenes import BATCHES, MAIN, QUICK, QUICK_SCENES, Extent, Scene, all_scenes, arms_to_load, chosen
+from foretell.bench.never_slower_grid import (
+    BATCHES,
+    MAIN,
+    QUICK,
+    QUICK_SCENES,
+    Extent,
+    Scene,
+    all_scenes,
+    arms_to_load,
+    chosen,
+)
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
@@ -47,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from foretell.bench import never_slower
     from foretell.bench.batches import EngineBatches
+    from foretell.bench.drafter_slots import Seats, open_with
     from foretell.bench.plan import Plan
     from foretell.bench.progress import Progress
-    from foretell.bench.seats import Seats, open_with
     from foretell.draft.registry import KINDS
 
     extent = extent_of(args)
@@ -80,7 +90,7 @@ def extent_of(args: argparse.Namespace) -> Extent:
 
 
 def report(args: argparse.Namespace, found: Findings) -> None:
-    from foretell.bench.bar_report import markdown, remarks
+    from foretell.bench.never_slower_report import markdown, remarks
     from foretell.bench.page.never_slower import page
 
     tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))

@@ -26,11 +26,11 @@ from .bench_common import (
 from .command import Command
 
 if TYPE_CHECKING:
-    from foretell.bench.item import Item
     from foretell.bench.measure import Arm
+    from foretell.bench.prompt import Item
     from foretell.bench.run import Finished
+    from foretell.build.model_source import Opened
     from foretell.llm import LLM
-    from foretell.opened import Opened
 
 OTHER_TEXT = 1  # the exit code where a text differs that must not
 FIXED_NODES = (4,)
@@ -56,7 +56,7 @@ def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_drafters(args: argparse.Namespace) -> int:
-    from foretell.bench.arms import arms_of, default_names
+    from foretell.bench.variants import arms_of, default_names
     from foretell.draft.registry import KINDS
 
     plan, items = asked(args, DRAFTERS)
@@ -90,7 +90,7 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_offline(args: argparse.Namespace) -> int:
-    from foretell.bench.arms import grid_of
+    from foretell.bench.variants import grid_of
 
     plan, items = asked(args, OFFLINE)
     arms = grid_of(args.drafters, args.nodes, SpeculationConfig(**given_options(args, SpeculationConfig)))
@@ -143,10 +143,10 @@ def check_arms(arms: list[Arm]) -> None:
 
 def measure(args: argparse.Namespace, target: Opened, arms: list[Arm], plan: Plan, items: list[Item]) -> int:
     """Run, print the table, write the JSON and the page; what stopped the run goes on once that is done."""
+    from foretell.bench.drafter_slots import Seats, open_with
+    from foretell.bench.engine_backend import EngineStage
     from foretell.bench.progress import Progress
     from foretell.bench.run import Order, run
-    from foretell.bench.seats import Seats, open_with
-    from foretell.bench.stage import EngineStage
 
     llm = open_with(arms, **given_options(args, EngineConfig))
     if not llm.assembly.profiler.controller.costs.known:

@@ -18,8 +18,8 @@ from .command import Command
 
 if TYPE_CHECKING:
     from foretell.bench.synthetic import SyntheticFindings
+    from foretell.build.model_source import Opened
     from foretell.llm import LLM
-    from foretell.opened import Opened
 
 TASKS = ("chat", "math", "story")  # with short prompts: texts of a batch begin together
 OFF = 1  # the exit code where the law does not hold, or a text differs
@@ -43,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from foretell.bench.drafter_slots import Seats
     from foretell.bench.plan import Plan
     from foretell.bench.progress import Progress
-    from foretell.bench.seats import Seats
     from foretell.bench.synthetic import run_synthetic
-    from foretell.bench.synthetic_stage import SyntheticBatches
+    from foretell.bench.synthetic_backend import SyntheticBatches
     from foretell.llm import LLM
 
     plan = plan_of(args)

@@ -100,7 +100,7 @@ def _long_order(order: Order, tokens: int) -> Order:
 
 def check_length(args: argparse.Namespace, order: Order) -> None:
     """Refuse texts that the model's context has no room for now and not after minutes of draws."""
-    from foretell.certify.texts import encode
+    from foretell.certify.text_equality import encode
 
     target = look_at(args)
     context = min(target.config.context, getattr(args, "max_model_len", None) or target.config.context)

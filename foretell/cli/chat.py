@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from foretell.errors import CapacityError, RequestError
 
+from .ansi import tell, tint_for
 from .command import Command
 from .common import add_engine_arguments, add_sampling_arguments, check_sampling, load_llm, sampling_params
-from .tally import Tally
-from .tint import tell, tint_for
+from .stream_stats import Tally
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
-    from foretell.params import SamplingParams
+    from foretell.sampling_params import SamplingParams
     from foretell.types import Delta
 
 

@@ -10,7 +10,7 @@ from .command import Command
 from .common import add_output_arguments, check_out, give
 
 if TYPE_CHECKING:
-    from foretell.pairing import Pairing
+    from foretell.build.draft_compat import Pairing
 
 WILL_NOT = 1
 VERDICTS = {
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_out(args)
-    from foretell.pairing import check_pair
+    from foretell.build.draft_compat import check_pair
 
     found = check_pair(args.target, args.draft, _say)
     give(as_json(found, args.target, args.draft), args)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
-from foretell.params import SamplingParams
-from foretell.system import uncollected
+from foretell.sampling_params import SamplingParams
+from foretell.utils.system import uncollected
 
 if TYPE_CHECKING:
     from foretell.llm import LLM

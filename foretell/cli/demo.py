@@ -7,14 +7,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .ansi import Palette, Tint, tint_for, wants_colour
 from .command import Command
 from .common import add_report_arguments, check_out, give, load_llm
-from .tally import Tally
-from .tint import Palette, Tint, tint_for, wants_colour
+from .stream_stats import Tally
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
-    from foretell.params import SamplingParams
+    from foretell.sampling_params import SamplingParams
 
 QUESTION = "Why is the sky blue during the day and red in the evening?"
 LETTER = """Dear Anna,
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _compare(llm: LLM, name: str, text: str, quiet: bool) -> Comparison:
     """With guesses, as they stream; then the same request without."""
-    from foretell.params import SamplingParams
+    from foretell.sampling_params import SamplingParams
 
     params = SamplingParams(max_tokens=MAX_TOKENS)
     prompt = _encode(llm, text)

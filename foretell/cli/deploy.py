@@ -27,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
     server, engine, speculation, _ = settings(args)
     given = given_options(args, ClusterConfig)
     cluster = ClusterConfig(**({"replicas": 1} if "autoscaling" not in given else {}) | given)
+    from foretell.cluster.replica_spec import Served
     from foretell.cluster.run import deploy_app, remove_app
-    from foretell.cluster.served import Served
 
     return remove_app(cluster) if args.remove else deploy_app(cluster, Served(server, engine, speculation))
 

@@ -12,7 +12,7 @@ from .common import add_report_arguments, check_out, give, load_llm
 
 if TYPE_CHECKING:
     from foretell.control.adaptive import AdaptiveController
-    from foretell.control.explaining import Prices
+    from foretell.control.decision_log import Prices
 
 BATCHES, LENGTHS = (1, 4, 16, 64), (1, 2, 4, 8, 16)
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 def explained(controller: AdaptiveController, arm: str) -> dict[str, Any]:
     """When a drafter pays, and how far it would be let to guess."""
-    from foretell.control.explaining import RATES
+    from foretell.control.decision_log import RATES
 
     prices, settings = prices_of(controller, arm), controller.settings
     return {
@@ -56,7 +56,7 @@ def explained(controller: AdaptiveController, arm: str) -> dict[str, Any]:
 
 
 def prices_of(controller: AdaptiveController, arm: str) -> Prices:
-    from foretell.control.explaining import Prices
+    from foretell.control.decision_log import Prices
 
     curve = controller.costs.curve(max(BATCHES) * (1 + max(controller.settings.most, *LENGTHS)))
     free, costs = controller.arms[arm].free, controller.draft_costs[arm]

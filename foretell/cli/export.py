@@ -27,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError("draft", f"{args.draft} has no config.json; name the folder of a trained head")
     if args.out.exists() and not args.out.is_dir():
         raise RequestError("out", f"{args.out} is a file; name a folder")
-    from foretell.models.heads import read_head
-    from foretell.opened import open_model
+    from foretell.build.model_source import open_model
+    from foretell.models.draft_heads import read_head
     from foretell.train.export import export_head
 
     config = EngineConfig(model=args.target, device="cpu", quantization="none", dtype="float32")

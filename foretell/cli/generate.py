@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.errors import RequestError
 from foretell.types import Delta
 
+from .ansi import tell, tell_colours, tint_for
 from .command import Command
 from .common import (
     add_engine_arguments,
@@ -20,13 +21,12 @@ from .common import (
     read_text,
     sampling_params,
 )
-from .tally import Tally
-from .tint import tell, tell_colours, tint_for
+from .stream_stats import Tally
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
     from foretell.outputs import CompletionOutput, Logprob, RequestOutput
-    from foretell.params import SamplingParams
+    from foretell.sampling_params import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from .command import Command
 from .common import add_output_arguments, check_out, give
 
 if TYPE_CHECKING:
-    from foretell.hub.local import LocalModel
+    from foretell.hub.installed import LocalModel
     from foretell.hub.pairs import KnownTarget, Suggestion
 
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_out(args)
-    from foretell.hub.local import local_models
+    from foretell.hub.installed import local_models
     from foretell.hub.pairs import FOR_ANY, find_target, known_targets
 
     known = known_targets()

@@ -15,7 +15,7 @@ from foretell.plan.fleet.config import FleetConfig, trial_of
 from foretell.plan.fleet.table import words
 from foretell.plan.page import html, svg
 from foretell.plan.planner import Forecast, forecast
-from foretell.plan.question import Question
+from foretell.plan.query import Question
 from foretell.plan.table import markdown, plots
 
 from .command import Command

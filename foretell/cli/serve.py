@@ -11,9 +11,9 @@ from foretell.cluster.config import ClusterConfig
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
+from foretell.server.compat_flags import Dialect, add_foreign_flags, check_speculation, merge
 from foretell.server.config import ServerConfig
-from foretell.server.dialects import Dialect, add_foreign_flags, check_speculation, merge
-from foretell.system import uncollected
+from foretell.utils.system import uncollected
 
 from .command import Command
 from .common import add_engine_arguments
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     server, engine, speculation, foreign = settings(args)
     cluster = ClusterConfig(**given_options(args, ClusterConfig))
     if cluster.asked:
+        from foretell.cluster.replica_spec import Served
         from foretell.cluster.run import serve_replicas
-        from foretell.cluster.served import Served
 
         return serve_replicas(cluster, Served(server, engine, speculation), foreign)
     with uncollected():

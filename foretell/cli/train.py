@@ -18,7 +18,7 @@ from .certify import EXIT, verdict
 from .command import Command
 
 if TYPE_CHECKING:
-    from foretell.train.order import Order
+    from foretell.train.job import Order
     from foretell.train.run import Run
     from foretell.train.trainer import Shown
 
@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     order = order_of(args)
-    from foretell.train.documents import FILE
-    from foretell.train.order import Reporter
+    from foretell.train.job import Reporter
     from foretell.train.run import Run
+    from foretell.train.token_dataset import FILE
 
     run = Run(order, Reporter(_say, _answered, _shown))
     if args.answers_only:
@@ -68,7 +68,7 @@ def order_of(args: argparse.Namespace) -> Order:
         raise RequestError("out", f"{args.out} is a file; name a folder")
     if not args.resume and (args.out / "checkpoint.safetensors").is_file():
         raise RequestError("out", f"{args.out} has a run already; go on with --resume, or name another folder")
-    from foretell.train.order import Order
+    from foretell.train.job import Order
 
     return Order(args.kind, args.target, args.from_log or args.data, args.out, args.resume, args.dry_run, config)
 

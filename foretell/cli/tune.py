@@ -21,11 +21,11 @@ from .command import Command
 from .common import check_out, write_whole
 
 if TYPE_CHECKING:
-    from foretell.bench.item import Item
     from foretell.bench.measure import Arm
+    from foretell.bench.prompt import Item
+    from foretell.build.model_source import Opened
     from foretell.llm import LLM
-    from foretell.opened import Opened
-    from foretell.tune.halving import Search
+    from foretell.tune.successive_halving import Search
     from foretell.tune.verdict import Verdict
 
 DEFAULT_BUDGET, DEFAULT_FILE, MAX_TOKENS = "5m", Path("tuned.yaml"), 64
@@ -108,7 +108,7 @@ def workload(args: argparse.Namespace) -> list[Item]:
 def arms_to_try(args: argparse.Namespace, base: SpeculationConfig, items: list[Item], target: Opened) -> list[Arm]:
     """All of them; a copy of the target in its own bits is left out, for it would only be the target again."""
     from foretell import draft
-    from foretell.bench.arms import default_names
+    from foretell.bench.variants import default_names
     from foretell.draft.registry import KINDS
     from foretell.tune.space import Space, is_sampled
 
@@ -126,7 +126,7 @@ def arms_to_try(args: argparse.Namespace, base: SpeculationConfig, items: list[I
 def heads_of(args: argparse.Namespace) -> list[str]:
     """The heads that come with the package for this model."""
     from foretell.draft.registry import HEADS
-    from foretell.models.heads.open import SHIPPED
+    from foretell.models.draft_heads.loading import SHIPPED
 
     model = given_options(args, EngineConfig).get("model", EngineConfig.model)
     return [kind for kind in HEADS if "/" not in model and (SHIPPED / model / kind).is_dir()]
@@ -136,11 +136,11 @@ def search(args: argparse.Namespace, arms: list[Arm], items: list[Item], plan: P
     """Try, write what was found after every rung, and go on with what stopped it."""
     from time import monotonic
 
+    from foretell.bench.drafter_slots import Seats, open_with
+    from foretell.bench.engine_backend import EngineStage
     from foretell.bench.progress import Progress
-    from foretell.bench.seats import Seats, open_with
-    from foretell.bench.stage import EngineStage
-    from foretell.tune.halving import Search
     from foretell.tune.space import mixed
+    from foretell.tune.successive_halving import Search
 
     began = monotonic()
     llm = open_with(arms, **given_options(args, EngineConfig))
@@ -170,7 +170,7 @@ def search(args: argparse.Namespace, arms: list[Arm], items: list[Item], plan: P
 def with_room(arms: list[Arm], llm: LLM) -> tuple[list[Arm], list[str]]:
     """Those whose weights found room beside the target's, and the drafters that did not."""
     from foretell import draft
-    from foretell.bench.seats import has_weights
+    from foretell.bench.drafter_slots import has_weights
 
     loaded = set(llm.engine.drafter.arms)
     lacking = {name for arm in arms for name in draft.arms(arm.speculation) if has_weights(name) and name not in loaded}
@@ -198,7 +198,7 @@ def conditions_of(args: argparse.Namespace, llm: LLM, no_room: list[str], too_lo
 
 def write(args: argparse.Namespace, seeker: Search, conditions: dict[str, Any]) -> Verdict:
     """The config and its evidence, whole or not at all."""
-    from foretell.tune.halving import evidence
+    from foretell.tune.successive_halving import evidence
     from foretell.tune.verdict import beside, choose, config_text, evidence_text
 
     standing = seeker.standing()

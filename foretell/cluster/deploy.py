@@ -10,8 +10,8 @@ from foretell.server.run import bind
 from .config import ClusterConfig
 from .ingress import GRACE, Ingress, application
 from .replica import Replica
-from .room import Room
-from .served import Served
+from .replica_spec import Served
+from .resources import Room
 
 ROUTER = "foretell.cluster.router.PrefixRouter"
 REPLICAS, FRONT = "replica", "front"  # the names of the two deployments

@@ -11,7 +11,7 @@ from foretell.server.config import ServerConfig
 from foretell.server.middleware import middleware_of, wrapped
 
 from .call import Call, Head
-from .front import Front
+from .gateway import Front
 from .replicas import ReplicaLost, Running
 
 GRACE = 10.0  # seconds beyond the request timeout: a replica that ends a request reports it first

@@ -9,9 +9,9 @@ from foretell.server.app import create_app
 from foretell.server.logs import set_up_logs
 from foretell.server.run import load
 
+from .asgi_call import answer
 from .call import Call, Head
-from .inside import answer
-from .served import Served
+from .replica_spec import Served
 
 
 class Replica:

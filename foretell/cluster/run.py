@@ -16,8 +16,8 @@ from foretell.server.logs import set_up_logs
 from .config import ClusterConfig
 from .deploy import deploy, open_port, shown_address
 from .ray_start import Ray, check_installed, connect, running_here
-from .room import Room, room_for
-from .served import Served
+from .replica_spec import Served
+from .resources import Room, room_for
 
 LOG = logging.getLogger("foretell")
 LOOK = 0.2  # seconds between two looks whether all is answered

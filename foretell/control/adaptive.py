@@ -9,11 +9,10 @@ from time import perf_counter
 
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
 
-from .acceptance import Acceptance
-from .always import Always
-from .controller import Controller, Offers
-from .costs import StepCosts
-from .decisions import (
+from .acceptance_model import ALIKE, TRUST, Belief
+from .acceptance_tracker import Acceptance, Lessons, kind_of
+from .controller import Always, Controller, Offers
+from .decision_log import (
     COMPARED,
     FIXED,
     HURRY,
@@ -28,18 +27,15 @@ from .decisions import (
     Situation,
     in_words,
 )
-from .drafting import Drafting
-from .foresight import Foresight
-from .hurry import Hurry
-from .lessons import Lessons, kind_of
-from .patience import Patience
-from .probes import Probes
-from .prospects import UNTRIED, Prospects
-from .rates import ALIKE, TRUST, Belief
+from .draft_latency import Drafting
+from .drafter_options import UNTRIED, Foresight, Prospects
+from .exploration import Probes, Yardstick
+from .host_gap import Waits
+from .latency_model import StepCosts
+from .length_optimizer import PLAIN, Market, Plan, best_plan, break_even, given, let_pass, share_out
+from .poll_limiter import Patience
 from .settings import TREE_ROWS, AllHere, ArmTraits, Presence, Settings
-from .spending import PLAIN, Market, Plan, best_plan, break_even, given, let_pass, share_out
-from .waits import Waits
-from .yardstick import Yardstick
+from .slo import Hurry
 
 SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
 STRETCH_EVERY = 24  # of so many drafts one goes a node farther

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from foretell.control.acceptance_tracker import Lessons
+from foretell.control.decision_log import Decision
+from foretell.control.settings import ArmTraits, Presence, Settings
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
-
-from .decisions import Decision
 
 Offers = Mapping[int, Mapping[str, Draft]]  # by sequence and drafter
 
@@ -88,3 +89,31 @@ class FixedController(Controller):
         wanted = self.nodes if choice.max_draft is None else min(self.nodes, choice.max_draft)
         longest = max(0, min(self.levels or wanted, seq.room - 1))  # the step adds a token of its own
         return Budget(wanted if self.levels and longest else min(wanted, longest), arm, levels=longest)
+
+
+class Always:
+    """Of several drafters the one most of whose guesses should stand; who is away is called."""
+
+    def __init__(
+        self,
+        arms: Mapping[str, ArmTraits],
+        settings: Settings,
+        lessons: Lessons,
+        presence: Presence,
+        call: Callable[[str], None],
+    ) -> None:
+        self.arms, self.settings, self.lessons = arms, settings, lessons
+        self.presence, self.call = presence, call
+
+    def budget(self, seq: Sequence, offered: Mapping[str, Draft], nodes: int, writers: int) -> Budget:
+        """For one of `writers` texts, with what free drafters have for it; no nodes where nobody has any."""
+        count = min(nodes, self.settings.cap(seq))
+        away = self.presence.away.intersection(seq.request.drafters)
+        for arm in away:
+            self.call(arm)
+        here = [arm for arm in seq.request.drafters if arm not in away]
+        arm = self.lessons.likeliest(seq, here, offered, count) if count else ""
+        if not arm:
+            return Budget()
+        most = self.settings.tree_cap(seq, writers) if self.arms[arm].grows else 0
+        return Budget(most, arm, levels=count) if most > count else Budget(count, arm)

@@ -8,16 +8,15 @@ from pathlib import Path
 
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
-from foretell.models.heads.open import recognised
+from foretell.models.draft_heads.loading import recognised
 from foretell.models.quantize import Bits
 
 from .base import Drafter, NoDrafter
-from .fitting import Planner, fit
-from .loading import Loader, bits_of, helper_of
-from .merging import Merged
+from .idle_unload import Resident
+from .load import Loader, Planner, bits_of, fit, helper_of
 from .mix import MixDrafter
 from .registry import KINDS, Helper, Kind, Parts, PlacedHead, find_kind, is_head, make
-from .resident import Resident
+from .tree_merge import Merged
 
 __all__ = [
     "Drafter",

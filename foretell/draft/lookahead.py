@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from foretell.draft.heads.tree import ROOT, GrowingTree
 from foretell.types import Budget, Draft, Outcome, Sequence
 
 from .base import Drafter
-from .growing import ROOT, GrowingTree
 
 Gram = tuple[int, ...]
 

@@ -10,7 +10,7 @@ from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence
 
 from .backoff import Supervisor
 from .base import Drafter, may_be_shown
-from .merging import Merged
+from .tree_merge import Merged
 from .validate import valid_drafts
 
 SURE = 0.8  # of its first guess: who is so sure is seldom outdone

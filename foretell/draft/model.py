@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretell.params import SamplingParams
-from foretell.runner.runner import ModelRunner
+from foretell.draft.heads.sampling import DraftTemperature, Drawn, draw_nodes
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.types import NO_DRAFT, Budget, Draft, Request, Sequence, Share
 
 from .base import Drafter
-from .drawing import DraftTemperature, Drawn, draw_nodes
 
 MAX_ROWS = 512  # rows of one forward, where memory was planned for no other number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from foretell.types import Budget, Draft, Sequence
 
 from .base import Drafter
-from .occurrences import Occurrences, chain, copied
+from .ngram_index import Occurrences, chain, copied
 
 NOTHING = Draft()
 

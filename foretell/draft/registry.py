@@ -10,30 +10,56 @@ from pathlib import Path
 from typing import Any
 
 from foretell.config import SpeculationConfig
+from foretell.draft.base import Drafter
+from foretell.draft.cross_tokenizer.drafter import Translator
+from foretell.draft.cross_tokenizer.vocab_map import Vocabularies
+from foretell.draft.heads.base import HeadDrafter
+from foretell.draft.heads.block import BlockDrafter
+from foretell.draft.heads.distilled import DistilledDrafter
+from foretell.draft.heads.eagle import EagleDrafter
+from foretell.draft.heads.medusa import MedusaDrafter
+from foretell.draft.heads.sampling import DraftTemperature
+from foretell.draft.isolated import isolated
+from foretell.draft.lookahead import LookaheadDrafter
+from foretell.draft.model import MAX_ROWS, ModelDrafter
+from foretell.draft.model_graph import ChainedDrafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.draft.predicted_output import PredictionDrafter
+from foretell.draft.self_draft import SharedDrafter
+from foretell.draft.suffix import SuffixDrafter
+from foretell.draft.token_recycling import RecycleDrafter
 from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
-from foretell.models.heads import Head
-from foretell.models.heads.open import recognised
+from foretell.models.draft_heads import BlockHead, DistilledHead, EagleHead, Head, MtpHead
+from foretell.models.draft_heads.loading import recognised
 from foretell.models.quantize import Bits
 from foretell.models.variants import first_layers
 from foretell.options import nearest
-from foretell.runner.runner import ModelRunner
+from foretell.runner.heads.kv import HeadPages
+from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 
-from .base import Drafter
-from .chained import ChainedDrafter
-from .drawing import DraftTemperature
-from .heads_kinds import head_drafter
-from .isolated import isolated
-from .lookahead import LookaheadDrafter
-from .model import MAX_ROWS, ModelDrafter
-from .ngram import NGramDrafter
-from .prediction import PredictionDrafter
-from .recycle import RecycleDrafter
-from .shared import SharedDrafter
-from .suffix import SuffixDrafter
-from .translate import Translator
-from .vocabularies import Vocabularies
+
+def head_drafter(
+    runner: ModelRunner,
+    head: Head[Any],
+    first: int,
+    name: str,
+    draft_temperature: DraftTemperature = "fixed",
+    min_confidence: float = 0.0,
+    whole: bool | None = None,
+) -> HeadDrafter:
+    """The drafter of a head whose layers stand in the target's cache from `first` on; `whole`: see `HeadDrafter`."""
+    pages = HeadPages.of(head, runner.cache, first)
+    kind: type[HeadDrafter] = MedusaDrafter
+    if isinstance(head, BlockHead):
+        kind = BlockDrafter
+    elif isinstance(head, EagleHead | MtpHead):
+        kind = EagleDrafter
+    elif isinstance(head, DistilledHead):
+        kind = DistilledDrafter
+    return kind(runner, head, pages, name, draft_temperature, min_confidence, whole)
+
 
 OUTSIDE = "foretell.drafters"  # the entry points under which other packages offer theirs
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from foretell.types import Budget, Draft, Outcome, Sequence
 
 from .base import Drafter
-from .occurrences import END, Match, Occurrences, chain, copied
+from .ngram_index import END, Match, Occurrences, chain, copied
 
 TRIES = 4  # lengths of match followed for a guess, longest first
 RETURN = 6  # tokens that must agree before one that differs, for the copy to be gone on with behind it

@@ -11,8 +11,8 @@ from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
 from foretell.errors import CapacityError
 from foretell.kv.shortage import lacks_memory
-from foretell.runner.runner import ModelRunner
-from foretell.runner.stock import Watch, note_odd
+from foretell.runner.cuda.graphs import Watch, note_odd
+from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.grammar import Grammar
 from foretell.sampling.grammar_matcher import GrammarError
 from foretell.tokenizer import Tokenizer
@@ -28,17 +28,14 @@ from foretell.types import (
     StepTimes,
 )
 
-from .constrain import constrain
-from .court import Court
-from .flight import Flight, draws_of, followers, may_stay_unseen, next_shares
-from .guard import Guard
-from .judge import Judge
-from .relief import Relief
+from .async_step import Flight, Stopwatch, draws_of, followers, may_stay_unseen, next_shares
+from .detokenizer import Writer
+from .draft_guard import Guard, constrain
+from .oom_backoff import Relief
 from .scheduler import Scheduler
+from .sequence_state import News, Track, told
 from .stats import Speculation, Stats
-from .stopwatch import Stopwatch
-from .track import News, Track, told
-from .writer import Writer
+from .verifier import Court, Judge
 
 LOG = logging.getLogger("foretell")
 

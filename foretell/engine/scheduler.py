@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
-from foretell.runner.runner import ModelRunner
+from foretell.runner.model_runner import ModelRunner
 from foretell.types import Budget, Sequence, Share
 
 ROWS_WITH_LOGITS = 256  # the most rows of a prompt that keep their logits, a vocabulary wide, in one step

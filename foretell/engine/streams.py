@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from foretell.errors import ForetellError
 
 if TYPE_CHECKING:
-    from foretell.engine.track import Track
+    from foretell.engine.sequence_state import Track
     from foretell.types import Delta, Request, StepTimes
 
 MOST_GATHERED = (

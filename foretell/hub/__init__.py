@@ -8,7 +8,7 @@ from pathlib import Path
 from foretell.hub.catalog import DEFAULT_MODEL
 from foretell.hub.checkpoint import Checkpoint, open_checkpoint
 from foretell.hub.fetch import fetch
-from foretell.hub.local import LocalModel, local_models
+from foretell.hub.installed import LocalModel, local_models
 from foretell.hub.resolve import resolve, tell
 from foretell.hub.tensor import LazyTensor
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from foretell.errors import ModelError
-from foretell.system import home
+from foretell.utils.system import home
 
 LOG = logging.getLogger("foretell")
 SLACK = 10**9  # nanoseconds by which the clock of a file system may differ

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from foretell.errors import CapacityError, ForetellError, ModelError
-from foretell.hub import pip
+from foretell.hub import wheels as pip
 from foretell.hub.catalog import Builtin, Part
 from foretell.hub.home import model_file
-from foretell.system import locked
+from foretell.utils.system import locked
 
 SCRATCH = ".fetch-"
 CHUNK = 1 << 20

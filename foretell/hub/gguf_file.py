@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.hub.quants import OWN, can_decode, decode
+from foretell.hub.gguf_dequant import OWN, can_decode, decode
 from foretell.hub.tensor import LazyTensor
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from foretell.hub.catalog import Builtin
-from foretell.system import home
+from foretell.utils.system import home
 
 
 def model_file(entry: Builtin) -> Path:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell.system import usable_cores
+from foretell.utils.system import usable_cores
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretell.kernels.native.huge_pages import Room
+
 from .native.library import library
 from .native.packed import PackedLinear
-from .native.room import Room
 
 ROWS_HINT = 8  # the row count oneDNN lays the weights out for; it serves 1 to 512 rows within a few percent of the best
 

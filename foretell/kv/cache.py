@@ -73,7 +73,7 @@ class KVCache:
     @cached_property
     def _mover(self) -> Callable[[list[int], list[int]], None]:
         """Does the same in one launch."""
-        from foretell.kernels.triton.move import Mover
+        from foretell.kernels.triton.kv_move import Mover
 
         mover: Callable[[list[int], list[int]], None] = Mover(self.tensors)
         return mover

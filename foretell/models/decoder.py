@@ -7,18 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretell.kernels.attention import attend
-from foretell.kernels.native.room import Room
+from foretell.kernels.native.huge_pages import Room
 from foretell.kernels.norm import rms_norm
 from foretell.kernels.rotary import rotate
 from foretell.kernels.store import store
 from foretell.kv.cache import KVCache, LayerShape
-from foretell.system import give_back
+from foretell.utils.system import give_back
 
 from .batch import Batch
 from .config import ModelConfig, Rope
 from .layers import Linear, Norm
 from .rope import rope_table
-from .shard import Ranks, Shard
+from .sharding import Ranks, Shard
 
 Turns = dict[Rope, tuple[Tensor, Tensor]]  # cosines and sines of a batch's positions
 

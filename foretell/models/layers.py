@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from foretell.kernels.linear import linear, prepared
+from foretell.kernels.native.huge_pages import Room
 from foretell.kernels.native.packed import PackedLinear
-from foretell.kernels.native.room import Room
 
 
 class Linear(nn.Module):

@@ -12,8 +12,8 @@ from foretell.options import nearest
 
 from .config import ModelConfig
 from .decoder import Decoder
-from .read_config import read_config
-from .shard import Shard
+from .hf_config import read_config
+from .sharding import Shard
 from .weights import check_tensors, fill_weights
 
 if TYPE_CHECKING:

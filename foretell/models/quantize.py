@@ -8,11 +8,19 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from foretell.kernels.native.huge_pages import Room
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.packed import PackedLinear, packed_bytes
-from foretell.kernels.native.room import Room
-from foretell.kernels.quantized import Int4Weights, Int8Weights, in_groups
-from foretell.kernels.rounded import LARGEST, TYPES, Rounded, Rounding, rounded_linear
+from foretell.kernels.quant import (
+    LARGEST,
+    TYPES,
+    Int4Weights,
+    Int8Weights,
+    Rounded,
+    Rounding,
+    in_groups,
+    rounded_linear,
+)
 
 from .layers import Linear
 

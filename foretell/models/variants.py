@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from foretell.kernels.native.room import Room
-from foretell.kernels.rounded import Rounding
-from foretell.system import give_back
+from foretell.kernels.native.huge_pages import Room
+from foretell.kernels.quant import Rounding
+from foretell.utils.system import give_back
 
 from .config import ModelConfig
 from .decoder import Decoder

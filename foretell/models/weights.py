@@ -14,9 +14,9 @@ from torch import Tensor
 from foretell.errors import ModelError, UnsupportedModelError
 
 from .config import ModelConfig
-from .cut import NONE, WHOLE, Cut, Cuts
 from .decoder import Block, Decoder
 from .layers import Linear
+from .tensor_slices import NONE, WHOLE, Cut, Cuts
 
 if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from .bench_reader import Observation
+from .drafter_cost import FREE, Guesser, round_of
 from .efficiency import Efficiency
-from .guessing import FREE, Guesser, round_of
-from .observations import Observation
 from .steps import Placed
 
 # How far off each usual value may be, as a factor's logarithm; what is not named here stays as it is.

@@ -10,13 +10,13 @@ from foretell.config import MOST_DRAFTED
 from foretell.errors import RequestError
 from foretell.options import option, strict
 
+from .bench_reader import read_observations
 from .calibrate import Calibration, calibrate
 from .devices import Device, find_device
+from .drafter_cost import FREE, HEAD, Guesser, find_guesser
 from .efficiency import usual
-from .guessing import FREE, HEAD, Guesser, find_guesser
-from .observations import read_observations
-from .origin import Origin
 from .precision import AUTO, TYPES, cache_bytes, precision_of
+from .provenance import Origin
 from .specs import find_shape
 from .steps import Placed
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from foretell.errors import RequestError
 from foretell.options import nearest
 
-from .known import known
+from .catalog import known
 
 GIGA, TERA = 1e9, 1e12
 

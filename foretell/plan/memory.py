@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .guessing import Guesser
+from .drafter_cost import Guesser
 from .steps import ACTIVATION, LOGIT, Placed
 
 GIB = 1 << 30

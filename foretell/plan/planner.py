@@ -7,8 +7,8 @@ from typing import Any
 
 from .calibrate import Calibration
 from .memory import GIB
-from .question import Question
-from .rows import Row, row_of
+from .query import Question
+from .result import Row, row_of
 
 DRAWN_LENGTHS = (1, 2, 4, 8)
 DRAWN_RATES = tuple(rate / 20 for rate in range(6, 20))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from foretell.errors import ModelError, UnsupportedModelError
+from foretell.models.config_fields import Fields
 
 GATED, UNGATED = 3, 2  # matrices of a feed-forward
 
@@ -128,3 +135,162 @@ class Shape:
         """Of one row over so many tokens, in all layers."""
         each = 2 * self.head_dim if self.latent is None else 2 * self.latent.rank + self.latent.rope
         return 2 * self.heads * each * self.seen_tokens(context)
+
+
+MOST_LAYERS = 10_000
+DEFAULT_CONTEXT = 2048  # where a config is too old to say
+WIDTH = ("hidden_size", "n_embd", "d_model")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+KEY_HEADS = ("num_key_value_heads", "num_kv_heads")
+FFN = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
+CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+EXPERTS_USED = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k")
+TIED = r"gemma|gpt2|gpt_neo$|gpt_bigcode|opt$|bloom|falcon|mpt$|cohere"  # where the config does not say
+PLAIN_FFN = r"gpt|opt$|bloom|falcon|mpt$|phi$|starcoder"  # two matrices instead of three
+WRITERS = r"(CausalLM|LMHeadModel|ForConditionalGeneration)$"  # endings of architectures that write text
+OTHERS = r"bert|electra|clip|vit$|whisper|wav2vec|hubert|t5|bart|pegasus|marian"
+RECURRENT = ("linear_attention", "conv", "short_conv", "mamba", "mamba2", "recurrent")
+QUANTIZED_BITS = {"fp8": 8, "fbgemm_fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4.25, "bitsandbytes": 8}
+NO_WRITER = "is no language model; give the config.json of a model that writes text"
+
+
+def from_hf(name: str, values: Mapping[str, Any]) -> Shape:
+    """The sizes in a config.json, or an error that says what is missing."""
+    outer = Fields(values)
+    config = outer.part("text_config") if isinstance(values.get("text_config"), Mapping) else outer
+    _refuse_others(name, outer, config)
+    kind = str(config.get("model_type", outer.get("model_type", "")))
+    width, heads = _count(config, WIDTH), _count(config, HEADS)
+    layers = _count(config, LAYERS, most=MOST_LAYERS)
+    return Shape(
+        name=name,
+        vocab=_count(config, ("vocab_size",), default=outer.get("vocab_size")),
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=1 if _one_key_head(config) else _count(config, KEY_HEADS, heads),
+        head_dim=config.count("head_dim", max(1, width // heads)),
+        ffn=_count(config, FFN, 4 * width),
+        context=_count(config, CONTEXT, DEFAULT_CONTEXT),
+        tied=config.flag("tie_word_embeddings", bool(re.search(TIED, kind))),
+        matrices=UNGATED if re.search(PLAIN_FFN, kind) else GATED,
+        window=None if (seen := _window(config, kind, layers)) is None else seen[0],
+        windowed=0 if seen is None else seen[1],
+        experts=_experts(config),
+        latent=_latent(config),
+        bits=_bits(outer),
+    )
+
+
+def _refuse_others(name: str, outer: Fields, config: Fields) -> None:
+    """What writes no text, and what is not made of attention layers alone."""
+    stated, kind = outer.names("architectures"), str(outer.get("model_type", ""))
+    writes = any(re.search(WRITERS, architecture) for architecture in stated)
+    if outer.get("is_encoder_decoder") is True or (not writes and (stated or re.search(OTHERS, kind))):
+        raise UnsupportedModelError(f"{name}: {', '.join(stated) or kind or 'this'} {NO_WRITER}")
+    if all(config.get(each) is None for each in (*WIDTH, *LAYERS)):
+        raise UnsupportedModelError(f"{name}: this {NO_WRITER}")
+    if any(layer in RECURRENT for layer in config.names("layer_types")) or config.get("ssm_cfg") is not None:
+        raise UnsupportedModelError(f"{name}: has recurrent layers, whose cost is not known here")
+
+
+def _count(config: Fields, names: tuple[str, ...], default: int | None = None, most: int = 2**31) -> int:
+    """A whole number by the first of its names that is there."""
+    found = next((name for name in names if config.get(name) is not None), names[0])
+    return config.count(found, default, most=most)
+
+
+def _one_key_head(config: Fields) -> bool:
+    """Whether all heads share one, which older configs say with a word of their own."""
+    return config.get("multi_query") is True and config.get("new_decoder_architecture") is not True
+
+
+def _experts(config: Fields) -> Experts | None:
+    if all(not config.get(name) for name in EXPERTS):
+        return None
+    each = config.count("moe_intermediate_size", _count(config, FFN))
+    shared = config.count("shared_expert_intermediate_size", config.get("n_shared_experts", 0) * each, least=0)
+    return Experts(
+        count=_count(config, EXPERTS),
+        used=_count(config, EXPERTS_USED),
+        ffn=each,
+        shared_ffn=shared,
+        dense_layers=config.count("first_k_dense_replace", 0, least=0),
+    )
+
+
+def _latent(config: Fields) -> Latent | None:
+    if config.get("kv_lora_rank") is None:
+        return None
+    return Latent(
+        rank=config.count("kv_lora_rank"),
+        rope=config.count("qk_rope_head_dim"),
+        plain=config.count("qk_nope_head_dim"),
+        value=config.count("v_head_dim"),
+        query_rank=config.count("q_lora_rank", 0, least=0),
+    )
+
+
+def _window(config: Fields, kind: str, layers: int) -> tuple[int, int] | None:
+    """How far layers see that do not see everything, and how many there are."""
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return None
+    window = config.count("sliding_window")
+    stated = config.names("layer_types")
+    if stated:
+        return window, stated.count("sliding_attention")
+    if kind.startswith("gemma2"):
+        return window, -(-layers // 2)
+    if kind.startswith("gemma3"):
+        return window, layers - layers // config.count("sliding_window_pattern", 6)
+    if kind.startswith("qwen"):
+        return window, max(0, layers - config.count("max_window_layers", 28, least=0))
+    return window, layers
+
+
+def _bits(outer: Fields) -> float | None:
+    """Of a weight, where the file says that they were rounded."""
+    rounding = outer.part("quantization_config")
+    if not rounding.values:
+        return None
+    method = str(rounding.get("quant_method", ""))
+    if rounding.get("load_in_4bit") is True:
+        return 4.5
+    bits = rounding.get("bits", QUANTIZED_BITS.get(method, 8))
+    if isinstance(bits, bool) or not isinstance(bits, int | float) or not 1 <= bits <= 32:
+        raise ModelError(f"the model's config says quantization_config.bits is {bits!r}; it must be from 1 to 32")
+    return float(bits)
+
+
+def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], size: int) -> Shape:
+    """The sizes in a GGUF file's keys; `size` is how many bytes all its tensors take."""
+    kind = Fields(metadata, "general.").text("architecture")
+    config = Fields(metadata, f"{kind}.")
+    width, heads = config.count("embedding_length"), config.count("attention.head_count")
+    layers, context = config.count("block_count", most=MOST_LAYERS), config.count("context_length")
+    if "token_embd.weight" not in shapes:
+        raise UnsupportedModelError(f"{name}: has no token_embd.weight; give a GGUF file of a whole language model")
+    experts = None
+    if config.get("expert_count"):
+        ffn = config.count("expert_feed_forward_length", config.count("feed_forward_length"))
+        experts = Experts(config.count("expert_count"), config.count("expert_used_count"), ffn)
+    window = config.count("attention.sliding_window", 0, least=0) or None
+    values = sum(math.prod(shape) for shape in shapes.values())
+    return Shape(
+        name=name,
+        vocab=shapes["token_embd.weight"][0],
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=config.count("attention.head_count_kv", heads),
+        head_dim=config.count("attention.key_length", max(1, width // heads)),
+        ffn=config.count("feed_forward_length", 1),
+        context=context,
+        tied="output.weight" not in shapes,
+        window=window,
+        windowed=layers - layers // 6 if window is not None and kind == "gemma3" else layers if window else 0,
+        experts=experts,
+        bits=8 * size / values,
+    )

@@ -15,9 +15,8 @@ from foretell.hub.gguf_file import open_gguf
 from foretell.hub.resolve import begins_as_gguf
 from foretell.options import nearest
 
-from .known import known
-from .read_shape import from_gguf, from_hf
-from .shapes import Experts, Latent, Shape
+from .catalog import known
+from .shapes import Experts, Latent, Shape, from_gguf, from_hf
 
 FORMS = "a model is a known name, a config.json, the folder of one, or a .gguf file"
 OUR_NAMES = {"gemma3-270m": "gemma-3-270m"}  # built-in models that the table has under their makers' names

@@ -8,7 +8,7 @@ from dataclasses import replace
 from .memory import GIB
 from .planner import Forecast, remarks
 from .plot import Curve, text_plot
-from .rows import Row
+from .result import Row
 
 HEAD = (
     "batch",

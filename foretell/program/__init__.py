@@ -9,7 +9,7 @@ from .expressions import Expression, assistant, gen, select, system, user
 from .forks import Forks
 from .function import Function, function
 from .local import Engine
-from .place import Cancelled, ProgramError
+from .position import Cancelled, ProgramError
 from .state import ProgramState
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any, Self
 from foretell.errors import RequestError
 
 from .loop import LoopThread
-from .script import Script
+from .prompt_state import Script
 from .settings import Settings
 
 Tell = Callable[[str], None]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from .backend import Backend, Written
 from .expressions import Begin, End, Gen, Part, Select, Text
-from .place import Cancelled, Place, ProgramError
-from .script import Script
+from .position import Cancelled, Place, ProgramError
+from .prompt_state import Script
 from .settings import Settings
 from .transcript import Piece, Transcript
 

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from foretell.errors import ForetellError, RequestError
 
 from .backend import Backend, Tell, Written
-from .script import Script
+from .http_payload import completion_body, meta_of, scoring_body
+from .prompt_state import Script
 from .settings import Settings
-from .wire import completion_body, meta_of, scoring_body
 
 if TYPE_CHECKING:
     import httpx

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.config import EngineConfig
 from foretell.errors import ForetellError
-from foretell.params import LogitsProcessor, SamplingParams
+from foretell.sampling_params import LogitsProcessor, SamplingParams
 from foretell.types import SpeculationChoice
 
 from .backend import Backend, Tell, Written
-from .script import Script
+from .prompt_state import Script
 from .settings import DEFAULT_MAX_TOKENS, Settings
 
 if TYPE_CHECKING:
     from foretell.engine.async_engine import AsyncEngine
-    from foretell.engine.track import Track
+    from foretell.engine.sequence_state import Track
 
 # What the server has below the model's own recommendation, so that a program draws alike on both.
 DEFAULTS = {"temperature": 1.0, "max_tokens": DEFAULT_MAX_TOKENS}

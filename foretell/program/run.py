@@ -11,7 +11,7 @@ from typing import Any
 from foretell.errors import ForetellError
 
 from .branch import Branch, Manner
-from .place import Cancelled, Place, ProgramError, failing_place
+from .position import Cancelled, Place, ProgramError, failing_place
 
 MOST_GENERATIONS = 10_000
 

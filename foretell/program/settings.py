@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretell.errors import RequestError
-from foretell.grammar import GrammarSpec
 from foretell.options import nearest
-from foretell.params import DECIDING, SamplingParams
+from foretell.sampling_params import DECIDING, SamplingParams
+from foretell.structured_output import GrammarSpec
 from foretell.types import SpeculationChoice
 
 DEFAULT_MAX_TOKENS = 128  # SGLang's, where neither the generation nor the run says otherwise

@@ -16,9 +16,9 @@ from .backend import Written
 from .branch import Branch, Look, Split, Step
 from .expressions import Expression, Gen, Select, expression
 from .forks import Forks
-from .place import asking_place
+from .position import asking_place
+from .prompt_state import Script
 from .run import Run
-from .script import Script
 
 Settled = Written | None | list["Settled"]  # None: what a branch does not have, because it failed or never asked
 Value = Future[Written] | list[Settled]

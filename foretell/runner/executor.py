@@ -13,9 +13,9 @@ from foretell.kernels.attention import Layout, group_spans
 from foretell.kv.cache import KVCache
 from foretell.models.batch import Batch
 from foretell.models.decoder import Decoder
-from foretell.sampling.on_device import Draws
+from foretell.sampling.cuda_sampler import Draws
 
-from .pack import Packed
+from .batch_layout import Packed
 
 
 @dataclass(frozen=True)

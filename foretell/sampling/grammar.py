@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
-from foretell.grammar import FIELD, GrammarSpec
+from foretell.structured_output import FIELD, GrammarSpec
 from foretell.tokenizer import Tokenizer
 
 from .grammar_matcher import GrammarError, Matcher, one_line

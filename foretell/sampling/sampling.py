@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 
 from . import noise
-from .history import History, adjust, forbidden
-from .native_choice import choose_natively, chooser
-from .on_device import LEAST_TEMPERATURE, Draws, choose_there, works
+from .cuda_sampler import LEAST_TEMPERATURE, Draws, choose_there, works
+from .logits_processors import History, adjust, forbidden
+from .native_sampler import choose_natively, chooser
 
 MOST_TEMPERATURE = torch.finfo(torch.float32).max
 FIRST_LOOK = 2048  # candidates a top-p search sorts before it sorts them all

@@ -16,21 +16,20 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from foretell.errors import ForetellError
+from foretell.server.openai.chat_requests import ChatBody, DetokenizeBody, TokenizeBody
+from foretell.server.openai.requests import CompletionBody
+from foretell.server.routes.generate import writing_routes
+from foretell.server.routes.openapi_page import api_routes
+from foretell.server.routes.playground import page_routes
+from foretell.server.routes.status import telling_routes
+from foretell.server.routes.tokenize import spelling_routes
 from foretell.version import VERSION
 
-from .api_page import api_routes
-from .failures import Failure, failure_of, invalid_body
-from .guards import Tell
-from .middleware import middleware_of
-from .pages import page_routes
-from .protocol import CompletionBody
-from .protocol_chat import ChatBody, DetokenizeBody, TokenizeBody
-from .reporter import Reporter
+from .errors import Failure, failure_of, invalid_body
+from .middleware import Tell, middleware_of
 from .service import Service
-from .spelling import spelling_routes
-from .telling import telling_routes
-from .wire import CallerGone
-from .writing import writing_routes
+from .sse import CallerGone
+from .stats_logger import Reporter
 
 LOG = logging.getLogger("foretell")
 GONE = 499  # nginx's word for a caller who left; nobody reads it

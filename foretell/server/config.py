@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from foretell.errors import RequestError
-from foretell.grammar import GrammarSpec
 from foretell.options import option, strict
+from foretell.structured_output import GrammarSpec
 
 TOOL_PARSERS = ("auto", "hermes", "llama3", "mistral", "none")
 REASONING_PARSERS = ("auto", "think", "none")

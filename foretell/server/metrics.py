@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 from foretell.engine.streams import Load
 from foretell.types import TARGET
 
-from .answers import skip_reason
-from .footprint import resident
-from .instruments import Instruments
+from .choice_state import skip_reason
+from .memory_report import resident
+from .metric_definitions import Instruments
 from .speedup import PlainSeconds, Speedup, unknown
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import RequestError
+from foretell.server.openai.chat_requests import ChatBody
+from foretell.server.openai.requests import Generation
 
-from .answers import Answer
-from .protocol import Generation
-from .protocol_chat import ChatBody
+from .choice_state import Answer
 
 LOG = logging.getLogger("foretell")
 PRIVATE = 0o600  # other users of the machine have no business with prompts

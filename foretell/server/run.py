@@ -13,11 +13,11 @@ import uvicorn
 
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
-from foretell.system import give_back, uncollected
+from foretell.utils.system import give_back, uncollected
 
 from .app import create_app
 from .config import ServerConfig
-from .connections import impatient
+from .http_protocol import impatient
 from .logs import set_up_logs
 from .service import Service
 
@@ -50,8 +50,8 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
 
 def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationConfig) -> Service:
     """The model, ready to be asked."""
-    from foretell.build import build_engine
-    from foretell.opened import say_on_stderr
+    from foretell.build.engine_builder import build_engine
+    from foretell.build.model_source import say_on_stderr
 
     assembly = build_engine(engine, speculation, say=say_on_stderr)
     assembly.grammars.prepare()

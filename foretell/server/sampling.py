@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from foretell.config import MOST_DRAFTED
 from foretell.errors import RequestError
-from foretell.grammar import GrammarSpec
-from foretell.params import DECIDING, SamplingParams
+from foretell.sampling_params import DECIDING, SamplingParams
+from foretell.server.openai.requests import Generation, Prediction, Speculative
+from foretell.structured_output import GrammarSpec
 from foretell.types import SpeculationChoice
 
 from .config import LONGEST_STOP, ServerConfig
-from .protocol import Generation, Prediction, Speculative
 
 T = TypeVar("T")
 

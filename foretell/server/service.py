@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import QueueFull
 from foretell.errors import RequestError, UnknownModelError
+from foretell.server.openai.response_builder import House
 from foretell.version import VERSION
 
 from .config import ServerConfig
-from .draft_watch import DraftWatch
-from .footprint import Footprint
-from .jobs import Caller, Desk, Job
+from .draft_reload import DraftWatch
+from .memory_report import Footprint
 from .metrics import Metrics
-from .replies import House
+from .preprocess import Caller, Desk, Job
 from .request_log import RequestLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from foretell.build import Assembly
+    from foretell.build.engine_builder import Assembly
     from foretell.config import EngineConfig, SpeculationConfig
     from foretell.engine.streams import Stream
-    from foretell.grammar import GrammarSpec
+    from foretell.structured_output import GrammarSpec
 
 LOG = logging.getLogger("foretell")
 T = TypeVar("T")

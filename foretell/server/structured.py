@@ -6,10 +6,9 @@ import json
 import re
 
 from foretell.errors import RequestError
-from foretell.grammar import GrammarSpec
-
-from .protocol import Generation, ResponseFormat, StructuredOutputs
-from .reasoning import CLOSES
+from foretell.server.openai.requests import Generation, ResponseFormat, StructuredOutputs
+from foretell.server.parsers.reasoning import CLOSES
+from foretell.structured_output import GrammarSpec
 
 
 def grammar_of(body: Generation) -> GrammarSpec | None:

@@ -9,8 +9,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.tokenizer.gguf_pre import pre_of
-from foretell.tokenizer.parts import Parts
+from foretell.tokenizer.gguf_pretokenizer import pre_of
+from foretell.tokenizer.spec import Parts
 
 KEY = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"

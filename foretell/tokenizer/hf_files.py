@@ -11,8 +11,8 @@ from tokenizers import AddedToken
 
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.tokenizer.panics import unless_foreign
-from foretell.tokenizer.parts import Parts
 from foretell.tokenizer.pipeline_limits import check_growth, check_pipeline
+from foretell.tokenizer.spec import Parts
 
 MAX_VOCABULARY = 1 << 24  # tokens
 MAX_REASON = 300  # characters

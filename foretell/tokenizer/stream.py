@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-from foretell.tokenizer.spelling import ByteLevel, Opaque, SentencePiece
+from foretell.tokenizer.piece_decoding import ByteLevel, Opaque, SentencePiece
 from foretell.tokenizer.tokenizer import Tokenizer
 
 UNREADABLE = "\ufffd"

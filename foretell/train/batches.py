@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .documents import Document
+from .token_dataset import Document
 
 JITTER = 0.15  # by how much lengths are mixed up before sorting: neighbours are of like length, and otherwise anybody
 

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from foretell.models.heads import BlockHead
+from foretell.models.draft_heads import BlockHead
 
 from .capture import Capture, States
-from .dense import spread
+from .dense_forward import spread
 from .losses import LK, Mix, Rows, rows_loss, surety_loss
-from .method import HeadMethod, Progress, goals_of
+from .objective import HeadMethod, Progress, goals_of
 
 FADE = 4.0  # places over which a guess's weight falls to a third
 SPACING = 3  # tokens of a row for each anchor

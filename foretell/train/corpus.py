@@ -8,18 +8,18 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
+from foretell.build.model_source import Opened
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.models.decoder import Decoder
-from foretell.opened import Opened
 
-from .answers import SHORTEST, Writing, documents_of
+from .cost_estimate import in_words
 from .data import Ask, read_data
-from .documents import Document, joined, load_documents, load_fingerprint
 from .fingerprint import answers_fingerprint, target_fingerprint
-from .forecast import in_words
+from .job import Order, Reporter
 from .kept_answers import KeptAnswers
-from .order import Order, Reporter
+from .regenerate import SHORTEST, Writing, documents_of
+from .token_dataset import Document, joined, load_documents, load_fingerprint
 
 PROBE = {"cuda": 512, "cpu": 16}  # prompts whose answers tell how long all will take
 

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from foretell.kernels.norm import rms_norm
-from foretell.models.heads import DistilledHead
+from foretell.models.draft_heads import DistilledHead
 
 from .capture import Capture, States
-from .dense import CausalAttend
+from .dense_forward import CausalAttend
 from .losses import LK, Mix, rows_loss
-from .method import HeadMethod, Progress, goals_of, mean_weight
+from .objective import HeadMethod, Progress, goals_of, mean_weight
 
 
 class DistillMethod(HeadMethod[DistilledHead]):

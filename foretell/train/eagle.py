@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.norm import rms_norm
-from foretell.models.heads import EagleHead
+from foretell.models.draft_heads import EagleHead
 
 from .capture import Capture, States
-from .dense import causal, spread
+from .dense_forward import causal, spread
 from .losses import LK, Mix, rows_loss
-from .method import Goals, HeadMethod, Progress, goals_of, mean_weight
+from .objective import Goals, HeadMethod, Progress, goals_of, mean_weight
 
 DECAY = 0.8  # of a step's weight: a later guess counts only where all before it stand
 

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from foretell.build.model_source import Opened
 from foretell.errors import RequestError
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.heads import EagleConfig, EagleHead, Head, LayerConfig, Lender
-from foretell.models.heads.formats.layout import layer_parts
-from foretell.opened import Opened
+from foretell.models.draft_heads import EagleConfig, EagleHead, Head, LayerConfig, Lender
+from foretell.models.draft_heads.formats.layout import layer_parts
 
 from .model_files import architectures
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .documents import FILE, Document, load_documents, load_fingerprint, save_documents
 from .fingerprint import Fingerprint
 from .sampler import Wish
+from .token_dataset import FILE, Document, load_documents, load_fingerprint, save_documents
 
 
 @dataclass

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretell.certify.certificate import Certificate, Order, certify
-from foretell.certify.texts import PROMPTS, encode
+from foretell.certify.text_equality import PROMPTS, encode
 from foretell.llm import LLM
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 
-from .streaming import HEADS
+from .speculative_streaming import HEADS
 
 TOKENS = 64  # written after each prompt
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from foretell.models.heads import MedusaHead
+from foretell.models.draft_heads import MedusaHead
 
 from .capture import Capture, States
 from .losses import LK, Mix, rows_loss
-from .method import HeadMethod, Progress, goals_of, mean_weight
+from .objective import HeadMethod, Progress, goals_of, mean_weight
 
 DECAY = 0.8  # of a head's weight
 

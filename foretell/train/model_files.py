@@ -8,12 +8,12 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from foretell.build.model_source import Opened
 from foretell.errors import UnsupportedModelError
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.read_config import end_ids
+from foretell.models.hf_config import end_ids
 from foretell.models.weights import make_slots
-from foretell.opened import Opened
 
 
 def check_writable(opened: Opened) -> None:

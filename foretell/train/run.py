@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from foretell.build.model_source import Opened, open_model
 from foretell.config import EngineConfig
 from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
-from foretell.opened import Opened, open_model
 from foretell.version import VERSION
 
 from .batches import Batches
@@ -26,21 +26,21 @@ from .capture import Capture
 from .checkpoint import FILE as CHECKPOINT
 from .checkpoint import Standing, load_checkpoint
 from .corpus import Corpus
+from .cost_estimate import Forecast, forecast
 from .distill import DistillMethod
-from .documents import FILE as ANSWERS
-from .documents import Document, coverage, data_hash, draft_vocabulary
 from .eagle import EagleMethod
-from .forecast import Forecast, forecast
+from .init_head import DRAFT_VOCAB, DRAFTED, MARKOV_RANK, OPTIMIZED, RATES, head_config, new_head, opened_head, shaped
+from .job import Order, Reporter
 from .losses import DSPARK, LK, Mix
-from .making import DRAFT_VOCAB, DRAFTED, MARKOV_RANK, OPTIMIZED, RATES, head_config, new_head, opened_head, shaped
 from .measure import Bench, drafter_name
 from .medusa import MedusaMethod
-from .method import Method
 from .model_files import check_writable
+from .objective import Method
 from .optimizer import Optimizer
-from .order import Order, Reporter
 from .settings import seconds
-from .streaming import StreamingMethod, perplexity
+from .speculative_streaming import StreamingMethod, perplexity
+from .token_dataset import FILE as ANSWERS
+from .token_dataset import Document, coverage, data_hash, draft_vocabulary
 from .trainer import Limits, Trainer, estimate
 
 MIXES = {"lk": LK, "kl": Mix(kl=1.0), "tv": Mix(tv=1.0), "ce": Mix(ce=1.0), "dspark": DSPARK}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretell.models.decoder import Decoder
 
-from .dense import causal, make_tables, run_dense
+from .dense_forward import causal, make_tables, run_dense
 
 LOOK = 16  # steps between two looks at who has finished
 SPAN = 128  # keys are shown in multiples of this; each has a graph of its own

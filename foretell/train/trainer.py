@@ -15,7 +15,7 @@ from foretell.sampling.noise import mix
 from .batches import Batches
 from .capture import Capture, KeptStates
 from .checkpoint import Standing, save_checkpoint
-from .method import Method
+from .objective import Method
 from .optimizer import Optimizer
 
 SMOOTH = 20  # steps over which progress is shown

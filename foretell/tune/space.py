@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foretell.bench.arms import ADAPT, NEED_A_MODEL
-from foretell.bench.item import Item
 from foretell.bench.measure import PLAIN, Arm
+from foretell.bench.prompt import Item
+from foretell.bench.variants import ADAPT, NEED_A_MODEL
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 

@@ -11,7 +11,7 @@ from .rejection import guess_of, ratio, scaled
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .chance import Chance
+    from .randomness import Chance
 
 
 def block(draft: Draft, probs: Tensor, chance: Chance) -> Verdict:

@@ -9,7 +9,7 @@ from foretell.types import Draft, Verdict
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .chance import Chance
+    from .randomness import Chance
 
 LARGEST_RATIO = 1e300  # finite, so that a weight of 0 stays 0
 

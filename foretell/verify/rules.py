@@ -10,13 +10,13 @@ from foretell.options import nearest
 from foretell.types import Draft, Verdict
 
 from .block import block
+from .lossy import DEFAULTS, ThresholdSettings, confidence, ensemble, typical
 from .rejection import rejection
-from .threshold import DEFAULTS, ThresholdSettings, confidence, ensemble, typical
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .chance import Chance
+    from .randomness import Chance
 
 
 class Rule(Protocol):

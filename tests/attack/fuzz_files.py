@@ -19,12 +19,12 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
+from foretell.build.model_source import open_model, say_nothing
 from foretell.config import EngineConfig
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.costs import StepCosts
-from foretell.engine.profile import Profiler
+from foretell.control.latency_model import StepCosts
+from foretell.engine.cost_profiler import Profiler
 from foretell.errors import ForetellError
-from foretell.opened import open_model, say_nothing
 
 MEMORY = 3 << 30  # bytes of address space beyond what the process has at the start
 CPU_SECONDS = 300

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from foretell.engine.async_engine import AsyncEngine
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.models.config import ModelConfig
-from foretell.models.heads import EagleConfig, LayerConfig
-from foretell.params import SamplingParams
+from foretell.models.draft_heads import EagleConfig, LayerConfig
+from foretell.sampling_params import SamplingParams
 from tests.tiny import CONTEXT, VOCAB, OwnHead, World
 
 REQUESTS = 24

@@ -10,11 +10,11 @@ from typing import Any
 
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.mix import MixDrafter
-from foretell.draft.prediction import PredictionDrafter
+from foretell.draft.predicted_output import PredictionDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.track import Track
+from foretell.engine.sequence_state import Track
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice, TokenLogprob
 from tests.laws import test_same_text as laws
 from tests.tiny import HEADS, VOCAB, OwnHead, World, add, run

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from foretell.server.failures import Failure
-from foretell.server.guards import BODY_PATHS, BodyGuard
+from foretell.server.errors import Failure
+from foretell.server.middleware import BODY_PATHS, BodyGuard
 from tests.server.process import ServerProcess, write_server_folder
 
 KEY = "a-key"

@@ -12,11 +12,11 @@ from contextlib import ExitStack
 import pytest
 import uvicorn
 
-from foretell.build import build_engine
+from foretell.build.engine_builder import build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.server.app import create_app
 from foretell.server.config import ServerConfig
-from foretell.server.connections import impatient
+from foretell.server.http_protocol import impatient
 from foretell.server.service import Service
 from tests.server.process import write_server_folder
 from tests.waiting import PATIENCE, wait_for

@@ -13,10 +13,10 @@ import torch
 
 from foretell.draft.base import Drafter
 from foretell.draft.model import ModelDrafter
-from foretell.engine.court import Court
 from foretell.engine.engine import Engine
-from foretell.engine.isolation import rescue
-from foretell.engine.track import Track
+from foretell.engine.fault_isolation import rescue
+from foretell.engine.sequence_state import Track
+from foretell.engine.verifier import Court
 from foretell.kv import swap as swap_module
 from foretell.kv.swap import Swap
 from foretell.types import TokenLogprob

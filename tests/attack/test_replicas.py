@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from foretell.cluster import ingress, marks
-from foretell.cluster.front import SETTLE
+from foretell.cluster import ingress
+from foretell.cluster import prefix_hashes as marks
+from foretell.cluster.gateway import SETTLE
 from foretell.cluster.ingress import GRACE, Ingress
 from foretell.cluster.replicas import LIMIT
 from foretell.server.config import ServerConfig

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from foretell.bench.item import Item
 from foretell.bench.measure import Arm, Job, Written
 from foretell.bench.plan import Plan
+from foretell.bench.prompt import Item
 from foretell.config import SpeculationConfig
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 
 TEXT = tuple(range(11))  # ten tokens behind the first
 

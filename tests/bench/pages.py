@@ -9,10 +9,10 @@ from foretell.bench.arrivals import ClosedLoop, Level, Poisson
 from foretell.bench.check import OFF, ON, CheckFindings, facts_of
 from foretell.bench.clients import Answer
 from foretell.bench.compare import CompareFindings, CompareSample, summarise
-from foretell.bench.item import Item
 from foretell.bench.load import LoadFindings, Slice, cell_of
 from foretell.bench.never_slower import ALL, Cell, Findings, Overall
 from foretell.bench.peers import Reply
+from foretell.bench.prompt import Item
 from foretell.bench.synthetic import MODES, SyntheticCell, SyntheticFindings
 
 FACTS: dict[str, Any] = {

@@ -11,8 +11,8 @@ import pytest
 from foretell.bench.check import OFF, ON, TASKS, Facts, arms_of, facts_of, run_check, running
 from foretell.bench.check_report import markdown, remarks
 from foretell.bench.compare import CompareSample
-from foretell.bench.item import Item
 from foretell.bench.peers import Endpoint, Reply
+from foretell.bench.prompt import Item
 from foretell.cli import main as program
 from foretell.errors import RequestError
 from tests.server.process import ServerProcess

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.arms import arms_of, default_names
-from foretell.bench.item import Item
+from foretell.bench.engine_backend import EngineStage
 from foretell.bench.measure import PLAIN, Job, Written
-from foretell.bench.stage import EngineStage
+from foretell.bench.prompt import Item
+from foretell.bench.variants import arms_of, default_names
 from foretell.cli import main as program
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError

@@ -14,9 +14,9 @@ from foretell.bench.check import running
 from foretell.bench.clients import LONGEST_LINE, Address
 from foretell.bench.compare import ComparePlan, run_compare
 from foretell.bench.compare_report import markdown, remarks
-from foretell.bench.item import Item
 from foretell.bench.peer_transformers import TransformersPeer
 from foretell.bench.peers import Asked, Endpoint, Reply, accepted_guesses
+from foretell.bench.prompt import Item
 from foretell.bench.workloads import load
 from foretell.cli import main as program
 from foretell.errors import RequestError

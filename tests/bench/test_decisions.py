@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from foretell.bench.bars import PLAIN_SHARE, Contest, Verdict
-from foretell.bench.scenes import QUICK, Extent
+from foretell.bench.never_slower_grid import QUICK, Extent
+from foretell.bench.never_slower_stats import PLAIN_SHARE, Contest, Verdict
 
 RUNS = 400
 MOST_WRONG = 0.075  # at a true error of 5%, 400 runs give more once in fifty

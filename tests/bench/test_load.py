@@ -18,9 +18,9 @@ from foretell.bench import load as bench_load
 from foretell.bench import serving
 from foretell.bench.arrivals import ClosedLoop, Poisson
 from foretell.bench.clients import Address, Answer, ask
-from foretell.bench.item import Item
 from foretell.bench.load import LoadArm, LoadFindings, LoadPlan, Slice, arms_of, bodies, cell_of, run_load
 from foretell.bench.load_report import markdown, remarks
+from foretell.bench.prompt import Item
 from foretell.cli import main as program
 from foretell.errors import ForetellError, RequestError
 from tests.server.process import ServerProcess

@@ -6,10 +6,10 @@ import io
 
 import pytest
 
-from foretell.bench.item import Item
 from foretell.bench.measure import PLAIN, Sample, Written, measure, rotated
 from foretell.bench.plan import Plan
 from foretell.bench.progress import QUIET, Progress
+from foretell.bench.prompt import Item
 from foretell.bench.run import Order, run
 from foretell.errors import RequestError
 

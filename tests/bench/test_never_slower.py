@@ -13,25 +13,25 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.bar_report import markdown, remarks
-from foretell.bench.bars import Contest, Verdict, worst
+from foretell.bench.batch_result import Batch, Together
 from foretell.bench.batches import EngineBatches, long_enough, variations
-from foretell.bench.item import Item
+from foretell.bench.drafter_slots import Seats, open_with
 from foretell.bench.measure import PLAIN, Arm, Job
 from foretell.bench.never_slower import Cell, Findings, contend, run
+from foretell.bench.never_slower_grid import Extent, Scene, adaptive_arm, all_scenes, arms_to_load, chosen, fixed_arms
+from foretell.bench.never_slower_report import markdown, remarks
+from foretell.bench.never_slower_stats import Contest, Verdict, worst
 from foretell.bench.plan import Plan
-from foretell.bench.scenes import Extent, Scene, adaptive_arm, all_scenes, arms_to_load, chosen, fixed_arms
-from foretell.bench.seats import Seats, open_with
-from foretell.bench.stand_ins import ORACLE_ERRS, UselessDrafter
-from foretell.bench.together import Batch, Together
+from foretell.bench.prompt import Item
+from foretell.bench.synthetic_drafters import ORACLE_ERRS, UselessDrafter
+from foretell.build.model_source import open_model, say_nothing
 from foretell.cli import main as program
 from foretell.cli.bench_never_slower import exit_code
 from foretell.config import EngineConfig
 from foretell.draft.scripted import OracleDrafter
 from foretell.errors import RequestError
 from foretell.llm import LLM
-from foretell.opened import open_model, say_nothing
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Request
 from foretell.types import Sequence as Text
 from tests.server.process import write_server_folder

@@ -9,26 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from foretell.bench.arms import arms_of, grid_of
-from foretell.bench.brief import brief
-from foretell.bench.item import Item
+from foretell.bench.acceptance_by_depth import Places
+from foretell.bench.batching import again, packs, side_by_side
+from foretell.bench.drafter_slots import Seats, open_with
+from foretell.bench.engine_backend import EngineStage
 from foretell.bench.latency import CURVE, Latency, token_times
+from foretell.bench.load_results import read, result_of
 from foretell.bench.measure import PLAIN, Arm, Job, Written, measure
-from foretell.bench.packs import again, packs, side_by_side
-from foretell.bench.places import Places
 from foretell.bench.plan import Plan
 from foretell.bench.progress import WIDTH, Progress, bar
-from foretell.bench.report import markdown
+from foretell.bench.prompt import Item
+from foretell.bench.report import brief, markdown
 from foretell.bench.results import Result
 from foretell.bench.run import Order, run
-from foretell.bench.seats import Seats, open_with
-from foretell.bench.stage import EngineStage
-from foretell.bench.stored import read, result_of
-from foretell.bench.texts import records
+from foretell.bench.transcripts import records
+from foretell.bench.variants import arms_of, grid_of
+from foretell.build.model_source import open_model, say_nothing
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
-from foretell.opened import open_model, say_nothing
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 
 from .fakes import TEXT, FakeStage, arms, items, watch_nothing
 

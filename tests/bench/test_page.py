@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from foretell.bench.acceptance_by_depth import Places
 from foretell.bench.measure import Arm, Job, Written
 from foretell.bench.page import check, compare, load, never_slower, synthetic
 from foretell.bench.page.offline import page
 from foretell.bench.page.scales import Scale, duration, ratio_scale, round_step, time_scale, value_scale
 from foretell.bench.page.tables import table_of
-from foretell.bench.places import Places
 from foretell.bench.plan import Plan
 from foretell.bench.results import Result
 from foretell.bench.run import Order, run

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from foretell.bench.arms import arms_of
-from foretell.bench.item import Item
+from foretell.bench.engine_backend import NO_GUESS, EngineStage
 from foretell.bench.measure import PLAIN, Sample, measure
 from foretell.bench.plan import Plan
+from foretell.bench.prompt import Item
 from foretell.bench.results import summarise
-from foretell.bench.stage import NO_GUESS, EngineStage
+from foretell.bench.variants import arms_of
 from foretell.bench.workloads import load, take
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.registry import HEADS, KINDS
-from foretell.models.heads.open import SHIPPED
+from foretell.models.draft_heads.loading import SHIPPED
 from tests.bench.fakes import watch_nothing
 
 STORED = Path(__file__).parent / "accepted.json"
@@ -42,8 +42,8 @@ def drafters() -> list[str]:
 
 def accepted_per_step(names: list[str]) -> dict[str, float]:
     """Over one prompt of each task, greedy, in the model's own integers: the same on every machine with our kernels."""
-    from foretell.bench.seats import Seats, open_with
-    from foretell.opened import open_model, say_nothing
+    from foretell.bench.drafter_slots import Seats, open_with
+    from foretell.build.model_source import open_model, say_nothing
 
     arms = arms_of(names, [LENGTH], SpeculationConfig())
     llm = open_with(arms, quiet=True)

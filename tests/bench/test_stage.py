@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.arms import arms_of
-from foretell.bench.item import Item
+from foretell.bench.drafter_slots import Seats, has_weights, open_with
+from foretell.bench.engine_backend import EngineStage
 from foretell.bench.measure import PLAIN
 from foretell.bench.plan import Plan
-from foretell.bench.seats import Seats, has_weights, open_with
-from foretell.bench.stage import EngineStage
+from foretell.bench.prompt import Item
+from foretell.bench.variants import arms_of
+from foretell.build.model_source import Opened, open_model, say_nothing
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.llm import LLM
-from foretell.opened import Opened, open_model, say_nothing
 from foretell.types import Budget, Draft, Request, Sequence, SpeculationChoice
 
 

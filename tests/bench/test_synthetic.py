@@ -11,15 +11,15 @@ from statistics import fmean
 
 import pytest
 
-from foretell.bench.item import Item
+from foretell.bench.batch_result import Batch, Together
 from foretell.bench.measure import PLAIN, Arm, Job
-from foretell.bench.set_rates import SetRateOracle, even_draws, free_draws
+from foretell.bench.prompt import Item
 from foretell.bench.synthetic import Setting, SyntheticPlan, expected_tokens, run_synthetic
+from foretell.bench.synthetic_drafters import SetRateOracle, even_draws, free_draws
 from foretell.bench.synthetic_report import markdown, remarks
-from foretell.bench.together import Batch, Together
 from foretell.cli import main as program
 from foretell.errors import RequestError
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Outcome, Request, Share, Verdict
 from foretell.types import Sequence as Text
 

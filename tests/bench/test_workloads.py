@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.item import Item
+from foretell.bench.engine_backend import params_for
 from foretell.bench.plan import Plan
-from foretell.bench.stage import params_for
+from foretell.bench.prompt import Item
 from foretell.bench.workloads import load, own, take
 from foretell.errors import RequestError
 

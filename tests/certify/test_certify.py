@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from foretell import LLM
-from foretell.bench.item import Item
+from foretell.bench.prompt import Item
 from foretell.certify.certificate import Order, _rules
-from foretell.certify.draws import (
+from foretell.certify.distribution_test import (
     COUNT,
     FALSE_ALARM,
     FULL_DISTANCE,
@@ -28,14 +28,14 @@ from foretell.certify.draws import (
     sampling_drafter,
     tiny_engine,
 )
+from foretell.certify.draft_check import check_guesses
 from foretell.certify.exact import check_exactly, drift
-from foretell.certify.guesses import check_guesses
-from foretell.certify.plants import PLANTS, Plant
-from foretell.certify.texts import Difference
+from foretell.certify.known_bugs import PLANTS, Plant
+from foretell.certify.text_equality import Difference
 from foretell.cli.main import main
 from foretell.draft.ngram import NGramDrafter
 from foretell.errors import RequestError
-from foretell.verify.threshold import ThresholdSettings
+from foretell.verify.lossy import ThresholdSettings
 
 RULES = ("match", "rejection", "block")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from foretell.certify.certificate import Certificate, Order
-from foretell.certify.draws import SETTINGS, TREE, check_draws, tiny_engine
+from foretell.certify.distribution_test import SETTINGS, TREE, check_draws, tiny_engine
+from foretell.certify.draft_check import GuessResult, judge_places
 from foretell.certify.evidence import ENOUGH, Evidence, lacking, most_near_ties
-from foretell.certify.guesses import GuessResult, judge_places
-from foretell.certify.texts import Difference, TextResult
+from foretell.certify.text_equality import Difference, TextResult
 from foretell.cli.main import main
 
 TEXTS = TextResult("greedy", 8, 384, drafted=99, accepted=50, steps=200, differences=())

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 REPLICA = b"ray::ServeReplica:%s:replica"  # how Ray names the process
-RANK = b"foretell.parallel.worker"
+RANK = b"foretell.tensor_parallel.worker"
 
 
 @dataclass

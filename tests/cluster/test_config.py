@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from foretell.cluster.config import ClusterConfig
-from foretell.cluster.room import Room, room_for
-from foretell.cluster.served import Served
+from foretell.cluster.replica_spec import Served
+from foretell.cluster.resources import Room, room_for
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import CapacityError, RequestError
 from foretell.server.config import ServerConfig

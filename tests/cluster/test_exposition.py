@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from foretell.cluster import exposition
-from foretell.cluster.exposition import Books
-from foretell.cluster.ledger import Ledger
-from foretell.server.instruments import Instruments
+from foretell.cluster import metrics_merge as exposition
+from foretell.cluster.gateway_metrics import Ledger
+from foretell.cluster.metrics_merge import Books
+from foretell.server.metric_definitions import Instruments
 
 
 def replica(tokens: int, accepted: int, rejected: int, running: int = 0, use: float = 0.0) -> str:

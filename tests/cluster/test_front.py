@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from foretell.cluster import front as module
+from foretell.cluster import gateway as module
 from foretell.cluster import replicas as asking
+from foretell.cluster.asgi_call import answer
 from foretell.cluster.call import Call, Head
-from foretell.cluster.front import Front
-from foretell.cluster.inside import answer
+from foretell.cluster.gateway import Front
 from foretell.cluster.replicas import ReplicaLost
 from tests.waiting import PATIENCE
 

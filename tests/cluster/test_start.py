@@ -22,10 +22,10 @@ from foretell.cluster.config import ClusterConfig
 from foretell.cluster.deploy import why
 from foretell.cluster.ray_start import Ray, is_closed, running_here
 from foretell.cluster.replica import Replica
+from foretell.cluster.replica_spec import Served
 from foretell.cluster.replicas import Running
-from foretell.cluster.room import Room
+from foretell.cluster.resources import Room
 from foretell.cluster.run import Signals, greeting
-from foretell.cluster.served import Served
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.server.config import ServerConfig

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.costs import StepCosts
+from foretell.control.latency_model import StepCosts
 from foretell.control.settings import ArmTraits, Settings
 from foretell.control.simulation import Arm, Chance, Machine, Result, Scenario, World
 

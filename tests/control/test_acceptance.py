@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretell.control.acceptance import Acceptance, Guess, Honesty
-from foretell.control.rates import (
+from foretell.control.acceptance_model import (
     ALIKE,
     CELLS,
     DEPTHS,
@@ -24,6 +23,7 @@ from foretell.control.rates import (
     cell,
     mean_power,
 )
+from foretell.control.acceptance_tracker import Acceptance, Guess, Honesty
 from foretell.types import Budget, Draft
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, Offers
-from foretell.control.costs import StepCosts
+from foretell.control.latency_model import StepCosts
 from foretell.control.settings import ArmTraits, Settings
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
@@ -19,7 +19,7 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, StepTimes, Verdict
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, run
 

@@ -7,14 +7,14 @@ from itertools import accumulate
 
 import pytest
 
+from foretell.control.length_optimizer import Candidate, Market, best_plan
 from foretell.control.settings import ArmTraits
-from foretell.control.spending import Candidate, Market, best_plan
 from foretell.draft.base import Drafter
-from foretell.draft.chained import ChainedDrafter
-from foretell.draft.merging import Merged
+from foretell.draft.idle_unload import Background, Resident
 from foretell.draft.model import ModelDrafter
-from foretell.draft.resident import Background, Resident
-from foretell.params import SamplingParams
+from foretell.draft.model_graph import ChainedDrafter
+from foretell.draft.tree_merge import Merged
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
 from tests.control.test_adaptive import Clock
 

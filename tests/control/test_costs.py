@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from foretell.control.costs import (
+from foretell.control.latency_model import (
     FEATURES,
     KNOTS,
     KNOWN_WELL,

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from foretell.control.decisions import DRAFTED, LOW_ACCEPT, NO_GUESS, PAYS, SKIPPED, Decisions, Situation, in_words
+from foretell.control.decision_log import DRAFTED, LOW_ACCEPT, NO_GUESS, PAYS, SKIPPED, Decisions, Situation, in_words
 from foretell.control.settings import Settings
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.types import Draft

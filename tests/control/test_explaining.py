@@ -13,11 +13,11 @@ import pytest
 from foretell import LLM, SamplingParams
 from foretell.cli.main import main
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.explaining import Prices
-from foretell.engine.profile import Profiler
+from foretell.control.decision_log import Prices
+from foretell.engine.cost_profiler import Profiler
+from foretell.runner.batch_layout import Packed
 from foretell.runner.executor import StepOutput
-from foretell.runner.pack import Packed
-from foretell.runner.runner import ModelRunner
+from foretell.runner.model_runner import ModelRunner
 from foretell.types import Draft, Share
 from tests.outruns import Outruns
 from tests.tiny import World
@@ -68,7 +68,7 @@ def test_costs_are_measured_kept_and_taken_up_again(
     assert not controller.costs.known
     before = llm.engine.runner.pool.held
     clock = _forward_takes(llm.engine.runner, monkeypatch, lambda rows: 0.01 + 0.001 * rows)
-    monkeypatch.setattr("foretell.engine.profile.perf_counter", clock)
+    monkeypatch.setattr("foretell.engine.cost_profiler.perf_counter", clock)
     llm.measure()
     assert llm.engine.runner.pool.held == before == 0, "made-up texts give their pages back"
     for rows in (1, 4, 16):
@@ -104,7 +104,7 @@ def test_where_steps_are_sent_ahead_what_the_host_does_before_is_no_part_of_them
 ) -> None:
     engine, controller = World(pages=256).engine(None), AdaptiveController({})
     engine.runner.executor = sent = Sent(engine.runner.executor)
-    monkeypatch.setattr("foretell.engine.profile.perf_counter", lambda: sent.now)
+    monkeypatch.setattr("foretell.engine.cost_profiler.perf_counter", lambda: sent.now)
     Profiler(engine, controller).run()
     assert controller.costs.single == pytest.approx(0.01, rel=0.1)
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from foretell.control.acceptance_model import FAMILIAR, cell
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.foresight import LOOKS
-from foretell.control.rates import FAMILIAR, cell
+from foretell.control.drafter_options import LOOKS
+from foretell.control.length_optimizer import Candidate, Market
 from foretell.control.settings import ArmTraits
-from foretell.control.spending import Candidate, Market
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence
 
 MARKET = Market(1, 1, [0.03 + 0.001 * rows for rows in range(64)])

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.hurry import RETRY, Hurry
+from foretell.control.length_optimizer import Market, Plan, let_pass
 from foretell.control.settings import ArmTraits, Settings
 from foretell.control.simulation import Machine, Result, Scenario, World
-from foretell.control.spending import Market, Plan, let_pass
+from foretell.control.slo import RETRY, Hurry
 from foretell.errors import RequestError
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence, SpeculationChoice
 from tests import tiny
 from tests.control.scenarios import adaptive, free, model, steady

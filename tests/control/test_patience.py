@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from foretell.control.patience import PATIENCE, STEP_SECONDS, TEXT_SECONDS, Patience
-from foretell.params import SamplingParams
+from foretell.control.poll_limiter import PATIENCE, STEP_SECONDS, TEXT_SECONDS, Patience
+from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence
 
 PLAIN = 0.01

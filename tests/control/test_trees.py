@@ -8,15 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance import Acceptance, Guess
+from foretell.control.acceptance_model import RESCUES, WIDTHS, Rates, cell, rescue
+from foretell.control.acceptance_tracker import Acceptance, Guess
 from foretell.control.controller import Controller, Offers
-from foretell.control.costs import StepCosts
-from foretell.control.rates import Rates, cell
+from foretell.control.latency_model import StepCosts
+from foretell.control.length_optimizer import Bushes, Candidate, Market, Plan, best_plan, share_out
 from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
 from foretell.control.simulation import Always, Machine, Scenario, World, best_fixed, best_tree
-from foretell.control.spending import Bushes, Candidate, Market, Plan, best_plan, share_out
-from foretell.control.widths import RESCUES, WIDTHS, rescue
-from foretell.runner.cuda_sizes import ROWS
+from foretell.runner.cuda.graph_shapes import ROWS
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes, Verdict
 from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adapted, adaptive, head, steady
 from tests.control.test_adaptive import Clock

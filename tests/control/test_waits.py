@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.costs import CostPrior, StepCosts
-from foretell.control.drafting import Drafting
+from foretell.control.draft_latency import Drafting
+from foretell.control.host_gap import Waits
+from foretell.control.latency_model import CostPrior, StepCosts
+from foretell.control.length_optimizer import Candidate, Market, Plan, best_plan, break_even, share_out
 from foretell.control.settings import ArmTraits, Settings
-from foretell.control.spending import Candidate, Market, Plan, best_plan, break_even, share_out
-from foretell.control.waits import Waits
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter

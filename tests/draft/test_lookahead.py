@@ -10,9 +10,9 @@ from collections.abc import Sequence as Values
 import pytest
 
 from foretell.draft import lookahead
-from foretell.draft.growing import GrowingTree
+from foretell.draft.heads.tree import GrowingTree
 from foretell.draft.lookahead import LookaheadDrafter, Pool, State, Text, Window
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
 
 

@@ -13,16 +13,16 @@ from foretell.certify.toy import World as Toy
 from foretell.certify.toy_drafters import chain, tree
 from foretell.config import SpeculationConfig
 from foretell.draft.base import Drafter
-from foretell.draft.merging import Merged, merged
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.tree_merge import Merged, merged
 from foretell.engine.stats import Speculation, origins
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.types import TARGET, Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, Verdict
-from foretell.verify.chance import Chance
+from foretell.verify.randomness import Chance
 from foretell.verify.rules import EXACT, Rule
 from tests.laws.test_same_text import SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, model_drafter, run

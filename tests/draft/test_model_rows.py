@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from foretell import LLM, SamplingParams
-from foretell.draft.chained import ChainedDrafter
 from foretell.draft.model import ModelDrafter
-from foretell.runner.runner import ModelRunner
+from foretell.draft.model_graph import ChainedDrafter
+from foretell.runner.model_runner import ModelRunner
 from foretell.types import Draft, Share
 from tests.draft.tiny_tokens import string_translator, token_translator
 from tests.tiny import CONTEXT, VOCAB, World, add, generate, model_drafter, run, tiny_decoder

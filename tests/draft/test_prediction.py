@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from foretell.draft.prediction import PredictionDrafter
-from foretell.params import SamplingParams
+from foretell.draft.predicted_output import PredictionDrafter
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Request, Sequence
 
 BUDGET = Budget(8)

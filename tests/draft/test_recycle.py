@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from foretell.draft.growing import GrowingTree
-from foretell.draft.recycle import SHARES, SUCCESSORS, RecycleDrafter, Table, extended
-from foretell.params import SamplingParams
+from foretell.draft.heads.tree import GrowingTree
+from foretell.draft.token_recycling import SHARES, SUCCESSORS, RecycleDrafter, Table, extended
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
 
 Rows = tuple[tuple[int, ...], ...]

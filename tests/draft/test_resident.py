@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-import foretell.build
+import foretell.build.engine_builder
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.config import SpeculationConfig
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.settings import ArmTraits, Settings
 from foretell.draft.base import Drafter
-from foretell.draft.fitting import fit
+from foretell.draft.idle_unload import RETRY, Background, Resident
+from foretell.draft.load import fit
 from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.resident import RETRY, Background, Resident
 from foretell.errors import CapacityError, RequestError
-from foretell.runner.memory import MemoryPlan
+from foretell.runner.memory_plan import MemoryPlan
 from foretell.types import Budget, Draft
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run
 

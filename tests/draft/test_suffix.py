@@ -8,9 +8,9 @@ import tracemalloc
 
 import pytest
 
-from foretell.draft.occurrences import END, LONG, SEEN, WINDOW, Occurrences
+from foretell.draft.ngram_index import END, LONG, SEEN, WINDOW, Occurrences
 from foretell.draft.suffix import DOUBT, RETURN, SuffixDrafter
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, FinishReason, Outcome, Request, Sequence, Share
 
 BUDGET = Budget(8)

@@ -13,20 +13,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from foretell.build.draft_compat import look_up
+from foretell.build.model_source import say_nothing
 from foretell.control.controller import FixedController
-from foretell.draft.alignment import LONGEST, Retelling, Speller
 from foretell.draft.base import Drafter, NoDrafter
-from foretell.draft.translate import Translator
-from foretell.draft.vocabularies import Side, Vocabularies
+from foretell.draft.cross_tokenizer.alignment import LONGEST, Retelling, Speller
+from foretell.draft.cross_tokenizer.drafter import Translator
+from foretell.draft.cross_tokenizer.vocab_map import Side, Vocabularies
 from foretell.engine.engine import Engine
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.load import load_model
-from foretell.opened import say_nothing
-from foretell.pairing import look_up
-from foretell.params import SamplingParams
-from foretell.runner.runner import ModelRunner
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
 from foretell.types import Budget, Draft, Request, Sequence, Share
 from tests.draft.tiny_tokens import (

@@ -7,10 +7,8 @@ import random
 
 import pytest
 
-from foretell.draft.growing import ROOT
-from foretell.draft.ranks import OTHERS, RankRates
-from foretell.draft.tree import Children, LevelTree, ShapedTree, width
-from foretell.params import SamplingParams
+from foretell.draft.heads.tree import OTHERS, ROOT, Children, LevelTree, RankRates, ShapedTree, width
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
 
 Language = dict[tuple[int, ...], Children]

@@ -8,7 +8,7 @@ import pytest
 
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.lookahead import LookaheadDrafter
-from foretell.draft.recycle import RecycleDrafter
+from foretell.draft.token_recycling import RecycleDrafter
 from foretell.engine.engine import Engine
 from foretell.types import SpeculationChoice
 from tests.tiny import PROMPTS, World, add, generate, run

@@ -9,9 +9,9 @@ from functools import cache
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from foretell.draft.translate import Translator
-from foretell.draft.vocabularies import Side, Vocabularies
-from foretell.runner.runner import ModelRunner
+from foretell.draft.cross_tokenizer.drafter import Translator
+from foretell.draft.cross_tokenizer.vocab_map import Side, Vocabularies
+from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 from tests.tiny import CONTEXT, VOCAB, tiny_decoder
 

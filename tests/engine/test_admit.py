@@ -9,9 +9,9 @@ from foretell.certify.toy import Context, bias, world
 from foretell.certify.toy import World as Toy
 from foretell.certify.toy_drafters import Sketch
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.engine.admit import admitted, distinct
+from foretell.engine.draft_guard import admitted, distinct
 from foretell.types import Budget, Draft, Sequence
-from foretell.verify.chance import Chance
+from foretell.verify.randomness import Chance
 from foretell.verify.rules import EXACT, Rule
 from tests.laws.test_same_text import truth_for
 from tests.tiny import PROMPTS, VOCAB, World, add, run

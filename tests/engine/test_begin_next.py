@@ -11,9 +11,9 @@ from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.scripted import OracleDrafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.draft.token_recycling import RecycleDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Sequence
 from tests.laws.test_same_text import DRAFTERS, truth_for

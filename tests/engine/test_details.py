@@ -10,7 +10,7 @@ import torch
 from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter
-from foretell.engine import details as details_module
+from foretell.engine import token_details as details_module
 from foretell.types import Delta, SpeculationChoice
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, run, tree_around
 

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.draft.heads_check import write
-from foretell.engine import stopwatch
-from foretell.engine.flight import UNSEEN_ROWS, Flight, may_stay_unseen
-from foretell.engine.stopwatch import Stopwatch
-from foretell.params import SamplingParams
+from foretell.draft.heads.wiring_check import write
+from foretell.engine import async_step as stopwatch
+from foretell.engine.async_step import UNSEEN_ROWS, Flight, Stopwatch, may_stay_unseen
+from foretell.runner.cuda.graphs import note_odd
 from foretell.runner.executor import StepOutput
-from foretell.runner.stock import note_odd
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, StepTimes
 from tests.engine.test_swap import swapping
 from tests.laws.test_ahead import outrunning
@@ -93,7 +92,7 @@ class Heard:
 
 def test_a_step_that_was_recorded_when_it_was_sent_tells_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does the one that had to wait for that."""
-    monkeypatch.setattr("foretell.engine.stopwatch.LATE", math.inf)  # a busy machine excludes no step
+    monkeypatch.setattr("foretell.engine.async_step.LATE", math.inf)  # a busy machine excludes no step
     engine, executor = outrunning(World(), None)
     heard, before = Heard(engine), executor.ahead
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
+from foretell.control.acceptance_model import WIDTHS
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, Offers
-from foretell.control.costs import CostPrior, StepCosts
+from foretell.control.latency_model import CostPrior, StepCosts
 from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
-from foretell.control.widths import WIDTHS
 from foretell.engine.engine import Engine
-from foretell.engine.rehearsal import Rehearsal, all_pieces
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
-from foretell.models.heads import Lender
-from foretell.params import SamplingParams
-from foretell.runner.cuda_sizes import ROWS
-from foretell.runner.runner import ModelRunner
+from foretell.engine.warmup import Rehearsal, all_pieces
+from foretell.models.draft_heads import Lender
+from foretell.runner.cuda.graph_shapes import ROWS
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Outcome, Sequence, StepTimes
 from tests.recordings import MadeUpSteps, Tape, make_up, play
 from tests.tiny import CONFIG, HEADS, VOCAB, OwnHead, run, tiny_decoder

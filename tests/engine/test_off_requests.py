@@ -11,8 +11,8 @@ from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.engine.admit import admitted
-from foretell.engine.rows import likeliest
+from foretell.engine.draft_guard import admitted
+from foretell.engine.verifier import row_topk
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, SpeculationChoice
 from tests.tiny import PROMPTS, VOCAB, World, add, run
 
@@ -61,7 +61,7 @@ def test_only_those_who_may_use_it_pay_for_the_likeliest_tokens() -> None:
 
 
 class Noting(Curious):
-    """Writes down who guessed, and whether it was told the likeliest tokens."""
+    """Writes down who guessed, and whether it was told the row_topk tokens."""
 
     def observe(self, outcomes: list[Outcome]) -> None:
         self.seen = {*getattr(self, "seen", ()), *((each.draft.source, bool(each.top)) for each in outcomes)}
@@ -97,9 +97,9 @@ def test_the_likeliest_tokens_are_those_of_the_rows_at_a_texts_end() -> None:
     shares = [Share.of(seq, len(seq.tokens)) for seq in (first, second)]
     logits = torch.rand(4, VOCAB, generator=torch.Generator().manual_seed(0))
     pairs = [(shares[0], Draft.chain([5])), (shares[1], Draft.chain([6]))]
-    found = list(likeliest(pairs, logits, [2, 4], 3, lambda share, draft: share.seq is second))
+    found = list(row_topk(pairs, logits, [2, 4], 3, lambda share, draft: share.seq is second))
     assert found == [(), tuple(tuple(row) for row in logits[2:].topk(3).indices.tolist())]
-    assert list(likeliest(pairs, logits, [2, 4], 0, lambda share, draft: True)) == [(), ()]
+    assert list(row_topk(pairs, logits, [2, 4], 0, lambda share, draft: True)) == [(), ()]
 
 
 @pytest.mark.parametrize(

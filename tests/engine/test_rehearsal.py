@@ -15,25 +15,25 @@ import torch
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
-from foretell.draft.chained import ChainedDrafter
-from foretell.draft.heads import HeadDrafter
+from foretell.draft.heads.base import HeadDrafter
+from foretell.draft.heads.warmup import chains, model_chains
 from foretell.draft.mix import MixDrafter
-from foretell.draft.recycle import RecycleDrafter
-from foretell.draft.rehearsal import chains, model_chains
+from foretell.draft.model_graph import ChainedDrafter
 from foretell.draft.scripted import ScriptedDrafter
+from foretell.draft.token_recycling import RecycleDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.rehearsal import MOST_FAILURES, Rehearsal, all_pieces
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
-from foretell.models.heads import HeadConfig
-from foretell.params import SamplingParams
-from foretell.runner.cuda_sizes import ChainSizes, fit, fit_chain
-from foretell.runner.cuda_warm import chain, long_tree, tree
+from foretell.engine.warmup import MOST_FAILURES, Rehearsal, all_pieces
+from foretell.models.draft_heads import HeadConfig
+from foretell.runner.batch_layout import Packed
+from foretell.runner.cuda.draft_chain import MadeChains
+from foretell.runner.cuda.graph_shapes import ChainSizes, fit, fit_chain
+from foretell.runner.cuda.warmup import chain, long_tree, tree
 from foretell.runner.executor import Executor, StepOutput
-from foretell.runner.made_chains import MadeChains
-from foretell.runner.pack import Packed
-from foretell.runner.runner import ModelRunner
-from foretell.sampling.on_device import Draws
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling.cuda_sampler import Draws
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
 from tests.recordings import Filled, MadeUpSteps, make_up, play
 from tests.tiny import CONFIG, HEADS, PROMPTS, VOCAB, OwnHead, World, add, generate, run, tiny_decoder

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretell.engine.engine import Engine
-from foretell.engine.relief import PATIENCE
+from foretell.engine.oom_backoff import PATIENCE
 from foretell.kv.shortage import lacks_memory
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run
 

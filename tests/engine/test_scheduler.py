@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell.engine.engine import Engine
-from foretell.engine.isolation import rescue
+from foretell.engine.fault_isolation import rescue
 from foretell.kv import swap as swap_module
 from foretell.kv.swap import Swap
 from foretell.types import Budget, Draft, Sequence

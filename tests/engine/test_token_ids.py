@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from foretell.draft.ngram import NGramDrafter
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.errors import RequestError
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.train.sampler import Sampler
 from foretell.types import Request
 from tests.tiny import CONTEXT, VOCAB, World, run, tiny_decoder

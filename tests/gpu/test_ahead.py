@@ -9,8 +9,8 @@ import torch
 
 from foretell.draft.base import Drafter
 from foretell.engine.engine import Engine
+from foretell.runner.cuda.graphs import freely
 from foretell.runner.executor import Ahead
-from foretell.runner.stock import freely
 from tests.gpu.test_same_text import DRAFTERS, SAMPLING
 from tests.laws.test_ahead import written
 from tests.outruns import Sometimes

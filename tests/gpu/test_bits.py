@@ -29,7 +29,7 @@ CHAIN = [(7 * i) % 32 for i in range(300)]
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_wherever_it_stands(config: ModelConfig, dtype: torch.dtype) -> None:
-    from foretell.runner.cuda import CudaExecutor
+    from foretell.runner.cuda.executor import CudaExecutor
 
     start = 600
     truth: list[torch.Tensor] = []
@@ -62,7 +62,7 @@ def tree_of(nodes: int, wide: int) -> Draft:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @torch.inference_mode()
 def test_a_node_has_the_bits_of_its_path_as_a_chain(config: ModelConfig, dtype: torch.dtype) -> None:
-    from foretell.runner.cuda import CudaExecutor
+    from foretell.runner.cuda.executor import CudaExecutor
 
     def logits_of(start: int, draft: Draft) -> torch.Tensor:
         model, cache, layout = world(config, 8, dtype)

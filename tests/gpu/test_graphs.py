@@ -12,8 +12,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from torch import Tensor
 
 from foretell.models.config import ModelConfig
+from foretell.runner.batch_layout import Packed
 from foretell.runner.executor import EagerExecutor
-from foretell.runner.pack import Packed
 from tests.kernels_triton.test_forward import BASE, CONFIGS, STEPS, step, world
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -33,7 +33,7 @@ WITHIN = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 def test_a_recorded_step_equals_its_first_run_and_its_definition(
     name: str, config: ModelConfig, dtype: torch.dtype
 ) -> None:
-    from foretell.runner.cuda import CudaExecutor
+    from foretell.runner.cuda.executor import CudaExecutor
 
     packed, taps = step(STEPS[name], 4), tuple(range(config.layers + 1))
     model, cache, layout = world(config, 4, dtype)
@@ -54,7 +54,7 @@ def test_a_recorded_step_equals_its_first_run_and_its_definition(
 @torch.inference_mode()
 def test_a_recording_serves_steps_of_other_rows() -> None:
     """One graph, filled up to its size by steps of different sequences, pages and drafts."""
-    from foretell.runner.cuda import CudaExecutor
+    from foretell.runner.cuda.executor import CudaExecutor
 
     model, cache, layout = world(BASE, 4, torch.float32)
     executor, plain = CudaExecutor(model, cache, layout), EagerExecutor(model, cache, layout)
@@ -80,7 +80,7 @@ def test_real_head_sizes(dim: int, dtype: torch.dtype) -> None:
 
 def errors(config: ModelConfig, packed: Packed, dtype: torch.dtype, seed: int) -> tuple[float, float]:
     """How far executor and definition are from the same step worked out in float32."""
-    from foretell.runner.cuda import CudaExecutor
+    from foretell.runner.cuda.executor import CudaExecutor
 
     model, cache, layout = world(config, 8, dtype, seed)
     executor = CudaExecutor(model, cache, layout)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from foretell.draft.base import NoDrafter
-from foretell.draft.heads_whole import text_of
-from foretell.models.heads import HeadConfig
+from foretell.draft.heads.graph_draft import text_of
+from foretell.models.draft_heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate
 

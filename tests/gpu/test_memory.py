@@ -19,10 +19,10 @@ from foretell import LLM
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.relief import PATIENCE
+from foretell.engine.oom_backoff import PATIENCE
 from foretell.errors import CapacityError
-from foretell.runner.memory import GIB, MemoryPlan
-from foretell.runner.recording import REST, Capture
+from foretell.runner.cuda.graphs import REST, Capture
+from foretell.runner.memory_plan import GIB, MemoryPlan
 from tests.engine.test_swap import (
     DRAFTERS,
     READING,

@@ -22,8 +22,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.errors import RankError
-from foretell.parallel import team as module
-from foretell.parallel.group import Group
+from foretell.tensor_parallel import tp_group as module
+from foretell.tensor_parallel.collectives import Group
 from tests.parallel.world import Split, SplitHead, split
 from tests.tiny import HEADS, add, generate, model_drafter, tree_around
 

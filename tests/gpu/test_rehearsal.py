@@ -10,14 +10,14 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from foretell.control.controller import FixedController
-from foretell.draft.heads import HeadDrafter
+from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.engine.rehearsal import Rehearsal
-from foretell.models.heads import HeadConfig
-from foretell.runner import stock
-from foretell.runner.cuda import CudaExecutor
-from foretell.runner.cuda_warm import tree
-from foretell.runner.stock import freely
+from foretell.engine.warmup import Rehearsal
+from foretell.models.draft_heads import HeadConfig
+from foretell.runner.cuda import graphs as stock
+from foretell.runner.cuda.executor import CudaExecutor
+from foretell.runner.cuda.graphs import freely
+from foretell.runner.cuda.warmup import tree
 from foretell.types import Draft
 from tests.engine.test_rehearsal import long_engine, of_all_sizes, pieces, write
 from tests.kernels_triton.test_forward import BASE, TREE, step, world

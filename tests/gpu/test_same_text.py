@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from foretell.draft.base import Drafter
-from foretell.draft.chained import ChainedDrafter
 from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
+from foretell.draft.model_graph import ChainedDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.draft.token_recycling import RecycleDrafter
 from foretell.types import SpeculationChoice
 from tests.draft.tiny_tokens import token_translator
 from tests.tiny import (
@@ -75,7 +75,7 @@ def test_a_draft_never_changes_the_text(
 
 def test_a_drawn_chain_is_one_graph_and_draws_as_the_target_does() -> None:
     """The target's twin guesses right wherever it draws by the same noise."""
-    from foretell.runner.cuda import CudaExecutor
+    from foretell.runner.cuda.executor import CudaExecutor
 
     runner = model_drafter(device="cuda").runner
     engine = World(device="cuda").engine(ChainedDrafter(runner, VOCAB, "chained"))

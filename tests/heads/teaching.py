@@ -8,14 +8,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from foretell.draft.heads_check import OPENINGS, Written, write
+from foretell.build.model_source import read_tokenizer
+from foretell.draft.heads.wiring_check import OPENINGS, Written, write
 from foretell.hub import open_checkpoint
-from foretell.models.heads import EagleHead, Head, HeadConfig, LayerConfig, Lender, MtpHead, make_head
-from foretell.models.heads.dense import CausalSteps
-from foretell.models.heads.layer import initialise
+from foretell.models.draft_heads import EagleHead, Head, HeadConfig, LayerConfig, Lender, MtpHead, make_head
+from foretell.models.draft_heads.dense_attention import CausalSteps
+from foretell.models.draft_heads.layer import initialise
 from foretell.models.load import load_model
-from foretell.opened import read_tokenizer
-from foretell.runner.runner import ModelRunner
+from foretell.runner.model_runner import ModelRunner
 
 LAYER = LayerConfig(width=32, heads=4, kv_heads=2, head_dim=8, ffn=48)
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foretell import LLM, SamplingParams
-from foretell.draft.heads_check import accuracy, examine
+from foretell.draft.heads.wiring_check import accuracy, examine
 from foretell.errors import ForetellError, ModelError
-from foretell.models.heads import EagleConfig, EagleHead, MtpConfig, MtpHead
+from foretell.models.draft_heads import EagleConfig, EagleHead, MtpConfig, MtpHead
 from tests.folder import write_tiny_folder
 from tests.heads.teaching import LAYER, Lesson
 

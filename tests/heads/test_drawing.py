@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.draft.drawing import draw_nodes
+from foretell.draft.heads.sampling import draw_nodes
 from tests.tiny import PROMPTS, VOCAB, World, add
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub import open_checkpoint
 from foretell.models.config import ModelConfig
-from foretell.models.heads import BlockHead, EagleConfig, EagleHead, Head, HeadConfig, Lender, make_head
-from foretell.models.heads.config import BlockConfig, MedusaConfig, MtpConfig
-from foretell.models.heads.dense import Blocks, CausalSteps
-from foretell.models.heads.formats import kind_of, load_foreign
-from foretell.models.heads.layer import initialise
+from foretell.models.draft_heads import BlockHead, EagleConfig, EagleHead, Head, HeadConfig, Lender, make_head
+from foretell.models.draft_heads.config import BlockConfig, MedusaConfig, MtpConfig
+from foretell.models.draft_heads.dense_attention import Blocks, CausalSteps
+from foretell.models.draft_heads.formats import kind_of, load_foreign
+from foretell.models.draft_heads.layer import initialise
 from tests.tiny import HEADS
 
 DATA = Path(__file__).parent / "data"
@@ -210,8 +210,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_head_of_ours_is_read_as_it_was_written(tmp_path: Path) -> None:
-    from foretell.models.heads import LayerConfig, read_head, write_head
-    from foretell.models.heads.config import read_head_config
+    from foretell.models.draft_heads import LayerConfig, read_head, write_head
+    from foretell.models.draft_heads.config import read_head_config
 
     layer = LayerConfig(width=16, heads=4, kv_heads=2, head_dim=4, ffn=24)
     common = (layer, 40, 16, (2, 5))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.draft.heads import HeadDrafter
+from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.track import Track
+from foretell.engine.sequence_state import Track
 from foretell.types import Outcome
 from tests.tiny import HEADS, OwnHead, World, add, generate, run
 

@@ -8,19 +8,19 @@ import pytest
 
 from foretell.draft.base import Drafter
 from foretell.draft.lookahead import LookaheadDrafter
-from foretell.draft.merging import Merged
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.engine.constrain import GRAMMAR
+from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.tree_merge import Merged
+from foretell.engine.draft_guard import GRAMMAR
 from foretell.engine.engine import Engine
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.sequence_state import Track
 from foretell.engine.stats import Speculation
-from foretell.engine.track import Track
-from foretell.grammar import GrammarSpec
-from foretell.models.heads import HeadConfig
-from foretell.params import SamplingParams
+from foretell.models.draft_heads import HeadConfig
+from foretell.sampling_params import SamplingParams
+from foretell.structured_output import GrammarSpec
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.laws.test_same_text import preempt_youngest
 from tests.sampling.grammars import EXAMPLES, PADDING, PERSON, compiler, text_of, tokenizer

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from foretell.draft.base import Drafter, NoDrafter
-from foretell.draft.heads import HeadDrafter
+from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.engine.engine import Engine
 from foretell.models.config import ModelConfig
-from foretell.models.heads import HeadConfig, Lender
-from foretell.runner.runner import ModelRunner
+from foretell.models.draft_heads import HeadConfig, Lender
+from foretell.runner.model_runner import ModelRunner
 from foretell.types import Budget, Draft, Outcome, Sequence, Share, SpeculationChoice
 from tests.laws.test_same_text import FAMILIES, SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
 from tests.tiny import CONFIG, CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tiny_decoder, tree_around

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from foretell import LLM, SamplingParams
-from foretell import heads as heads_module
+from foretell.build import draft_heads as heads_module
 from foretell.config import SpeculationConfig
 from foretell.draft import arms, heads_wanted, models_wanted
 from foretell.errors import ForetellError, ModelError, RequestError
 from foretell.hub import open_checkpoint
-from foretell.models.heads import (
+from foretell.models.draft_heads import (
     BlockConfig,
     DistilledConfig,
     EagleConfig,
@@ -23,10 +23,10 @@ from foretell.models.heads import (
     make_head,
     write_head,
 )
-from foretell.models.heads import open as opening
-from foretell.models.heads.layer import initialise
+from foretell.models.draft_heads import loading as opening
+from foretell.models.draft_heads.layer import initialise
+from foretell.models.hf_config import read_config
 from foretell.models.load import load_model
-from foretell.models.read_config import read_config
 from tests.folder import write_tiny_folder
 from tests.heads.teaching import LAYER
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.draft.block import BlockDrafter
-from foretell.draft.eagle import EagleDrafter
-from foretell.draft.medusa import MedusaDrafter
+from foretell.draft.heads.block import BlockDrafter
+from foretell.draft.heads.eagle import EagleDrafter
+from foretell.draft.heads.medusa import MedusaDrafter
+from foretell.kernels.native.huge_pages import Room
 from foretell.kernels.native.library import library
-from foretell.kernels.native.room import Room
-from foretell.models.heads import HeadConfig, Lender
-from foretell.models.heads.open import _rounded
+from foretell.models.draft_heads import HeadConfig, Lender
+from foretell.models.draft_heads.loading import _rounded
 from foretell.models.quantize import RoundedLinear
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import remembered

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.draft import choosing
-from foretell.draft.choosing import Chooser, Plot
-from foretell.draft.drawing import DraftTemperature
-from foretell.draft.tree import LevelTree
+from foretell.draft.heads import sampling as choosing
+from foretell.draft.heads.sampling import Chooser, DraftTemperature, Plot
+from foretell.draft.heads.tree import LevelTree
 from foretell.kernels.native.library import library
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Request, Sequence
 from tests.heads.test_trees import follow, waiting
 from tests.tiny import HEADS, World

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretell.draft.growing import ROOT
-from foretell.draft.settling import settle
-from foretell.draft.tree import Children, LevelTree
-from foretell.runner.head_choice import Grown
+from foretell.draft.heads.tree import ROOT, Children, LevelTree, settle
+from foretell.runner.heads.sampler import Grown
 from foretell.types import Budget, Draft
 
 DEPTH, FOLLOWED, COUNT = 5, 10, 10

@@ -9,14 +9,13 @@ from torch import Tensor
 from foretell.certify.toy import Context, Make, bias, world
 from foretell.certify.toy import World as Toy
 from foretell.certify.toy_drafters import without
-from foretell.draft.choosing import Chooser, Plot
-from foretell.draft.merging import merged
-from foretell.draft.ranks import RankRates
-from foretell.draft.tree import ShapedTree
-from foretell.params import SamplingParams
+from foretell.draft.heads.sampling import Chooser, Plot
+from foretell.draft.heads.tree import RankRates, ShapedTree
+from foretell.draft.tree_merge import merged
 from foretell.sampling import noise
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
-from foretell.verify.chance import Chance
+from foretell.verify.randomness import Chance
 from foretell.verify.rules import EXACT, Rule
 
 NEARLY, CLEARLY = 1e-6, 1e-2  # shares are of 32 bits

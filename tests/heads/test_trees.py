@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.draft.heads import HeadDrafter
-from foretell.draft.tree import MOST_WIDE
+from foretell.draft.heads.base import HeadDrafter
+from foretell.draft.heads.tree import MOST_WIDE
 from foretell.engine.engine import Engine
-from foretell.engine.judge import Case, Judge, rule_of
+from foretell.engine.verifier import Case, Judge, rule_of
 from foretell.kernels.native.library import library
-from foretell.models.heads import HeadConfig
+from foretell.models.draft_heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice, Verdict
 from tests.heads.test_laws import Compared
 from tests.laws.test_same_text import SAMPLING, WORLDS, preempt_youngest, truth_for
@@ -111,8 +111,8 @@ def branch(tree: Draft, node: int) -> list[int]:
 
 def along(drafter: HeadDrafter, seq: Sequence, tokens: list[int]) -> dict[int, float]:
     """How likely the head finds each token behind a branch, step by step as the head's own definition has it."""
-    from foretell.draft.eagle import EagleDrafter
-    from foretell.runner.head_pages import Look
+    from foretell.draft.heads.eagle import EagleDrafter
+    from foretell.runner.heads.kv import Look
 
     assert isinstance(drafter, EagleDrafter)
     head, text = drafter.head, len(seq.tokens)

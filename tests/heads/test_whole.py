@@ -13,16 +13,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell.draft.base import Drafter
-from foretell.draft.heads import HeadDrafter
-from foretell.draft.heads_whole import grow_from
-from foretell.draft.tree import LevelTree
-from foretell.models.heads import HeadConfig
-from foretell.runner import head_tables
-from foretell.runner.head_choice import Grown, TreeChoice
-from foretell.runner.head_tables import HeadSizes, HeadTable, HeadText
-from foretell.runner.native_reading import Reading
-from foretell.runner.recording import Recorder
-from foretell.runner.stock import freely
+from foretell.draft.heads.base import HeadDrafter
+from foretell.draft.heads.graph_draft import grow_from
+from foretell.draft.heads.tree import LevelTree
+from foretell.models.draft_heads import HeadConfig
+from foretell.runner.cuda.graphs import Recorder, freely
+from foretell.runner.heads import tables as head_tables
+from foretell.runner.heads.sampler import Grown, TreeChoice
+from foretell.runner.heads.tables import HeadSizes, HeadTable, HeadText
+from foretell.runner.native.head_prefill import Reading
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import Compared
 from tests.laws.test_same_text import SAMPLING, preempt_youngest, truth_for

@@ -22,7 +22,7 @@ from foretell.errors import CapacityError, ModelError
 from foretell.hub import DEFAULT_MODEL, fetch, open_checkpoint, pull
 from foretell.hub.catalog import BUILTINS, Builtin, Part
 from foretell.hub.home import model_file
-from foretell.system import home
+from foretell.utils.system import home
 from tests.waiting import PATIENCE, wait_for
 
 CONTENT = bytes(range(256)) * 9000

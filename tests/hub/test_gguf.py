@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from foretell.errors import ForetellError, ModelError, UnsupportedModelError
 from foretell.hub import LazyTensor, open_checkpoint
-from foretell.hub.quants import can_decode, decode
+from foretell.hub.gguf_dequant import can_decode, decode
 from tests.hub.files import COLUMNS, QUANTIZED, RAW, ROWS, STORED, TOKENS, encoded, small_gguf, write_gguf
 
 SOUND_KINDS = (*STORED, *QUANTIZED, *RAW)

@@ -12,9 +12,9 @@ from foretell.kernels.native.library import DRAW, Library, library
 from foretell.kernels.native.packed import PackedLinear
 from foretell.kernels.native.records import StepRecord, record_of
 from foretell.kv.cache import slots_of
-from foretell.params import SamplingParams
-from foretell.runner.native_head import Asked, NativeBlock, NativeChain
-from foretell.runner.pack import Packed, pack
+from foretell.runner.batch_layout import Packed, pack
+from foretell.runner.native.head_draft import Asked, NativeBlock, NativeChain
+from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, Sequence, Share
 from tests.heads.test_native import waiting
 from tests.kernels.test_quantized import random_weights

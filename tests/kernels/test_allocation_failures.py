@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.draft.block import BlockDrafter
-from foretell.draft.eagle import EagleDrafter
-from foretell.draft.heads_draws import draws_of
-from foretell.draft.medusa import MedusaDrafter
+from foretell.draft.heads.block import BlockDrafter
+from foretell.draft.heads.eagle import EagleDrafter
+from foretell.draft.heads.medusa import MedusaDrafter
+from foretell.draft.heads.sampling import draws_of
 from foretell.kernels.native.library import NO_MEMORY, library
 from foretell.kernels.native.packed import PackedLinear
-from foretell.params import SamplingParams
-from foretell.runner.native_head import Beside, NativeBlock, NativeChain
-from foretell.runner.native_reading import Reading
+from foretell.runner.native.head_draft import Beside, NativeBlock, NativeChain
+from foretell.runner.native.head_prefill import Reading
 from foretell.sampling import noise
-from foretell.sampling.native_choice import choose_natively, draw_rows
+from foretell.sampling.native_sampler import choose_natively, draw_rows
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft
 from tests.heads.test_laws import remembered
 from tests.heads.test_native import waiting

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretell.kernels.native.huge_pages import CHUNK, Room
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.packed import PackedLinear, packed_bytes
-from foretell.kernels.native.room import CHUNK, Room
-from foretell.kernels.quantized import GROUP, Int4Weights, Int8Weights, int4_linear, int8_linear, quantize_rows
+from foretell.kernels.quant import GROUP, Int4Weights, Int8Weights, int4_linear, int8_linear, quantize_rows
 
 SHAPES = [(1, 1), (31, 33), (64, 32), (100, 70), (37, 129), (576, 48)]  # in, out: whole blocks and groups, and not
 Weights = Int8Weights | Int4Weights

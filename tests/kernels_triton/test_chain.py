@@ -11,18 +11,17 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import numpy as np
 import torch
 
-from foretell.kernels.triton.tables import parts
+from foretell.kernels.triton.row_tables import parts
 from foretell.kv.cache import KVCache
-from foretell.params import SamplingParams
-from foretell.runner.cuda_chain import CudaChain
-from foretell.runner.cuda_forward import CudaForward
-from foretell.runner.cuda_sizes import ChainSizes, fit
-from foretell.runner.cuda_tables import PageTable
+from foretell.runner.batch_layout import pack
+from foretell.runner.cuda.draft_chain import CudaChain
+from foretell.runner.cuda.forward import CudaForward
+from foretell.runner.cuda.graph_shapes import ChainSizes, fit
+from foretell.runner.cuda.graphs import Recorder, freely
+from foretell.runner.cuda.tables import PageTable
 from foretell.runner.executor import EagerExecutor
-from foretell.runner.pack import pack
-from foretell.runner.recording import Recorder
-from foretell.runner.stock import freely
-from foretell.sampling.on_device import Draws
+from foretell.sampling.cuda_sampler import Draws
+from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, Sequence, Share
 from tests.kernels_triton.test_forward import BASE, DEVICE, world
 from tests.recordings import Tape
@@ -105,7 +104,7 @@ def test_a_sequence_without_pages_stops_and_harms_nobody() -> None:
 @pytest.mark.parametrize("drawn", [False, True])
 @torch.inference_mode()
 def test_a_longer_one_that_serves_runs_no_more_than_is_wanted(drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretell.runner.cuda_sizes.KEYS", (64,))
+    monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64,))
     seqs = sequences(STEPS)
     ends = [len(seq.pages) * PAGE for seq in seqs]
     warm = SamplingParams(temperature=1.0, top_p=0.9)

@@ -10,12 +10,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from foretell.draft.chained import ChainedDrafter
 from foretell.draft.model import ModelDrafter
-from foretell.params import SamplingParams
-from foretell.runner.cuda import CudaExecutor
-from foretell.runner.runner import ModelRunner
+from foretell.draft.model_graph import ChainedDrafter
+from foretell.runner.cuda.executor import CudaExecutor
+from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.sampling import restricts
+from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
 from tests.kernels_triton.test_executor import stand_still
 from tests.kernels_triton.test_forward import BASE, DEVICE
@@ -37,7 +37,7 @@ MIXES: dict[str, tuple[SamplingParams, ...]] = {
 @pytest.fixture(autouse=True)
 def small_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_still(monkeypatch)
-    monkeypatch.setattr("foretell.runner.cuda_sizes.KEYS", (64,))
+    monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64,))
 
 
 def texts(params: tuple[SamplingParams, ...], rule: str = "match") -> list[Sequence]:
@@ -72,7 +72,7 @@ def check(mine: Draft, defined: Draft, params: SamplingParams) -> None:
 @pytest.mark.parametrize("mix", MIXES)
 def test_guesses_are_those_made_token_by_token(mix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice: in between some guesses stood, and the text went on otherwise behind them."""
-    monkeypatch.setattr("foretell.draft.chained.FEW", 32)  # what is new is in the chain, too
+    monkeypatch.setattr("foretell.draft.model_graph.FEW", 32)  # what is new is in the chain, too
     (drafter, executor), definition = chained(), by_steps()
     seqs, budgets = texts(MIXES[mix]), [Budget(3), Budget(2), Budget(1)][: len(MIXES[mix])]
     for stood in (1, 0):

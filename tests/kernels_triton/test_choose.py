@@ -8,9 +8,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from foretell.params import SamplingParams
-from foretell.sampling.on_device import Draws, choose_there
+from foretell.sampling.cuda_sampler import Draws, choose_there
 from foretell.sampling.sampling import Row, choose
+from foretell.sampling_params import SamplingParams
 from tests.kernels_triton.test_forward import DEVICE
 
 SETTINGS: dict[str, dict[str, float]] = {

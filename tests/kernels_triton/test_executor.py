@@ -12,14 +12,13 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from foretell.engine.rehearsal import Rehearsal
-from foretell.kernels.triton.take_up import take_up
-from foretell.runner.cuda import CudaExecutor
-from foretell.runner.cuda_warm import GUESSED, PLAIN, Nothing, go_on, rehearse, tree
+from foretell.engine.warmup import Rehearsal
+from foretell.kernels.triton.scatter_tokens import take_up
+from foretell.runner.cuda.executor import CudaExecutor
+from foretell.runner.cuda.graphs import Capture, freely
+from foretell.runner.cuda.warmup import GUESSED, PLAIN, Nothing, go_on, rehearse, tree
 from foretell.runner.executor import EagerExecutor
-from foretell.runner.recording import Capture
-from foretell.runner.runner import ModelRunner
-from foretell.runner.stock import freely
+from foretell.runner.model_runner import ModelRunner
 from foretell.types import Draft
 from tests.kernels_triton.test_forward import BASE, DEVICE, TREE, step, world
 from tests.tiny import World, add, generate, run, tiny_decoder
@@ -92,7 +91,7 @@ def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monk
 def test_what_serves_for_a_step_gives_what_the_definition_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree behind a longer text serves for a plain step, a chain, a smaller tree, and two texts."""
     stand_still(monkeypatch)
-    monkeypatch.setattr("foretell.runner.cuda_sizes.KEYS", (64, 128))
+    monkeypatch.setattr("foretell.runner.cuda.graph_shapes.KEYS", (64, 128))
     model, cache, layout = world(BASE, 4, torch.float32)
     executor, definition = CudaExecutor(model, cache, layout), EagerExecutor(model, cache, layout)
     with freely():

@@ -16,16 +16,16 @@ from foretell.kernels.attention import Layout, group_spans
 from foretell.kernels.attention import attend as attend_by_torch
 from foretell.kernels.triton import attention
 from foretell.kernels.triton.attention import Way, attend
-from foretell.kernels.triton.tables import NO_PARTS, RowTables, Sizes, parts
+from foretell.kernels.triton.row_tables import NO_PARTS, RowTables, Sizes, parts
 from foretell.kv.cache import KVCache
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.params import SamplingParams
-from foretell.runner.cuda_forward import CudaForward
-from foretell.runner.cuda_sizes import fit
-from foretell.runner.cuda_tables import PageTable, fill, make_tiles
+from foretell.runner.batch_layout import Packed, pack
+from foretell.runner.cuda.forward import CudaForward
+from foretell.runner.cuda.graph_shapes import fit
+from foretell.runner.cuda.tables import PageTable, fill, make_tiles
 from foretell.runner.executor import EagerExecutor
-from foretell.runner.pack import Packed, pack
+from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, Sequence, Share
 from tests.tiny import tiny_decoder
 

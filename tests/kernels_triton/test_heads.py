@@ -13,20 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.draft.heads import HeadDrafter
-from foretell.draft.tree import MOST_WIDE
+from foretell.draft.heads.base import HeadDrafter
+from foretell.draft.heads.tree import MOST_WIDE
 from foretell.kernels.norm import rms_norm
-from foretell.kernels.triton.branch import Noise, best_children, descend
-from foretell.kernels.triton.glance import Cells, Sight, glance
-from foretell.kernels.triton.guess import Draw, guess
-from foretell.kernels.triton.pairs import Side, read_pairs
-from foretell.models.heads import EagleHead, Head, HeadConfig
-from foretell.models.heads.open import pack_head
+from foretell.kernels.triton.draft_attention import Cells, Sight, glance
+from foretell.kernels.triton.draft_sample import Draw, guess
+from foretell.kernels.triton.eagle_inputs import Side, read_pairs
+from foretell.kernels.triton.tree_topk import Noise, best_children, descend
+from foretell.models.draft_heads import EagleHead, Head, HeadConfig
+from foretell.models.draft_heads.loading import pack_head
 from foretell.models.quantize import RoundedLinear, round_linear
-from foretell.runner.cuda_fused import FusedSteps, is_fused
-from foretell.runner.head_choice import Found, ProbsRoom, Race, TreeChoice, likeliest, pick
-from foretell.runner.head_memory import attend
-from foretell.runner.head_tables import WIDE, HeadSizes, HeadTable, HeadText
+from foretell.runner.heads.fused_draft import FusedSteps, is_fused
+from foretell.runner.heads.kv import attend
+from foretell.runner.heads.sampler import Found, ProbsRoom, Race, TreeChoice, likeliest, pick
+from foretell.runner.heads.tables import WIDE, HeadSizes, HeadTable, HeadText
 from foretell.types import Budget
 from tests.heads.test_whole import LONG, both, waiting
 from tests.kernels_triton.test_forward import DEVICE
@@ -101,7 +101,7 @@ def columns_of(pages: Tensor, own: Tensor, cache: Tensor) -> Tensor:
 def test_what_is_seen_is_that_of_the_definition(
     rows: int, depth: int, dim: int, part: int, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretell.kernels.triton.glance.PART", part)
+    monkeypatch.setattr("foretell.kernels.triton.draft_attention.PART", part)
     page, kv_heads, share, wide, guesses = 4, 2, 3, rows, 20
     table = torch.tensor([[40, 9, 5, 3, 8, 0, 1, 2, 10, 4], [11, 1, 4, 6, 7, 2, 3, 0, 9, 5]], device=DEVICE)
     places, pages = table[:, 0], table[:, 1:]
@@ -231,7 +231,7 @@ def test_other_heads_are_not_served() -> None:
 def in_8_bits(monkeypatch: pytest.MonkeyPatch, *heads: Head[Any]) -> None:
     """As they are packed for a GPU, with all that is multiplied by rows."""
     monkeypatch.setattr(
-        "foretell.models.heads.open._way_to_pack", lambda *_: functools.partial(round_linear, rounding="int8")
+        "foretell.models.draft_heads.loading._way_to_pack", lambda *_: functools.partial(round_linear, rounding="int8")
     )
     for head in heads:
         pack_head(head, tiny_decoder())

@@ -8,8 +8,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from foretell.kernels.triton.gate import gate
 from foretell.kernels.triton.linear import gated_linear, linear
+from foretell.kernels.triton.swiglu import gate
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Triton's interpreter multiplies no bfloat16.

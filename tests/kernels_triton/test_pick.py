@@ -9,10 +9,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 from torch import Tensor
 
-from foretell.kernels.triton.pick import BLOCK, pick_next
-from foretell.kernels.triton.tables import RowTables, Sizes
-from foretell.params import SamplingParams
-from foretell.sampling.on_device import Draws, choose_there, settings
+from foretell.kernels.triton.chain_step import BLOCK, pick_next
+from foretell.kernels.triton.row_tables import RowTables, Sizes
+from foretell.sampling.cuda_sampler import Draws, choose_there, settings
+from foretell.sampling_params import SamplingParams
 from tests.kernels_triton.test_forward import DEVICE
 
 PAGE, SEQUENCES = 4, 3

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.norm import rms_norm
+from foretell.kernels.triton.eagle_inputs import KeptFeatures, Side, keep_pairs, read_pairs
 from foretell.kernels.triton.norm import norm_parts
-from foretell.kernels.triton.pairs import KeptFeatures, Side, keep_pairs, read_pairs
 from foretell.kv.cache import slots_of
-from foretell.models.heads import EagleConfig, HeadConfig, Lender
+from foretell.models.draft_heads import EagleConfig, HeadConfig, Lender
 from foretell.models.layers import Norm
-from foretell.params import SamplingParams
-from foretell.runner.cuda_fused import is_fused
-from foretell.runner.cuda_fused_reading import FusedReader
-from foretell.runner.cuda_reading import WholeReader
-from foretell.runner.native_reading import Reading
+from foretell.runner.heads.fused_draft import is_fused
+from foretell.runner.heads.fused_prefill import FusedReader
+from foretell.runner.heads.prefill import WholeReader
+from foretell.runner.native.head_prefill import Reading
+from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence
 from tests.kernels_triton.test_forward import DEVICE
 from tests.kernels_triton.test_heads import in_8_bits, random

@@ -10,10 +10,11 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from foretell.kernels import rounded as definition
-from foretell.kernels.rounded import Rounding
-from foretell.kernels.triton import room, rounded
-from foretell.kernels.triton.gate import gate
+from foretell.kernels import quant as definition
+from foretell.kernels.quant import Rounding
+from foretell.kernels.triton import launch_limits as room
+from foretell.kernels.triton import quant_linear as rounded
+from foretell.kernels.triton.swiglu import gate
 from foretell.models.decoder import Decoder
 from foretell.models.variants import round_weights
 from foretell.runner.executor import EagerExecutor

@@ -14,11 +14,11 @@ import pytest
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.draft.token_recycling import RecycleDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.track import Track
+from foretell.engine.sequence_state import Track
 from tests.outruns import LeavesUnseen, Outruns, Sometimes
 from tests.tiny import VOCAB, World, add, check_pages, model_drafter, random_tree, run
 

@@ -11,8 +11,8 @@ from foretell.draft.base import Drafter
 from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.draft.token_recycling import RecycleDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Draft, Outcome, Sequence
 from tests.draft.tiny_tokens import string_translator, token_translator

@@ -8,18 +8,17 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "foretell"
-BASE = {"types", "params", "grammar", "config", "errors", "options", "outputs", "tokenizer", "system"}
+BASE = {"types", "sampling_params", "structured_output", "config", "errors", "options", "outputs", "tokenizer", "utils"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
-    "threads": set(),
-    "system": set(),
-    "__init__": {"llm", "outputs", "params", "threads", "types", "version"},
+    "utils": set(),
+    "__init__": {"llm", "outputs", "sampling_params", "utils", "types", "version"},
     "__main__": {"cli"},
     "errors": set(),
     "options": {"errors"},
-    "grammar": {"errors"},
-    "params": {"errors", "options", "grammar"},
-    "types": {"params"},
+    "structured_output": {"errors"},
+    "sampling_params": {"errors", "options", "structured_output"},
+    "types": {"sampling_params"},
     "config": {"errors", "options"},
     "outputs": {"types", "engine"},  # the name of a type only; see test_the_values_need_no_torch
     "tokenizer": {"errors", "options"},
@@ -29,59 +28,27 @@ ALLOWED: dict[str, set[str]] = {
     "sampling": BASE | {"kernels"},
     "models": BASE | {"kernels", "hub", "kv"},
     "runner": BASE | {"kernels", "kv", "models", "sampling"},
-    "parallel": BASE | {"hub", "kernels", "models", "runner"},
+    "tensor_parallel": BASE | {"hub", "kernels", "models", "runner"},
     "verify": BASE | {"sampling"},
     "control": BASE,
     "draft": BASE | {"runner", "models", "sampling", "kv"},
     "engine": BASE | {"kv", "sampling", "runner", "draft", "verify", "control"},
-    "heads": BASE | {"hub", "kv", "models", "runner", "draft"},
-    "replacing": BASE | {"hub", "models", "draft", "engine"},
-    "opened": BASE | {"hub", "kernels", "kv", "models", "runner", "parallel"},
-    "controlling": BASE | {"opened", "models", "control", "draft", "engine", "verify"},
     "build": BASE
-    | {"opened", "controlling", "heads", "pairing", "kv", "sampling", "models", "runner", "draft", "engine"}
-    | {"parallel"},
-    "llm": BASE | {"build", "opened", "engine", "draft"},
-    "pairing": BASE | {"hub", "models", "draft"},
+    | {"hub", "kernels", "kv", "sampling", "models", "runner", "draft", "verify", "control", "engine"}
+    | {"tensor_parallel"},
+    "llm": BASE | {"build", "engine", "draft"},
     "program": BASE | {"llm", "engine", "sampling"},
-    "server": BASE | {"build", "opened", "engine", "version", "hub", "replacing"},
+    "server": BASE | {"build", "engine", "version", "hub"},
     "cluster": BASE | {"server"},
-    "bench": BASE | {"llm", "heads", "build", "opened", "controlling", "engine", "draft"},
+    "bench": BASE | {"llm", "build", "engine", "draft"},
     "plan": BASE | {"models", "hub"},  # sizes in configs; without torch
-    "tune": BASE | {"bench", "llm", "build", "opened", "draft"},
+    "tune": BASE | {"bench", "llm", "build", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
     "train": BASE
-    | {
-        "llm",
-        "opened",
-        "engine",
-        "models",
-        "runner",
-        "kv",
-        "kernels",
-        "draft",
-        "certify",
-        "sampling",
-        "hub",
-        "server",  # logged chats are rendered as they were served
-        "version",
-    },
+    | {"llm", "build", "engine", "models", "runner", "kv", "kernels", "draft", "certify", "sampling", "hub", "version"},
     "cli": BASE
-    | {"plan", "tune", "train", "models", "cluster"}
-    | {
-        "control",
-        "llm",
-        "hub",
-        "bench",
-        "certify",
-        "server",
-        "pairing",
-        "build",
-        "opened",
-        "__init__",
-        "engine",
-        "draft",
-    },
+    | {"plan", "tune", "train", "models", "cluster", "control", "llm", "hub", "bench", "certify", "server", "build"}
+    | {"__init__", "engine", "draft"},
 }
 
 

@@ -9,13 +9,13 @@ import torch
 
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
-from foretell.engine import judge
-from foretell.engine.judge import Case
+from foretell.engine import verifier as judge
+from foretell.engine.verifier import Case
 from foretell.kernels.attention import Span
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
-from foretell.runner import pack as pack_module
-from foretell.runner.runner import ModelRunner
+from foretell.runner import batch_layout as pack_module
+from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.sampling import Row
 from foretell.types import Draft, Sequence, Verdict
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, random_tree, run, tree_around

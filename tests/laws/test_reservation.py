@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from foretell.draft.base import Drafter
-from foretell.draft.block import BlockDrafter
-from foretell.draft.chains import Chain
+from foretell.draft.draft_builder import Chain
+from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.registry import HEADS as REGISTERED
 from foretell.draft.reserved import check_reserved
 from foretell.engine.engine import Engine

@@ -11,10 +11,10 @@ from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.prediction import PredictionDrafter
-from foretell.draft.recycle import RecycleDrafter
+from foretell.draft.predicted_output import PredictionDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.draft.token_recycling import RecycleDrafter
 from foretell.engine.engine import Engine
 from foretell.models.config import ModelConfig
 from foretell.types import SpeculationChoice

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from foretell.errors import ModelError
 from foretell.models.config import ModelConfig
-from foretell.models.read_config import end_ids, read_config, sampling_defaults
+from foretell.models.hf_config import end_ids, read_config, sampling_defaults
 
 from .checkpoints import GEMMA, LLAMA, folder, gguf, gguf_values
 

@@ -14,23 +14,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from foretell.build.model_source import Opened, Room, open_model, say_nothing
 from foretell.config import EngineConfig
 from foretell.hub.folder import CONFIG as CONFIG_FILE
 from foretell.hub.folder import WEIGHTS
 from foretell.hub.home import packed_folder
 from foretell.hub.mapped_file import read_mapped, write_mapped
+from foretell.kernels.native.huge_pages import in_large_pages
 from foretell.kernels.native.library import library
-from foretell.kernels.native.room import in_large_pages
 from foretell.llm import LLM
-from foretell.models import kept
+from foretell.models import packed_weights_cache as kept
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.kept import parts, restored, tidy
-from foretell.models.lending import lend
+from foretell.models.packed_weights_cache import parts, restored, tidy
 from foretell.models.quantize import Bits
+from foretell.models.tied_weights import lend
 from foretell.models.variants import quantize_weights
-from foretell.opened import Opened, Room, open_model, say_nothing
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from tests.models.test_quantize import BIASED
 from tests.tiny import CONFIG, tiny_decoder
 

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell.errors import RequestError
 from foretell.hub import Checkpoint
+from foretell.models.hf_config import from_hf
 from foretell.models.layers import Linear
 from foretell.models.load import choose_dtype, load_model, weight_bytes
-from foretell.models.read_config import from_hf
 
 from .checkpoints import GEMMA, GGUF, LLAMA, folder, gguf
 from .test_weights import tensors_for

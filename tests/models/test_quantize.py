@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from foretell.control.controller import FixedController
-from foretell.draft.shared import SharedDrafter
+from foretell.draft.self_draft import SharedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.stats import Speculation
 from foretell.hub import open_checkpoint, resolve
+from foretell.kernels.native.huge_pages import Room
 from foretell.kernels.native.library import library
-from foretell.kernels.native.room import Room
-from foretell.kernels.quantized import GROUP
+from foretell.kernels.quant import GROUP
 from foretell.kv.prefix import PrefixIndex
 from foretell.models import quantize
 from foretell.models.config import ModelConfig
@@ -24,8 +24,8 @@ from foretell.models.layers import Linear
 from foretell.models.load import load_model
 from foretell.models.quantize import Bits, QuantizedLinear, quantize_int4, quantize_int8
 from foretell.models.variants import quantized, quantized_bytes
-from foretell.params import SamplingParams
-from foretell.runner.runner import ModelRunner
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
 from tests.tiny import CONFIG, CONTEXT, PROMPTS, add, generate, run, tiny_decoder
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from foretell.errors import ModelError
 from foretell.models.config import ModelConfig, Rope
-from foretell.models.read_config import end_ids, from_hf, read_config, sampling_defaults
+from foretell.models.hf_config import end_ids, from_hf, read_config, sampling_defaults
 
 from .checkpoints import GEMMA, GGUF, LLAMA, folder, gguf, gguf_values
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foretell.errors import UnsupportedModelError
-from foretell.models.read_config import read_config
+from foretell.models.hf_config import read_config
 
 from .checkpoints import GEMMA, LLAMA, folder, gguf, gguf_values
 

@@ -14,8 +14,8 @@ from gguf import GGMLQuantizationType as Kind
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub import Checkpoint, LazyTensor, open_checkpoint
 from foretell.models.decoder import Decoder
+from foretell.models.hf_config import from_hf
 from foretell.models.load import load_model, sketch, take_memory
-from foretell.models.read_config import from_hf
 from foretell.models.weights import make_slots
 from tests.hub.files import encoded, write_gguf
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from foretell.hub import Checkpoint
 from foretell.models.decoder import Decoder
 from foretell.models.load import sketch, take_memory
-from foretell.models.shard import Shard
+from foretell.models.sharding import Shard
 from foretell.models.weights import fill_weights, make_slots
 from tests.models.checkpoints import folder as checkpoint_of
 

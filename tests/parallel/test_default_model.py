@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
-from foretell.certify.texts import NEAR_TIE, PROMPTS, scores_after
-from foretell.parallel import held_bytes
+from foretell.certify.text_equality import NEAR_TIE, PROMPTS, scores_after
+from foretell.tensor_parallel import held_bytes
 
 MODEL = "smollm2-135m"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

@@ -12,13 +12,12 @@ import torch
 from foretell.errors import RequestError
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
-from foretell.models.heads import BlockConfig, Head, HeadConfig, Lender, MedusaConfig, make_head
-from foretell.models.heads.cut import check_split_head, part_of_tensor
-from foretell.models.shard import Ranks, Shard
-from foretell.runner.head_jobs import Job, LevelRows, PassBlocks, ReadPlaces, SeeAhead, StepRows
-from foretell.runner.head_pages import HeadPages, beside
-from foretell.runner.head_scores import all_scores
-from foretell.runner.head_work import head_work
+from foretell.models.draft_heads import BlockConfig, Head, HeadConfig, Lender, MedusaConfig, make_head
+from foretell.models.draft_heads.sharding import check_split_head, part_of_tensor
+from foretell.models.sharding import Ranks, Shard
+from foretell.runner.heads.kv import HeadPages, beside
+from foretell.runner.heads.ops import Job, LevelRows, PassBlocks, ReadPlaces, SeeAhead, StepRows, head_work
+from foretell.runner.heads.sampler import all_scores
 from tests.parallel.baton import Baton, run_ranks
 from tests.tiny import CONFIG, CONTEXT, HEADS, random_head, tiny_decoder
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from foretell.draft.heads import HeadDrafter
+from foretell.draft.heads.base import HeadDrafter
 from foretell.engine.engine import Engine
 from foretell.errors import RankError
-from foretell.models.heads import HeadConfig
+from foretell.models.draft_heads import HeadConfig
 from tests.parallel.test_lost import gone
 from tests.parallel.world import Split, SplitHead, split
 from tests.tiny import CONFIG, HEADS, PROMPTS, World, add, generate, run

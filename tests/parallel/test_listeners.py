@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from foretell.parallel.group import find_store, open_store
+from foretell.tensor_parallel.collectives import find_store, open_store
 from tests.parallel.splitting import write_folder
 from tests.parallel.test_lost import PROGRAM
 from tests.tiny import tiny_decoder

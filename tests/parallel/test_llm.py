@@ -16,7 +16,7 @@ import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.errors import ForetellError, RankError, RequestError
-from foretell.parallel.starting import check_devices
+from foretell.tensor_parallel.launch import check_devices
 from tests.folder import write_tiny_folder
 from tests.parallel.test_lost import gone
 from tests.server.process import ServerProcess
@@ -108,7 +108,7 @@ def test_a_failed_start_leaves_no_process(tiny_folder: Path, monkeypatch: pytest
         started.extend(team.processes)  # type: ignore[attr-defined]
         raise ForetellError("planted")
 
-    monkeypatch.setattr("foretell.build.lead", fail)
+    monkeypatch.setattr("foretell.build.engine_builder.lead", fail)
     with pytest.raises(ForetellError, match="planted"):
         LLM(tiny_folder, drafter="ngram", kv_memory=0.01, tensor_parallel_size=2, quiet=True)
     assert started and all(gone(process) for process in started)

@@ -12,7 +12,7 @@ import torch
 from foretell.hub import Checkpoint, LazyTensor, open_checkpoint
 from foretell.models.decoder import Decoder
 from foretell.models.load import load_model
-from foretell.models.shard import Shard
+from foretell.models.sharding import Shard
 from foretell.models.weights import make_slots
 from tests.models import families
 from tests.models.gguf_files import write_gguf

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from foretell.errors import RankError
-from foretell.parallel.leading import LeadExecutor
+from foretell.runner.batch_layout import Packed
 from foretell.runner.executor import StepOutput
-from foretell.runner.pack import Packed
+from foretell.tensor_parallel.leader import LeadExecutor
 from tests.parallel.splitting import write_folder
 from tests.parallel.world import split
 from tests.tiny import VOCAB, add, tiny_decoder

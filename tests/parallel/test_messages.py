@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from foretell.kernels.attention import Span
-from foretell.models.heads import HeadConfig
-from foretell.parallel.messages import job_message, move_message, read_message, step_message, wire_message
-from foretell.runner.head_jobs import Job, LevelRows, PassBlocks, ReadPlaces, SeeAhead, StepRows
-from foretell.runner.pack import Packed
+from foretell.models.draft_heads import HeadConfig
+from foretell.runner.batch_layout import Packed
+from foretell.runner.heads.ops import Job, LevelRows, PassBlocks, ReadPlaces, SeeAhead, StepRows
+from foretell.tensor_parallel.messages import job_message, move_message, read_message, step_message, wire_message
 from tests.tiny import HEADS
 
 SPANS = {

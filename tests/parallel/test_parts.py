@@ -12,12 +12,12 @@ from torch import Tensor
 from foretell.kernels.native.library import library
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.shard import Shard
+from foretell.models.sharding import Shard
 from foretell.models.variants import quantize_weights
-from foretell.params import SamplingParams
+from foretell.runner.batch_layout import pack
 from foretell.runner.executor import EagerExecutor, Executor
-from foretell.runner.pack import pack
-from foretell.runner.runner import ModelRunner
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, Sequence, Share
 from tests.parallel.baton import Baton, run_ranks
 from tests.parallel.splitting import part_of
@@ -61,7 +61,7 @@ def eager(runner: ModelRunner) -> Executor:
 
 def cuda(runner: ModelRunner) -> Executor:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from foretell.runner.cuda import CudaExecutor
+    from foretell.runner.cuda.executor import CudaExecutor
 
     return CudaExecutor(runner.model, runner.cache, runner.layout)
 
@@ -110,7 +110,7 @@ def test_the_cuda_executor_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         for name in ("Event", "Stream", "current_stream", "graph_pool_handle"):
             monkeypatch.setattr(torch.cuda, name, Still)
-    monkeypatch.setattr("foretell.runner.cuda.ROWS", (1, 2, 4, 8, 16))
+    monkeypatch.setattr("foretell.runner.cuda.executor.ROWS", (1, 2, 4, 8, 16))
     model = random_model(replace(CONFIGS["all norms"], layers=1, windows=(5,), ropes=()))
     found = split(model, 2, cuda)
     with torch.inference_mode():

@@ -11,7 +11,7 @@ import torch
 from foretell.errors import RequestError
 from foretell.models.config import ModelConfig
 from foretell.models.load import weight_bytes
-from foretell.models.shard import Shard, check_split
+from foretell.models.sharding import Shard, check_split
 
 BASE = ModelConfig(vocab=320, width=64, layers=1, heads=9, kv_heads=3, head_dim=8, ffn=192, context=64)
 CONFIGS = {

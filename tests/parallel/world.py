@@ -13,21 +13,21 @@ import torch
 from foretell.control.controller import FixedController
 from foretell.draft import PlacedHead
 from foretell.draft.base import Drafter, NoDrafter, Wrapper
-from foretell.draft.heads_kinds import head_drafter
+from foretell.draft.registry import head_drafter
 from foretell.engine.engine import Engine
 from foretell.engine.scheduler import Scheduler
 from foretell.hub import open_checkpoint
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.heads import HeadConfig, Lender, write_head
-from foretell.models.heads.open import open_head, pack_head
-from foretell.models.lending import lend
+from foretell.models.draft_heads import HeadConfig, Lender, write_head
+from foretell.models.draft_heads.loading import open_head, pack_head
 from foretell.models.load import load_model
-from foretell.models.shard import Shard
-from foretell.parallel import Order, Part, Team, lead
-from foretell.runner.head_pages import beside
-from foretell.runner.runner import ModelRunner
+from foretell.models.sharding import Shard
+from foretell.models.tied_weights import lend
+from foretell.runner.heads.kv import beside
+from foretell.runner.model_runner import ModelRunner
+from foretell.tensor_parallel import Order, Part, Team, lead
 from tests.parallel.splitting import write_folder
 from tests.tiny import CONFIG, CONTEXT, PROMPTS, add, random_head, run, tiny_decoder
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import RequestError
+from foretell.plan.bench_reader import Observation, read_observations
 from foretell.plan.calibrate import calibrate, foretold, least_squares, solve
+from foretell.plan.drafter_cost import Guesser, expected_tokens
 from foretell.plan.efficiency import GPU
-from foretell.plan.guessing import Guesser, expected_tokens
-from foretell.plan.observations import Observation, read_observations
 from tests.plan.worlds import DATA, measured, placed
 
 WITHIN = 0.2

@@ -13,7 +13,7 @@ import pytest
 
 from foretell.cli.main import main
 from foretell.plan.devices import find_device
-from foretell.plan.origin import Origin
+from foretell.plan.provenance import Origin
 from foretell.plan.specs import find_shape
 from tests.docs_check import ROOT, commands
 from tests.laws.test_layers import loaded_by

@@ -8,12 +8,12 @@ from statistics import fmean
 
 import pytest
 
-from foretell.plan.fleet.demand import Demand, calls
-from foretell.plan.fleet.pace import Pace, pace_of
+from foretell.plan.drafter_cost import Round, find_guesser
+from foretell.plan.fleet.arrivals import Demand, calls
 from foretell.plan.fleet.routing import ROUTES, route_of
+from foretell.plan.fleet.service_time import Pace, pace_of
 from foretell.plan.fleet.simulate import Fleet, Run, quantile, simulate
 from foretell.plan.fleet.sizing import Goals, Trial
-from foretell.plan.guessing import Round, find_guesser
 from tests.plan.worlds import placed
 
 LONG = 10_000.0  # tokens, so that the first, which comes with the prompt, is no matter

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from foretell.errors import ForetellError
-from foretell.plan.known import known
-from foretell.plan.read_shape import from_hf
-from foretell.plan.shapes import Experts
+from foretell.plan.catalog import known
+from foretell.plan.shapes import Experts, from_hf
 from foretell.plan.specs import find_shape, plain_name
 from tests.plan.worlds import LLAMA
 

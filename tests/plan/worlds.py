@@ -9,8 +9,7 @@ from typing import Any
 from foretell.plan.devices import find_device
 from foretell.plan.efficiency import Efficiency, usual
 from foretell.plan.precision import cache_bytes, precision_of
-from foretell.plan.read_shape import from_hf
-from foretell.plan.shapes import Shape
+from foretell.plan.shapes import Shape, from_hf
 from foretell.plan.specs import find_shape
 from foretell.plan.steps import Placed
 

@@ -8,8 +8,8 @@ import pytest
 
 from foretell import LLM, SamplingParams
 from foretell import program as fp
-from foretell.grammar import GrammarSpec
 from foretell.sampling.noise import mix
+from foretell.structured_output import GrammarSpec
 
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick"
 DRAWN = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "ignore_eos": True}

@@ -6,10 +6,10 @@ import pytest
 
 from foretell import SpeculationChoice
 from foretell import program as fp
-from foretell.grammar import GrammarSpec
 from foretell.program.endpoint import TRIES
+from foretell.program.http_payload import completion_body
 from foretell.program.settings import Settings
-from foretell.program.wire import completion_body
+from foretell.structured_output import GrammarSpec
 from tests.program.stub import BREAKS, FULL, RIGHT, stub
 from tests.program.test_errors import LONG_GEN
 from tests.program.test_one_batch import tell

@@ -9,9 +9,9 @@ import pytest
 from foretell import SpeculationChoice
 from foretell import program as fp
 from foretell.errors import RequestError
-from foretell.grammar import GrammarSpec
 from foretell.program.expressions import Begin, End, Gen, Select, Text, expression
 from foretell.program.settings import Settings
+from foretell.structured_output import GrammarSpec
 
 
 def settings(**given: object) -> Settings:

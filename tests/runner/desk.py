@@ -7,9 +7,9 @@ from torch import Tensor
 
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.params import SamplingParams
 from foretell.runner.executor import EagerExecutor
-from foretell.runner.runner import ModelRunner
+from foretell.runner.model_runner import ModelRunner
+from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, Sequence, Share
 
 CONTEXT = 128

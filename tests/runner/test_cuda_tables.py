@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretell.kernels.triton.tables import Sizes
-from foretell.params import SamplingParams
-from foretell.runner.cuda_passes import passes, single
-from foretell.runner.cuda_tables import fill, make_tiles
-from foretell.runner.pack import Packed, pack
+from foretell.kernels.triton.row_tables import Sizes
+from foretell.runner.batch_layout import Packed, pack
+from foretell.runner.cuda.split_prefill import passes, single
+from foretell.runner.cuda.tables import fill, make_tiles
+from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, Sequence, Share
 
 

@@ -18,10 +18,10 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.kernels.native.library import library
 from foretell.kernels.native.records import StepRecord
 from foretell.models.config import ModelConfig, Rope
-from foretell.models.read_config import from_hf
+from foretell.models.hf_config import from_hf
 from foretell.models.variants import first_layers, quantized
 from foretell.runner.executor import EagerExecutor
-from foretell.runner.native import NativeExecutor
+from foretell.runner.native.executor import NativeExecutor
 from foretell.types import Draft, Share
 from tests.models import families
 from tests.tiny import World, generate, tree_around
@@ -224,7 +224,7 @@ def test_what_the_library_cannot_do_is_left_to_the_definition() -> None:
 @pytest.mark.parametrize("drafter", [tree_around, lambda truth: NGramDrafter(1, 3)], ids=["tree", "ngram"])
 def test_the_definition_obeys_the_law_too(drafter: Callable[[Any], Drafter], monkeypatch: pytest.MonkeyPatch) -> None:
     """The law tables run natively wherever there is a compiler; this is the other executor."""
-    monkeypatch.setattr("foretell.runner.runner.native_executor", lambda model, cache: None)
+    monkeypatch.setattr("foretell.runner.model_runner.native_executor", lambda model, cache: None)
     truth = generate(None, World(max_num_seqs=1), temperature=1.0)
     assert isinstance(World().engine().runner.executor, EagerExecutor)
     assert generate(drafter(truth), temperature=1.0) == truth

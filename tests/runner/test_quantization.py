@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from foretell import LLM, SamplingParams
+from foretell.build.model_source import choose_bits, choose_rounding
 from foretell.config import EngineConfig
 from foretell.errors import CapacityError, RequestError
 from foretell.hub.checkpoint import Checkpoint
 from foretell.kernels import linear
 from foretell.kernels.native.library import library
-from foretell.kernels.rounded import Rounding
+from foretell.kernels.quant import Rounding
 from foretell.models import quantize
 from foretell.models.config import ModelConfig
 from foretell.models.layers import Linear
 from foretell.models.quantize import Bits, QuantizedLinear, round_linear, rounded_bytes
 from foretell.models.variants import prepared_bytes, quantize_weights, quantized
-from foretell.opened import choose_bits, choose_rounding
-from foretell.runner import native
-from foretell.runner.memory import GIB, Needs, plan_memory
-from foretell.runner.native import NativeExecutor
+from foretell.runner.memory_plan import GIB, Needs, plan_memory
+from foretell.runner.native import executor as native
+from foretell.runner.native.executor import NativeExecutor
 
 from .desk import Desk, random_model, text
 from .test_native import CONFIGS, same_bits

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.runner import recording
-from foretell.runner.recording import REST, Capture, Recorder
+from foretell.runner.cuda import graphs as recording
+from foretell.runner.cuda.graphs import REST, Capture, Recorder
 
 
 class Still:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from foretell.kernels.triton.tables import CHEAP_ROWS, NO_PARTS, Sizes
-from foretell.runner.cuda_reading import ReadSizes
-from foretell.runner.cuda_sizes import ChainSizes
-from foretell.runner.head_tables import HeadSizes
-from foretell.runner.recording import plainly
-from foretell.runner.stock import OFTEN, SHARE, Fillable, Stock, Watch, freely
+from foretell.kernels.triton.row_tables import CHEAP_ROWS, NO_PARTS, Sizes
+from foretell.runner.cuda.graph_shapes import ChainSizes
+from foretell.runner.cuda.graphs import OFTEN, SHARE, Fillable, Stock, Watch, freely, plainly
+from foretell.runner.heads.prefill import ReadSizes
+from foretell.runner.heads.tables import HeadSizes
 from tests.recordings import Tape
 
 STEPS = [
@@ -69,7 +68,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.tape = 1000.0, Tape()
-        monkeypatch.setattr("foretell.runner.recording.perf_counter", lambda: self.now)
+        monkeypatch.setattr("foretell.runner.cuda.graphs.perf_counter", lambda: self.now)
         self.recorder = self.tape.recorder()
         self.recorder.stock = Stock(clock=lambda: self.now)
         self.recorder._capture = self.record  # type: ignore[assignment]

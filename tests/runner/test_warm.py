@@ -12,14 +12,14 @@ from threading import Event
 import pytest
 import torch
 
-from foretell.draft.sketched import SketchedHeads
+from foretell.draft.heads.warmup import SketchedHeads
 from foretell.models.config import Rope
 from foretell.models.decoder import Decoder
-from foretell.models.heads import HeadConfig
+from foretell.models.draft_heads import HeadConfig
 from foretell.models.load import sketch, take_memory
-from foretell.runner.cuda_warm import EVEN, GROWN, GUESSED, PLAIN, Warming, few_layers, rehearse
-from foretell.runner.recording import PLAINLY, Capture
-from foretell.runner.runner import ModelRunner
+from foretell.runner.cuda.graphs import PLAINLY, Capture
+from foretell.runner.cuda.warmup import EVEN, GROWN, GUESSED, PLAIN, Warming, few_layers, rehearse
+from foretell.runner.model_runner import ModelRunner
 from tests.tiny import CONFIG, HEADS, tiny_decoder
 from tests.waiting import PATIENCE
 
@@ -79,12 +79,12 @@ def test_heads_guess_with_it_for_as_long_as_it_may_take(config: HeadConfig, monk
         heads.borrow(model, 1024)
         return ModelRunner(model, 64, 16, 1024, (0, 1), heads.beside)
 
-    monkeypatch.setattr("foretell.runner.cuda_warm.BEYOND", math.inf)
+    monkeypatch.setattr("foretell.runner.cuda.warmup.BEYOND", math.inf)
     with Warming(make, CPU, True, heads) as warming:
         pass
     assert warming.steps == len([step for step in PLAIN + GUESSED + GROWN if step.length <= 1024])
     assert warming.drafts == 2 * len(heads.wanted)
-    monkeypatch.setattr("foretell.runner.cuda_warm.BEYOND", -math.inf)
+    monkeypatch.setattr("foretell.runner.cuda.warmup.BEYOND", -math.inf)
     with Warming(make, CPU, True, heads) as warming:
         pass
     assert warming.steps and not warming.drafts

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from foretell.grammar import GrammarSpec
 from foretell.sampling.grammar import GrammarCompiler
 from foretell.sampling.grammar_matcher import Matcher
+from foretell.structured_output import GrammarSpec
 from foretell.tokenizer import Tokenizer
 from foretell.types import Draft
 from tests.tokenizer.examples import CONFIG, tiny

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.draft.drawing import draft_params
+from foretell.draft.heads.sampling import draft_params
 from foretell.kernels.native.library import library
-from foretell.params import SamplingParams
 from foretell.sampling import noise
-from foretell.sampling.history import History
-from foretell.sampling.native_choice import draw_rows
+from foretell.sampling.logits_processors import History
+from foretell.sampling.native_sampler import draw_rows
 from foretell.sampling.sampling import Row, adjusted, as_defined, choose, likeliest, probabilities
+from foretell.sampling_params import SamplingParams
 from foretell.types import Request
 
 native = library()

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from foretell.grammar import GrammarSpec
 from foretell.sampling.grammar_matcher import GrammarError, Matcher
+from foretell.structured_output import GrammarSpec
 from foretell.types import Draft
 from tests.sampling.grammars import (
     CHOICES,

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from foretell.errors import RequestError
-from foretell.grammar import MAX_CHOICES, GrammarSpec
 from foretell.sampling.grammar import GrammarCompiler
+from foretell.structured_output import MAX_CHOICES, GrammarSpec
 from tests.sampling.grammars import EXAMPLES, compiler, text_of, tokenizer, write
 
 REFUSED: dict[str, tuple[Callable[[], GrammarSpec], str]] = {

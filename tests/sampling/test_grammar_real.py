@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 import torch
 
-from foretell.grammar import GrammarSpec
 from foretell.hub import open_checkpoint, resolve
 from foretell.sampling.grammar import GrammarCompiler
+from foretell.structured_output import GrammarSpec
 from foretell.tokenizer import Tokenizer
 from foretell.types import Draft
 from tests.sampling.grammars import EXAMPLES, PERSON, is_person, text_of, write

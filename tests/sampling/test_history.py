@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.build import Assembly, build_engine
+from foretell.build.engine_builder import Assembly, build_engine
 from foretell.config import EngineConfig, SpeculationConfig
-from foretell.params import SamplingParams
-from foretell.sampling.history import History, adjust, looks_back
+from foretell.sampling.logits_processors import History, adjust, looks_back
 from foretell.sampling.sampling import Row, adjusted
+from foretell.sampling_params import SamplingParams
 
 WORDS = ["fox", "the quick", " brown fox", "quick", "quick brown", "o", "lazy dog"]
 

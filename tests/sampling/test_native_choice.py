@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.native.library import library
-from foretell.params import SamplingParams
-from foretell.sampling import native_choice, sampling
-from foretell.sampling.native_choice import choose_natively
+from foretell.sampling import native_sampler as native_choice
+from foretell.sampling import sampling
+from foretell.sampling.native_sampler import choose_natively
 from foretell.sampling.sampling import Row, as_defined, choose
+from foretell.sampling_params import SamplingParams
 
 native = library()
 needs_native = pytest.mark.skipif(native is None, reason="no native library here")

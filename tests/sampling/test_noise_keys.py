@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from foretell.kernels.native.library import DRAW
-from foretell.params import SamplingParams
 from foretell.sampling import noise
-from foretell.sampling.native_choice import draw_rows
-from foretell.sampling.on_device import Draws, settings
+from foretell.sampling.cuda_sampler import Draws, settings
+from foretell.sampling.native_sampler import draw_rows
+from foretell.sampling_params import SamplingParams
 
 
 def test_keys_are_those_the_definition_adds_its_lanes_to() -> None:

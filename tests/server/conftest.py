@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from foretell.build import Assembly, build_engine
+from foretell.build.engine_builder import Assembly, build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from tests.server.process import ServerProcess, write_server_folder
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from foretell.build import Assembly
+from foretell.build.engine_builder import Assembly
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.server.app import create_app
 from foretell.server.config import ServerConfig

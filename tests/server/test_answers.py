@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from foretell.params import SamplingParams
-from foretell.server.answers import Answer
+from foretell.sampling_params import SamplingParams
+from foretell.server.choice_state import Answer
 from foretell.types import Request
 
 CLOSES = [7, 8]

@@ -14,11 +14,11 @@ from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.async_engine import FAILURES, AsyncEngine
 from foretell.engine.engine import Engine
-from foretell.engine.requests import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestMaker
 from foretell.engine.streams import QueueFull, StepFailed, StepReport, Unavailable
 from foretell.errors import CapacityError
-from foretell.params import SamplingParams
 from foretell.runner.executor import StepOutput
+from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, Share
 from tests.tiny import CONTEXT, VOCAB, World, add, run
 from tests.waiting import PATIENCE

@@ -13,14 +13,14 @@ import pytest
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
-from foretell.build import Assembly
+from foretell.build.engine_builder import Assembly
 from foretell.errors import RequestError
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.server.config import ServerConfig
-from foretell.server.jobs import USUAL_TOKEN, Desk
 from foretell.server.json_body import LARGE, parse_json, parsed_bytes
-from foretell.server.protocol import MOST_LISTED, CompletionBody, Speculative, StructuredOutputs
-from foretell.server.protocol_chat import ChatBody, DetokenizeBody, Message, TokenizeBody
+from foretell.server.openai.chat_requests import ChatBody, DetokenizeBody, Message, TokenizeBody
+from foretell.server.openai.requests import MOST_LISTED, CompletionBody, Speculative, StructuredOutputs
+from foretell.server.preprocess import USUAL_TOKEN, Desk
 from foretell.server.service import Service
 from foretell.types import SpeculationChoice
 from tests.server.process import CONTEXT
@@ -245,7 +245,7 @@ def test_a_long_prompt_is_counted_part_by_part(assembly: Assembly, monkeypatch: 
         return encode(text, **flags)
 
     monkeypatch.setattr(assembly.tokenizer, "encode", noted)
-    monkeypatch.setattr("foretell.server.jobs.ENCODED_AT_ONCE", 1000)
+    monkeypatch.setattr("foretell.server.preprocess.ENCODED_AT_ONCE", 1000)
     desk = Desk(assembly, ServerConfig())
     long = "1" * (CONTEXT * USUAL_TOKEN + 1)
     with pytest.raises(RequestError, match="at most 1024 tokens"):
@@ -263,7 +263,7 @@ def test_tokenizing_and_its_answer_are_made_in_a_worker(assembly: Assembly, monk
             threads.append(threading.current_thread().name)
             return super().render(content)
 
-    monkeypatch.setattr("foretell.server.spelling.JSONResponse", Noted)
+    monkeypatch.setattr("foretell.server.routes.tokenize.JSONResponse", Noted)
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         assert (await client.post("/tokenize", json={"prompt": "a b", "return_token_strs": True})).status_code == 200

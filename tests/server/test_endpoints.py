@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from foretell import __version__
-from foretell.server.protocol import REFUSED
+from foretell.server.openai.requests import REFUSED
 from tests.server.process import CONTEXT, ServerProcess
 
 TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox"

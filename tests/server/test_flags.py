@@ -15,8 +15,8 @@ from foretell.cli.main import main, parse
 from foretell.cli.serve import Settings, settings
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
+from foretell.server.compat_flags import EITHER, SWITCHES, WITH_VALUES, Dialect
 from foretell.server.config import ServerConfig
-from foretell.server.dialects import EITHER, SWITCHES, WITH_VALUES, Dialect
 from tests.server.process import ServerProcess
 
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"

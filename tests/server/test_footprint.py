@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from foretell.config import EngineConfig
-from foretell.runner.memory import MemoryPlan
-from foretell.server.footprint import COPIES, GIB, Footprint, resident, step_bytes
-from foretell.system import give_back
+from foretell.runner.memory_plan import MemoryPlan
+from foretell.server.memory_report import COPIES, GIB, Footprint, resident, step_bytes
+from foretell.utils.system import give_back
 from tests.tiny import CONFIG, World
 
 PLAN = MemoryPlan(weights=3 * GIB, drafter=GIB, page_bytes=GIB // 4, pages=8)

@@ -19,11 +19,11 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from foretell.build import Assembly
-from foretell.server.beside import repeat
-from foretell.server.connections import impatient
-from foretell.server.guards import BODY_PATHS, is_loopback
-from foretell.server.protocol import Generation
+from foretell.build.engine_builder import Assembly
+from foretell.server.http_protocol import impatient
+from foretell.server.middleware import BODY_PATHS, is_loopback
+from foretell.server.openai.requests import Generation
+from foretell.server.periodic import repeat
 from foretell.server.request_log import RequestLog
 from foretell.server.run import Server
 from foretell.server.service import Service

@@ -12,15 +12,15 @@ from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.recycle import RecycleDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.draft.token_recycling import RecycleDrafter
 from foretell.engine.async_engine import FAILURES, AsyncEngine
+from foretell.engine.async_step import Flight
 from foretell.engine.engine import Engine
-from foretell.engine.flight import Flight
-from foretell.engine.isolation import Torn, rescue
+from foretell.engine.fault_isolation import Torn, rescue
+from foretell.engine.sequence_state import News, Track
 from foretell.engine.streams import StepFailed
-from foretell.engine.track import News, Track
 from foretell.sampling.grammar_matcher import Matcher
 from foretell.types import Draft, Outcome, Sequence, Share, StepTimes
 from tests.outruns import Outruns

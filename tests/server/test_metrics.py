@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from foretell.build import build_engine
+from foretell.build.engine_builder import build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.backoff import Supervisor
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import StepClock
-from foretell.params import SamplingParams
-from foretell.server.accounts import spec_metrics
-from foretell.server.answers import Answer
+from foretell.sampling_params import SamplingParams
+from foretell.server.choice_state import Answer
 from foretell.server.config import ServerConfig
-from foretell.server.footprint import Resident
-from foretell.server.instruments import PREFIX
+from foretell.server.memory_report import Resident
+from foretell.server.metric_definitions import PREFIX
 from foretell.server.metrics import Metrics, Undecided
 from foretell.server.service import Service
 from foretell.server.speedup import Speedup
+from foretell.server.usage import spec_metrics
 from foretell.types import Budget, Draft, Sequence, StepTimes
 from tests.server.process import MODEL_LABEL
 from tests.server.test_async_engine import PROMPT, requests

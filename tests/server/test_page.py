@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import foretell.server
-from foretell.control import decisions
-from foretell.server.answers import FIRST, LAST, NOTHING, OFF, USER
+from foretell.control import decision_log as decisions
+from foretell.server.choice_state import FIRST, LAST, NOTHING, OFF, USER
 from tests.server.process import ServerProcess
 
 FOLDER = Path(foretell.server.__file__).parent / "page"

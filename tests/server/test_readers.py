@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.server.answers import Answer, Reading
-from foretell.server.reading import Reader
-from foretell.server.reasoning import ThinkReader, marks_thoughts, starts_thinking
-from foretell.server.tools import READERS, family_of
+from foretell.server.choice_state import Answer, Reading
+from foretell.server.parsers.base import Reader
+from foretell.server.parsers.reasoning import ThinkReader, marks_thoughts, starts_thinking
+from foretell.server.parsers.tools import READERS, family_of
 
 SHORT = 36
 NAMES = frozenset({"f", "g"})

@@ -18,23 +18,23 @@ from typing import Any
 import httpx
 import pytest
 
-from foretell.build import Assembly
+from foretell.build.engine_builder import Assembly
 from foretell.engine.async_engine import AsyncEngine
 from foretell.errors import RequestError
-from foretell.grammar import GrammarSpec
-from foretell.params import SamplingParams
+from foretell.sampling_params import SamplingParams
 from foretell.server.config import ServerConfig
-from foretell.server.guards import Keys
-from foretell.server.jobs import Caller, Desk
 from foretell.server.logs import JsonFormatter
-from foretell.server.protocol import Generation
-from foretell.server.protocol_chat import ChatBody, Function, Message, Tool
-from foretell.server.reporter import Reporter
+from foretell.server.middleware import Keys
+from foretell.server.openai.chat_requests import ChatBody, Function, Message, Tool
+from foretell.server.openai.requests import Generation
+from foretell.server.parsers.tools import READERS
+from foretell.server.parsers.tools.forced import forced_call, strict_calls
+from foretell.server.preprocess import Caller, Desk
 from foretell.server.sampling import SAME
 from foretell.server.service import COMPILERS, Service, tenant
+from foretell.server.stats_logger import Reporter
 from foretell.server.structured import behind_thoughts
-from foretell.server.tools import READERS
-from foretell.server.tools.forced import forced_call, strict_calls
+from foretell.structured_output import GrammarSpec
 from foretell.types import Share
 from tests.server.scene import go
 

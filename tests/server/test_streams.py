@@ -11,15 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from foretell.build import Assembly
-from foretell.engine.async_engine import AsyncEngine
-from foretell.engine.loop_calls import MOST_WAITING, LoopCalls
+from foretell.build.engine_builder import Assembly
+from foretell.engine.async_engine import MOST_WAITING, AsyncEngine, LoopCalls
 from foretell.engine.streams import Piece
-from foretell.server.connections import CONNECTION
+from foretell.server.http_protocol import CONNECTION
 from foretell.server.metrics import MOST_UNCOUNTED, Metrics
-from foretell.server.replies import Reply
+from foretell.server.openai.response_builder import Reply
 from foretell.server.service import Service
-from foretell.server.wire import BLANK, DONE, Form, event
+from foretell.server.sse import BLANK, DONE, Form, event
 from tests.server.scene import go as go_served
 from tests.server.test_async_engine import alone, go, requests
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from foretell.build import Assembly
+from foretell.build.engine_builder import Assembly
 from foretell.errors import RequestError
-from foretell.grammar import GrammarSpec
 from foretell.server.structured import behind_thoughts, or_calls
+from foretell.structured_output import GrammarSpec
 
 SCHEMA = {
     "type": "object",

@@ -7,14 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
-from foretell.build import Assembly
+from foretell.build.engine_builder import Assembly
 from foretell.errors import RequestError
-from foretell.grammar import GrammarSpec
-from foretell.server.chats import render
+from foretell.server.chat_messages import render
 from foretell.server.config import ServerConfig
-from foretell.server.jobs import Caller, Desk, Job
-from foretell.server.protocol_chat import ChatBody
+from foretell.server.openai.chat_requests import ChatBody
+from foretell.server.preprocess import Caller, Desk, Job
 from foretell.server.service import Service
+from foretell.structured_output import GrammarSpec
 from foretell.tokenizer.chat import ChatTemplates
 from tests.server.scene import go
 

@@ -13,13 +13,13 @@ import pytest
 
 from foretell.cli.main import main
 from foretell.errors import RequestError
-from foretell.train.answers import encode_ask
 from foretell.train.checkpoint import Standing, load_checkpoint
 from foretell.train.corpus import Corpus
 from foretell.train.data import ask_of
-from foretell.train.documents import Document
 from foretell.train.measure import Bench, Worth
+from foretell.train.regenerate import encode_ask
 from foretell.train.run import Run, check_same
+from foretell.train.token_dataset import Document
 from foretell.train.trainer import Trainer
 from tests.folder import write_tiny_folder
 

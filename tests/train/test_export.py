@@ -12,8 +12,8 @@ import torch
 from foretell.cli.main import main
 from foretell.hub import open_checkpoint
 from foretell.hub.folder import folder_tensors
-from foretell.models.heads import Lender, read_head
-from foretell.models.heads.formats import load_foreign
+from foretell.models.draft_heads import Lender, read_head
+from foretell.models.draft_heads.formats import load_foreign
 from foretell.models.load import load_model
 from tests.folder import write_tiny_folder
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from foretell.certify.certificate import Certificate, Order
-from foretell.certify.draws import DrawResult
-from foretell.certify.texts import Difference, TextResult
+from foretell.certify.distribution_test import DrawResult
+from foretell.certify.text_equality import Difference, TextResult
 from foretell.cli.train import finish
 from foretell.train.measure import Worth
 from foretell.train.run import RECORD

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from foretell.cli.main import main
-from foretell.train.answers import STRIDE, Writing, documents_of
 from foretell.train.data import Ask
-from foretell.train.documents import FILE, Document, load_documents, load_fingerprint, save_documents
 from foretell.train.fingerprint import BLOCK, BLOCKS, answers_fingerprint, target_fingerprint
 from foretell.train.kept_answers import KeptAnswers
+from foretell.train.regenerate import STRIDE, Writing, documents_of
+from foretell.train.token_dataset import FILE, Document, load_documents, load_fingerprint, save_documents
 from tests.folder import write_tiny_folder
 
 ASKS = [Ask(tokens=(1, 2, 3)), Ask(tokens=(4, 5, 6))]

@@ -11,17 +11,17 @@ from safetensors.torch import load_file
 
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
-from foretell.models.heads import Lender, read_head
-from foretell.models.heads.layer import initialise
+from foretell.models.draft_heads import Lender, read_head
+from foretell.models.draft_heads.layer import initialise
 from foretell.train.batches import Batches
 from foretell.train.block import BlockMethod
 from foretell.train.capture import Capture, KeptStates
 from foretell.train.checkpoint import FILE, Standing
-from foretell.train.dense import CausalAttend, make_tables, run_dense
+from foretell.train.dense_forward import CausalAttend, make_tables, run_dense
 from foretell.train.distill import DistillMethod
 from foretell.train.eagle import EagleMethod, TestAttend
 from foretell.train.medusa import MedusaMethod
-from foretell.train.method import Method
+from foretell.train.objective import Method
 from foretell.train.optimizer import Optimizer
 from foretell.train.trainer import Limits, Trainer, estimate
 from tests.tiny import CONFIG

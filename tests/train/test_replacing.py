@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from foretell.build.head_hot_swap import Replacement, read_or_say
 from foretell.cli.main import main
 from foretell.errors import ModelError
 from foretell.llm import LLM
-from foretell.params import SamplingParams
-from foretell.replacing import Replacement, read_or_say
+from foretell.sampling_params import SamplingParams
 from tests.folder import write_tiny_folder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

@@ -97,7 +97,7 @@ def test_what_is_no_head_of_the_kind_is_refused_before_anything_is_written(
 
 def test_an_older_block_head_goes_on_as_it_is(place: Path) -> None:
     """One that does not look back, as those of others do not."""
-    from foretell.models.heads.files import make_head, read_head, write_head
+    from foretell.models.draft_heads.io import make_head, read_head, write_head
 
     assert main(words(place, "block", "new", "--steps", "1")) == 0
     said = replace(read_head(place / "new").config, look_back=0, anchored=False, fc_norm=False)

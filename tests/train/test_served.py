@@ -10,16 +10,16 @@ import pytest
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter
-from foretell.draft.heads_kinds import head_drafter
 from foretell.draft.ngram import NGramDrafter
+from foretell.draft.registry import head_drafter
 from foretell.engine.engine import Engine
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.track import Track
-from foretell.models.heads import Head, Lender, read_head
-from foretell.runner.head_pages import beside
-from foretell.runner.runner import ModelRunner
+from foretell.engine.sequence_state import Track
+from foretell.models.draft_heads import Head, Lender, read_head
+from foretell.runner.heads.kv import beside
+from foretell.runner.model_runner import ModelRunner
 from foretell.train.batches import Batches
-from foretell.train.documents import Document
+from foretell.train.token_dataset import Document
 from foretell.train.trainer import estimate
 from tests.tiny import add, run
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.certify.draws import random_decoder
+from foretell.certify.distribution_test import random_decoder
 from foretell.models.decoder import Decoder
-from foretell.models.heads import Head
+from foretell.models.draft_heads import Head
 from foretell.train.capture import Capture
-from foretell.train.documents import Document, draft_vocabulary
-from foretell.train.making import head_config, new_head
+from foretell.train.init_head import head_config, new_head
 from foretell.train.settings import TrainConfig
+from foretell.train.token_dataset import Document, draft_vocabulary
 from tests.tiny import CONFIG
 
 CONTEXT = 64

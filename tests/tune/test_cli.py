@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from foretell.bench.engine_backend import EngineStage
 from foretell.bench.measure import Job, Written
-from foretell.bench.stage import EngineStage
 from foretell.cli import serve
 from foretell.cli.main import main
 from foretell.cli.tune import seconds
@@ -104,7 +104,7 @@ def test_drafters_without_room_are_told(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, quick: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from foretell.opened import Opened
+    from foretell.build.model_source import Opened
 
     monkeypatch.setattr(Opened, "copy_bytes", lambda self, bits: 1 << 60)
     out = tmp_path / "tuned.yaml"

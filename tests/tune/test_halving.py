@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from foretell.bench.item import Item
 from foretell.bench.measure import PLAIN, Arm, Job, Written
 from foretell.bench.plan import Plan
+from foretell.bench.prompt import Item
 from foretell.bench.results import Cell
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
-from foretell.tune.halving import Search, evidence, rungs_for
 from foretell.tune.space import Space, is_sampled, mixed, settings
+from foretell.tune.successive_halving import Search, evidence, rungs_for
 from foretell.tune.verdict import choose, config_text
 from tests.bench.fakes import FakeStage, arms, items, watch_nothing
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from foretell.errors import CapacityError
-from foretell.models.heads import EagleConfig, HeadConfig, LayerConfig
-from foretell.runner import memory
-from foretell.runner.head_bytes import MostAsked, head_step_bytes
-from foretell.runner.head_pages import beside
-from foretell.runner.memory import (
+from foretell.models.draft_heads import EagleConfig, HeadConfig, LayerConfig
+from foretell.runner import memory_plan as memory
+from foretell.runner.heads.kv import beside
+from foretell.runner.heads.memory import MostAsked, head_step_bytes
+from foretell.runner.memory_plan import (
     GIB,
     Needs,
     available_memory,

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from foretell.params import SamplingParams
 from foretell.sampling import noise
 from foretell.sampling.sampling import Row, choose, draw, probabilities, restrict
+from foretell.sampling_params import SamplingParams
 
 LOGITS = torch.tensor([1.0, 2.0, 0.0, -1.0, 0.5, 2.0])
 

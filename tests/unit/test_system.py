@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretell.build import set_threads
-from foretell.system import usable_cores
+from foretell.build.engine_builder import set_threads
+from foretell.utils.system import usable_cores
 
 
 def machine(folder: Path, siblings: list[str], quota: str = "") -> Path:
@@ -45,11 +45,11 @@ def test_cores_are_counted(
 def test_threads_are_as_many_as_cores_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     before, told = torch.get_num_threads(), []
     monkeypatch.setattr(torch, "set_num_threads", told.append)
-    monkeypatch.setattr("foretell.build.usable_cores", lambda: before + 3)
+    monkeypatch.setattr("foretell.build.engine_builder.usable_cores", lambda: before + 3)
     set_threads(None)
     assert not told, "more than torch has is not asked for"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr("foretell.build.usable_cores", lambda: 4)
+    monkeypatch.setattr("foretell.build.engine_builder.usable_cores", lambda: 4)
     set_threads(5)
     set_threads(None)
     monkeypatch.setenv("OMP_NUM_THREADS", "8")

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from foretell.engine import writer as writer_module
-from foretell.engine.writer import Taken, Writer
-from foretell.params import SamplingParams
+from foretell.engine import detokenizer as writer_module
+from foretell.engine.detokenizer import Taken, Writer
+from foretell.sampling_params import SamplingParams
 from foretell.types import Request
 
 WORDS = dict(enumerate(["<end>", "a", "b", "ab", "c", "<stop>", "ba", "x"]))

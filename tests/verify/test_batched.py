@@ -10,7 +10,7 @@ from foretell.sampling import noise
 from foretell.types import Draft
 from foretell.verify import batched
 from foretell.verify.batched import Chains, Verdicts
-from foretell.verify.chance import Coins
+from foretell.verify.randomness import Coins
 from foretell.verify.rules import EXACT
 
 BATCHED = {"rejection": batched.rejection, "block": batched.block}

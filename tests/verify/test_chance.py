@@ -11,7 +11,7 @@ from torch import Tensor
 from foretell.certify.toy import Context, Law, distance, plain_law, target_rows, world
 from foretell.certify.toy_drafters import chain
 from foretell.sampling import noise
-from foretell.verify.chance import Chance, Coins, enumerate_chance
+from foretell.verify.randomness import Chance, Coins, enumerate_chance
 from foretell.verify.rules import EXACT, Rule
 
 SEEDS = 2500

@@ -7,7 +7,7 @@ import pytest
 from foretell.certify.toy import Context, Make, World, bias, world
 from foretell.certify.toy_drafters import Sketch, chain, mixed_chain, tree
 from foretell.types import Draft
-from foretell.verify.chance import Chance
+from foretell.verify.randomness import Chance
 from foretell.verify.rejection import ratio
 from foretell.verify.rules import EXACT
 

@@ -8,7 +8,7 @@ import torch
 from foretell.certify.toy import KINDS, Context, Make, World, bias, mean_accepted, world
 from foretell.certify.toy_drafters import Sketch, chain, mixed_chain, mixed_tree, top_tree, tree, unsure_stops
 from foretell.types import Draft
-from foretell.verify.chance import Chance
+from foretell.verify.randomness import Chance
 from foretell.verify.rules import EXACT, LOSSLESS, Rule
 
 EXACTLY = 1e-12

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretell.types import Draft
-from foretell.verify.chance import Coins, enumerate_chance
+from foretell.verify.randomness import Coins, enumerate_chance
 from foretell.verify.rejection import ratio
 from foretell.verify.rules import EXACT, Rule
 

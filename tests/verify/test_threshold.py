@@ -14,9 +14,9 @@ from foretell.certify.toy import Context, Make, World, bias, distance, law_of, p
 from foretell.certify.toy_drafters import chain, mixed_chain, top_tree, tree
 from foretell.errors import RequestError
 from foretell.types import Draft, Verdict
-from foretell.verify.chance import enumerate_chance
+from foretell.verify.lossy import ThresholdSettings, confidence, ensemble, typical
+from foretell.verify.randomness import enumerate_chance
 from foretell.verify.rules import EXACT, LOSSLESS, LOSSY, find_rule
-from foretell.verify.threshold import ThresholdSettings, confidence, ensemble, typical
 
 TARGET = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.2, 0.2, 0.6]])
 
@@ -146,5 +146,5 @@ def test_rules_go_by_their_names() -> None:
 
 
 def test_settings_and_names_need_no_torch() -> None:
-    code = "import sys, foretell.verify.rules, foretell.verify.workload; sys.exit('torch' in sys.modules)"
+    code = "import sys, foretell.verify.rules, foretell.verify.workload_class; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

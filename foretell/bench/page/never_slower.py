@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..bar_report import markdown, remarks
+from foretell.bench.never_slower_report import markdown, remarks
+
 from ..never_slower import ALL, Cell, Findings
 from .charts import Key, Row, RowChart, Shape, Tile, interval_shapes
 from .render import render

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..places import Places
+from foretell.bench.acceptance_by_depth import Places
+
 from ..report import degree, remarks
 from ..results import Cell, Result
 from .charts import Column, ColumnChart, Key, Panel, Row, RowChart, Shape, Table, Tile, interval_shapes

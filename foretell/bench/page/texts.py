@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foretell.bench.transcripts import TextRecord, Version
 from foretell.types import TARGET
 
 from ..report import degree
-from ..texts import TextRecord, Version
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from foretell.system import home, locked
+from foretell.utils.system import home, locked
 
 from .library_file import install, is_whole, make_private
 

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretell.kernels.quant import GROUP, Int4Weights, Int8Weights
+
 from ..bounds import require
-from ..quantized import GROUP, Int4Weights, Int8Weights
+from .huge_pages import Room
 from .library import Library
 from .records import WeightsRecord
-from .room import Room
 
 BLOCK = 32  # outputs the library works on together
 STEP = 4  # inputs of an output that lie side by side

@@ -25,8 +25,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .room import Cut, stages_that_fit
-from .tables import NO_PARTS, RowTables, Sizes
+from .launch_limits import Cut, stages_that_fit
+from .row_tables import NO_PARTS, RowTables, Sizes
 
 FOUR = 4  # short parts that are put together first
 SHORT_PARTS, SHORT_KEYS = 16, 64

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .activation import through_gates
-from .room import stages_that_fit
+from .launch_limits import stages_that_fit
 
 MOST_ROWS = 256
 FEW_ROWS = 64

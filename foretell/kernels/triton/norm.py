@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foretell.kernels.rounded import LARGEST, Rounded, Rounding
+from foretell.kernels.quant import LARGEST, Rounded, Rounding
 
-from .rounded import KINDS, empty_rows, on_grid
+from .quant_linear import KINDS, empty_rows, on_grid
 
 
 @triton.jit

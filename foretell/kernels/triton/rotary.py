@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tables import Places
+from .row_tables import Places
 
 HEADS = 8  # heads a program turns
 

@@ -11,9 +11,9 @@ from foretell.options import option, strict
 
 from ..config import Parts, PlanConfig
 from ..memory import memory_of
-from .demand import ARRIVALS, BUSY_SHARE, LENGTHS, Arrivals, Demand, Lengths, calls
-from .pace import SPECULATION, Pace, Speculation, pace_of
+from .arrivals import ARRIVALS, BUSY_SHARE, LENGTHS, Arrivals, Demand, Lengths, calls
 from .routing import ROUTES
+from .service_time import SPECULATION, Pace, Speculation, pace_of
 from .simulate import Fleet
 from .sizing import Goals, Trial
 

@@ -7,8 +7,8 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 
-from .demand import Call
-from .pace import Pace
+from .arrivals import Call
+from .service_time import Pace
 
 CLOSE = 1e-6  # of a token: what rounding a moment may leave undone
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from .demand import Call
+from .arrivals import Call
 from .replica import Replica
 
 Route = Callable[[Call, Sequence[Replica]], Replica]

@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .demand import Call
-from .pace import Pace
+from .arrivals import Call
 from .replica import Replica, Tally, Visit
 from .routing import Route
+from .service_time import Pace
 
 WARM_UP = 0.1  # of the time, whose calls are not counted
 STEADY = 0.05  # of the calls of the second half, by which the crowd may have grown meanwhile

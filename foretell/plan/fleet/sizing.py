@@ -8,7 +8,7 @@ from typing import Any
 
 from foretell.errors import CapacityError
 
-from .demand import Call
+from .arrivals import Call
 from .routing import route_of
 from .simulate import Fleet, Run, quantile, simulate
 

@@ -1,0 +1,1 @@
+"""A draft model whose tokenizer differs from that of the target."""

@@ -1,0 +1,1 @@
+"""Drafters that run a trained head on the hidden states of the target."""

@@ -1,0 +1,77 @@
+"""Heads in the formats of others, each by rules of its own; what is not known is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import ModelError, UnsupportedModelError
+from foretell.models.config import ModelConfig
+from foretell.models.draft_heads.base import Head
+from foretell.models.draft_heads.config import FORMAT
+from foretell.models.draft_heads.formats import block, eagle, medusa, mtp
+
+from .layout import HeadFile, Layout, fill
+
+if TYPE_CHECKING:
+    from foretell.hub.tensor import LazyTensor
+
+__all__ = ["HeadFile", "Layout", "fill", "kind_of", "layout_of", "load_foreign"]
+
+SPECULATORS: dict[str, tuple[str, Callable[[HeadFile], Layout]]] = {
+    "eagle3": ("eagle", eagle.speculators),
+    "dflash": ("block", block.speculators),
+    "dspark": ("block", block.speculators),
+    "mtp": ("mtp", mtp.mtp),
+}
+NOT_SERVED = {
+    "peagle": "P-EAGLE heads guess in parallel with mask tokens",
+    "dflash2": "DFlash 2 heads have convolutions",
+    "xpress": "XPress heads refine their guesses",
+}
+
+
+def kind_of(config: Mapping[str, Any], names: frozenset[str]) -> str | None:
+    """Which kind of head a folder holds, by its config and the names of its tensors; None where it holds none."""
+    if config.get("format") == FORMAT:
+        return str(config.get("kind"))
+    found = _rule(config, names)
+    return None if found is None else found[0]
+
+
+def _rule(config: Mapping[str, Any], names: frozenset[str]) -> tuple[str, Callable[[HeadFile], Layout]] | None:
+    plain = {name.removeprefix("model.") for name in names}
+    said = config.get("speculators_model_type")
+    if said in NOT_SERVED:
+        raise UnsupportedModelError(f"{NOT_SERVED[said]}, which is not served; EAGLE-3, DFlash and DSpark heads are")
+    if said in SPECULATORS:
+        return SPECULATORS[said]
+    if "dflash_config" in config or "DFlashDraftModel" in (config.get("architectures") or []):
+        return "block", block.dflash
+    if plain & {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"} and "fc.weight" in plain:
+        return "eagle", eagle.eagle3
+    if "fc.weight" in plain and "layers.0.self_attn.q_proj.weight" in plain:
+        return "eagle", eagle.eagle1
+    if any(medusa.BLOCK.fullmatch(medusa.PREFIX.sub("", n)) or medusa.THEIR_BLOCK.fullmatch(n) for n in plain):
+        return "medusa", medusa.medusa
+    if {"mtp.fc.weight", "mtp_layers.0.input_proj.weight"} & plain or any(n.endswith(".eh_proj.weight") for n in plain):
+        return "mtp", mtp.mtp
+    return None
+
+
+def layout_of(file: HeadFile) -> Layout:
+    """What a head's file holds, in our words."""
+    found = _rule(file.config.values, frozenset(file.tensors))
+    if found is None:
+        raise ModelError(
+            f"{file.where}: not a head in a format that is known: EAGLE, EAGLE-3, DFlash, DSpark, Medusa, MTP"
+        )
+    return found[1](file)
+
+
+def load_foreign(
+    where: str, config: Mapping[str, Any], tensors: Mapping[str, LazyTensor], target: ModelConfig
+) -> Head[Any]:
+    """The head in a folder that somebody else wrote."""
+    file = HeadFile.of(where, config, tensors, target)
+    return fill(layout_of(file), file)

@@ -1,0 +1,195 @@
+"""How a head lies in somebody else's file: its config in our words, and which of its tensors become ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from foretell.errors import ModelError, UnsupportedModelError
+from foretell.models.config import ModelConfig
+from foretell.models.config_fields import Fields
+from foretell.models.draft_heads.base import Head
+from foretell.models.draft_heads.config import HeadConfig, LayerConfig
+from foretell.models.draft_heads.io import fill_head, make_head
+from foretell.models.draft_heads.sharding import Lazily
+from foretell.models.hf_config import hf_rope
+from foretell.models.sharding import Shard
+
+if TYPE_CHECKING:
+    from foretell.hub.tensor import LazyTensor
+
+Parts = dict[str, tuple[str, ...]]
+
+WRAPPERS = re.compile(r"^((model|language_model)\.)+")
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`parts`: for each tensor of ours those of theirs that stand one under another in it.
+
+    `offsets` is the tensor that tells, for each token the head can guess, how far the target's id lies behind it, `ids`
+    one that tells the id itself. `spare` are tensors that say again what is known.
+    """
+
+    source: str  # whose format it is
+    config: HeadConfig
+    parts: Mapping[str, tuple[str, ...]]
+    offsets: str | None = None
+    ids: str | None = None
+    spare: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class HeadFile:
+    """A head's folder, opened: its config and its tensors, without what only says how they were wrapped."""
+
+    where: str
+    config: Fields
+    tensors: Mapping[str, LazyTensor]
+    target: ModelConfig
+
+    @classmethod
+    def of(
+        cls, where: str, config: Mapping[str, Any], tensors: Mapping[str, LazyTensor], target: ModelConfig
+    ) -> HeadFile:
+        return cls(where, Fields(config), {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}, target)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self.tensors:
+            raise ModelError(f"{self.where}: tensor {name!r} is missing")
+        return tuple(self.tensors[name].shape)
+
+    def layer(self, config: Fields, first: str, inputs: int | None = None) -> LayerConfig:
+        """A layer whose tensors begin with `first`: sizes by the config, what it has by its tensors."""
+        width, heads = config.count("hidden_size"), config.count("num_attention_heads")
+        activation = config.text("hidden_act", "silu")
+        if activation not in ACTIVATIONS:
+            raise UnsupportedModelError(f"hidden_act {activation!r} of a head is not served")
+        out = self.shape(f"{first}.self_attn.o_proj.weight")
+        layer = LayerConfig(
+            width=width,
+            heads=heads,
+            kv_heads=config.count("num_key_value_heads", heads),
+            head_dim=config.count("head_dim", out[1] // heads),
+            ffn=config.count("intermediate_size"),
+            norm_eps=config.number("rms_norm_eps", 1e-6),
+            rope=hf_rope(config, "full_attention", config.number("rope_theta", 10_000.0)),
+            window=_window(config),
+            activation="gelu_tanh" if ACTIVATIONS[activation] == "gelu_tanh" else "silu",
+            qk_norm=f"{first}.self_attn.q_norm.weight" in self.tensors,
+            qkv_bias=f"{first}.self_attn.q_proj.bias" in self.tensors,
+            out_bias=f"{first}.self_attn.o_proj.bias" in self.tensors,
+            mlp_bias=f"{first}.mlp.down_proj.bias" in self.tensors,
+        )
+        if self.shape(f"{first}.self_attn.q_proj.weight") != (heads * layer.head_dim, inputs or width):
+            raise ModelError(f"{self.where}: {first}.self_attn.q_proj.weight is not of the size its config gives")
+        return layer
+
+
+def _window(config: Fields) -> int | None:
+    """How far all layers look back; layers that differ in that are not served."""
+    types = set(config.names("layer_types"))
+    if "sliding_attention" not in types:
+        return None
+    if len(types) > 1:
+        raise UnsupportedModelError("a head whose layers look back differently far is not served")
+    return config.count("sliding_window")
+
+
+def layer_parts(layer: LayerConfig, index: int, first: str, input_norm: str | None = "input_layernorm") -> Parts:
+    """Ours and theirs of a decoder layer whose tensors begin with `first`."""
+    ours, attn, mlp = f"layers.{index}", f"{first}.self_attn", f"{first}.mlp"
+    parts: Parts = {f"{ours}.ffn_norm.weight": (f"{first}.post_attention_layernorm.weight",)}
+    if input_norm is not None:
+        parts[f"{ours}.attention_norm.weight"] = (f"{first}.{input_norm}.weight",)
+    kinds = {
+        "attention.q": ((f"{attn}.q_proj",), layer.qkv_bias),
+        "attention.kv": ((f"{attn}.k_proj", f"{attn}.v_proj"), layer.qkv_bias),
+        "attention.out": ((f"{attn}.o_proj",), layer.out_bias),
+        "ffn.gate_up": ((f"{mlp}.gate_proj", f"{mlp}.up_proj"), layer.mlp_bias),
+        "ffn.down": ((f"{mlp}.down_proj",), layer.mlp_bias),
+    }
+    for name, (theirs, bias) in kinds.items():
+        for kind in ("weight", "bias") if bias else ("weight",):
+            parts[f"{ours}.{name}.{kind}"] = tuple(f"{each}.{kind}" for each in theirs)
+    if layer.qk_norm:
+        parts |= {f"{ours}.attention.{n}.weight": (f"{attn}.{n}.weight",) for n in ("q_norm", "k_norm")}
+    return parts
+
+
+def fill(layout: Layout, file: HeadFile, shard: Shard | None = None) -> Head[Any]:
+    """The head with its weights, or a rank's part; every tensor of the file has its place, or is known to be spare."""
+    used = {name for names in layout.parts.values() for name in names} | layout.spare
+    used |= {name for name in (layout.offsets, layout.ids) if name is not None}
+    if unknown := sorted(set(file.tensors) - used):
+        raise ModelError(f"{file.where}: tensor {unknown[0]!r} has no place in a head of {layout.source}'s format")
+    reads: dict[str, Callable[[], Tensor]] = {
+        ours: partial(_read, file, ours, theirs, layout.config.vocab) for ours, theirs in layout.parts.items()
+    }
+    if (ids := draft_ids(layout, file)) is not None:
+        reads["draft_ids"] = lambda: ids
+    head = make_head(layout.config, shard)
+    fill_head(head, Lazily(reads), file.where)
+    return head
+
+
+def _read(file: HeadFile, ours: str, theirs: tuple[str, ...], vocab: int) -> Tensor:
+    found = _stacked(file, theirs)
+    return _fitted(found, vocab) if ours in ("embed", "markov_in") else found  # padded vocabularies differ in length
+
+
+def _stacked(file: HeadFile, names: Iterable[str]) -> Tensor:
+    found = []
+    for name in names:
+        file.shape(name)
+        found.append(file.tensors[name].load())
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _fitted(rows: Tensor, vocab: int) -> Tensor:
+    missing = vocab - len(rows)
+    return rows[:vocab] if missing <= 0 else torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
+
+
+def draft_vocab(file: HeadFile) -> int | None:
+    """How many tokens it can guess; None: all of the target's."""
+    if "d2t" not in file.tensors:
+        return None
+    count = file.shape("d2t")[0]
+    said = file.shape("t2d")[0] if "t2d" in file.tensors else file.target.vocab
+    return None if count == said else count
+
+
+def draft_ids(layout: Layout, file: HeadFile) -> Tensor | None:
+    """The target's id of each token the head can guess, rising; None where it can guess all."""
+    if layout.config.draft_vocab is None:
+        return None
+    if layout.ids is not None:
+        ids = file.tensors[layout.ids].load().long()
+    else:
+        if layout.offsets is None or layout.offsets not in file.tensors:
+            raise ModelError(f"{file.where}: says nothing of which {layout.config.draft_vocab} tokens it can guess")
+        offsets = file.tensors[layout.offsets].load().long()
+        ids = torch.arange(len(offsets)) + offsets
+    if not bool((ids.diff() > 0).all()) or not 0 <= int(ids[0]) <= int(ids[-1]) < layout.config.vocab:
+        raise ModelError(f"{file.where}: the tokens it can guess are not a rising run of the target's")
+    return ids
+
+
+def only_own(layout: Layout, file: HeadFile) -> Layout:
+    """The layout with embedding and output taken from the file where it has them, and borrowed where not."""
+    parts, config = dict(layout.parts), layout.config
+    if "embed_tokens.weight" in file.tensors:
+        parts["embed"] = ("embed_tokens.weight",)
+        config = replace(config, own_embed=True)
+    if "lm_head.weight" in file.tensors:
+        parts["output.weight"] = ("lm_head.weight",)
+        config = replace(config, own_output=True)
+    return replace(layout, parts=parts, config=config)

@@ -1,0 +1,419 @@
+"""What a checkpoint says of itself, in config.json or in GGUF keys: its decoder, its ends, its way of sampling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import ModelError, UnsupportedModelError
+from foretell.models.config import ModelConfig, Rope
+from foretell.models.config_fields import Fields
+from foretell.models.unsupported import refuse
+
+if TYPE_CHECKING:
+    from foretell.hub.checkpoint import Checkpoint
+    from foretell.hub.tensor import LazyTensor
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+MOST_LAYERS = 10_000  # a damaged number must not fill the memory
+GEMMA_PATTERN = 6  # every sixth layer of a Gemma sees everything
+
+Windows = tuple[int | None, ...]  # one a layer
+
+
+def hf_layer_types(config: Fields, family: str) -> list[str]:
+    """One of `LAYER_TYPES` for each layer, stated or as the family has it."""
+    layers = config.count("num_hidden_layers", most=MOST_LAYERS)
+    stated = config.names("layer_types")
+    if not stated:
+        return [LAYER_TYPES[_slides(config, family, layer)] for layer in range(layers)]
+    if len(stated) != layers:
+        raise config.wrong("layer_types", f"a list of {layers} names")
+    for name in stated:
+        if name not in LAYER_TYPES:
+            raise UnsupportedModelError(f"layers of type {name!r} are not served; served are {', '.join(LAYER_TYPES)}")
+    return stated
+
+
+def _slides(config: Fields, family: str, layer: int) -> bool:
+    if family == "gemma3":
+        return (layer + 1) % config.count("sliding_window_pattern", GEMMA_PATTERN) != 0
+    if _hf_window(config, family) is None:
+        return False
+    return family == "mistral" or layer >= config.count("max_window_layers", 28, least=0)
+
+
+def _hf_window(config: Fields, family: str) -> int | None:
+    """The defaults are transformers'."""
+    if family == "mistral" and config.values.get("sliding_window", 0) is None:
+        return None
+    if family in ("mistral", "gemma3") or (family.startswith("qwen") and config.flag("use_sliding_window")):
+        return config.count("sliding_window", 4096)
+    return None
+
+
+def hf_windows(config: Fields, family: str, layer_types: list[str]) -> Windows:
+    window = _hf_window(config, family)
+    if window is None and "sliding_attention" in layer_types:
+        raise config.wrong(
+            "sliding_window", "a whole number above 0 and in use, since layer_types has layers that slide"
+        )
+    return tuple(window if name == "sliding_attention" else None for name in layer_types)
+
+
+def gguf_windows(config: Fields, family: str, layers: int) -> Windows:
+    if not config.get("attention.sliding_window"):
+        return (None,) * layers
+    window = config.count("attention.sliding_window")
+    pattern = config.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        every = config.count("attention.sliding_window_pattern", GEMMA_PATTERN if family == "gemma3" else layers + 1)
+        pattern = [(layer + 1) % every != 0 for layer in range(layers)]
+    if len(pattern) != layers:
+        raise config.wrong("attention.sliding_window_pattern", f"a whole number or {layers} of true and false")
+    return tuple(window if slides else None for slides in pattern)
+
+
+KINDS = ("default", "linear", "llama3", "yarn")
+
+MOST_CONTEXT = 1 << 31  # tokens
+LOCAL_THETA = 10_000.0  # of Gemma's sliding layers, where the file does not say
+
+
+def hf_rope(config: Fields, layer_type: str, theta: float) -> Rope:
+    """For layers of one type; `theta` is what the family takes where the config does not say."""
+    settings = rope_settings(config, layer_type)
+    for part in (config, settings):
+        if part.get("partial_rotary_factor", 1) != 1:
+            raise UnsupportedModelError("partial_rotary_factor: heads that turn only in part are not served")
+    kind = settings.text("rope_type", settings.text("type", "default"))
+    if kind not in KINDS:
+        raise UnsupportedModelError(f"rope type {kind!r} is not served; served are {', '.join(KINDS)}")
+    theta = settings.number("rope_theta", theta)
+    if kind == "linear":
+        return Rope(theta, "linear", settings.number("factor"))
+    if kind == "llama3":
+        return _llama3(settings, theta, _original(config, settings))
+    if kind == "yarn":
+        return _yarn(settings, theta, _original(config, settings), config.count("max_position_embeddings"))
+    return Rope(theta)
+
+
+def hf_ropes(config: Fields, layer_types: list[str], local: bool) -> tuple[Rope, ...]:
+    """One a layer. `local`: the sliding layers turn by a theta of their own and are never stretched (Gemma)."""
+    theta = config.number("rope_theta", 1_000_000.0 if local else 10_000.0)
+    ropes = {"full_attention": hf_rope(config, "full_attention", theta)}
+    ropes["sliding_attention"] = ropes["full_attention"]
+    if local:
+        near = config.number("rope_local_base_freq", LOCAL_THETA)
+        settings = config if is_nested(config) else Fields({})
+        ropes["sliding_attention"] = hf_rope(settings, "sliding_attention", near)
+    return tuple(ropes[layer_type] for layer_type in layer_types)
+
+
+def is_nested(config: Fields) -> bool:
+    """Whether the config gives settings for each type of layer, not one for all."""
+    return any(name in config.part("rope_parameters").values for name in LAYER_TYPES)
+
+
+def rope_settings(config: Fields, layer_type: str) -> Fields:
+    """`rope_scaling` is the older name; `rope_parameters` holds theta, too."""
+    if is_nested(config):
+        return config.part("rope_parameters").part(layer_type)
+    older = config.part("rope_scaling")
+    return older if older.values else config.part("rope_parameters")
+
+
+def _original(config: Fields, settings: Fields) -> int:
+    inner = settings.count("original_max_position_embeddings", config.count("max_position_embeddings"))
+    return config.count("original_max_position_embeddings", inner)
+
+
+def _llama3(settings: Fields, theta: float, original: int) -> Rope:
+    low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
+    if low >= high:
+        raise settings.wrong("low_freq_factor", "below high_freq_factor")
+    return Rope(theta, "llama3", settings.number("factor"), original, low, high)
+
+
+def _yarn(settings: Fields, theta: float, original: int, context: int) -> Rope:
+    factor = settings.number("factor", context / original)
+    attention = _stretch(factor)
+    if settings.get("mscale") and settings.get("mscale_all_dim"):
+        attention = _stretch(factor, settings.number("mscale")) / _stretch(factor, settings.number("mscale_all_dim"))
+    return Rope(
+        theta,
+        "yarn",
+        factor,
+        original,
+        beta_fast=settings.number("beta_fast", 32.0),
+        beta_slow=settings.number("beta_slow", 1.0),
+        attention_factor=settings.number("attention_factor", attention),
+        truncate=settings.flag("truncate", True),
+    )
+
+
+def _stretch(factor: float, by: float = 1.0) -> float:
+    """Yarn's scale of the attention scores, as its paper has it."""
+    return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+
+
+def gguf_rope(config: Fields, factors: tuple[float, ...]) -> Rope:
+    """`factors` are those of the tensor `rope_freqs.weight`: each turn is divided by its own."""
+    theta = config.number("rope.freq_base", 10_000.0)
+    factor = config.number("rope.scaling.factor", config.number("rope.scale_linear", 1.0))
+    kind = config.text("rope.scaling.type", "none" if factor == 1 else "linear")  # older files have a factor alone
+    if kind == "none":
+        return Rope(theta, factors=factors)
+    if kind == "linear":
+        return Rope(theta, "linear", factor, factors=factors)
+    if kind == "yarn":
+        return _gguf_yarn(config, theta, factors)
+    raise UnsupportedModelError(f"rope scaling {kind!r} is not served; served are none, linear and yarn")
+
+
+def _gguf_yarn(config: Fields, theta: float, factors: tuple[float, ...]) -> Rope:
+    factor = config.number("rope.scaling.factor", 1.0)
+    # llama.cpp takes the file's factor times yarn's own, not in its place.
+    attention = config.number("rope.scaling.attn_factor", 1.0) * _stretch(factor)
+    return Rope(
+        theta,
+        "yarn",
+        factor,
+        config.count("rope.scaling.original_context_length", config.count("context_length")),
+        beta_fast=config.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=config.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=attention,
+        factors=factors,
+    )
+
+
+def gguf_ropes(config: Fields, windows: Windows, factors: tuple[float, ...], local: bool) -> tuple[Rope, ...]:
+    """One a layer, as `hf_ropes`."""
+    far = gguf_rope(config, factors)
+    near = Rope(config.number("rope.freq_base_swa", LOCAL_THETA)) if local else far
+    return tuple(far if window is None else near for window in windows)
+
+
+def stretched_context(ropes: tuple[Rope, ...], context: int) -> int:
+    """Return the context after YaRN: configs often give the one before."""
+    stretched = (rope.factor * rope.original_context for rope in ropes if rope.kind == "yarn")
+    return max([context, *(int(min(tokens, MOST_CONTEXT)) for tokens in stretched)])
+
+
+Settings = dict[str, Any]  # fields of a ModelConfig
+
+HF_FAMILIES = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+GGUF_FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # where config.json does not say; of the others, width / heads
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+# Tokens that end a text or a turn, whatever the file's own keys say: many chat models name only one of two.
+END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>")
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+SAMPLING_KEYS = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+# Far above any model's, and low enough that no product of them overflows: such a number is damage.
+MOST = {"width": 1 << 20, "ffn": 1 << 24, "vocab": 1 << 24, "heads": 1 << 14, "head_dim": 1 << 14, "layers": 1024}
+LABELS = {
+    "width": "a hidden size of",
+    "ffn": "a feed-forward size of",
+    "vocab": "a vocabulary of",
+    "heads": "a number of heads of",
+    "head_dim": "a head dimension of",
+    "layers": "a number of layers of",
+}
+GEMMA_27B_LAYERS = 62  # the Gemma that scales scores by width / heads, which its GGUF files do not say
+
+
+def read_config(checkpoint: Checkpoint) -> ModelConfig:
+    """What the checkpoint's decoder is made of, or an error that says why it is not served."""
+    if checkpoint.kind == "gguf":
+        return from_gguf(checkpoint.config, dict(checkpoint.tensors()))
+    return from_hf(checkpoint.config)
+
+
+def from_hf(values: Mapping[str, Any]) -> ModelConfig:
+    """The config in a config.json."""
+    config = Fields(values)
+    name = config.text("model_type", "")
+    refuse(config, name, (*HF_FAMILIES, "gemma3"))
+    if name == "gemma3":  # the wrapper of a vision model, here without its eyes
+        config, name = config.part("text_config"), "gemma3_text"
+        refuse(config, name, tuple(HF_FAMILIES))
+    family = HF_FAMILIES[name]
+    layer_types = hf_layer_types(config, family)
+    settings = _hf_sizes(config, family) | _hf_traits(config, family)
+    settings["windows"] = hf_windows(config, family, layer_types)
+    settings["ropes"] = hf_ropes(config, layer_types, local=family == "gemma3")
+    return _make(settings, family)
+
+
+def _hf_sizes(config: Fields, family: str) -> Settings:
+    width, heads = config.count("hidden_size"), config.count("num_attention_heads")
+    return {
+        "vocab": config.count("vocab_size"),
+        "width": width,
+        "layers": config.count("num_hidden_layers", most=MOST_LAYERS),
+        "heads": heads,
+        "kv_heads": config.count("num_key_value_heads", heads),
+        "head_dim": config.count("head_dim", HEAD_DIMS.get(family, _even_share(width, heads))),
+        "ffn": config.count("intermediate_size"),
+        "context": config.count("max_position_embeddings"),
+        "norm_eps": config.number("rms_norm_eps", 1e-6),
+    }
+
+
+def _hf_traits(config: Fields, family: str) -> Settings:
+    """What the families differ in; the defaults are transformers'."""
+    bias = family in ("llama", "qwen3", "gemma3") and config.flag("attention_bias")
+    traits: Settings = {
+        "tied": config.flag("tie_word_embeddings", family == "gemma3"),
+        "activation": _activation(config, "hidden_act", "silu"),
+        "qkv_bias": bias or family == "qwen2",
+        "out_bias": bias,
+        "mlp_bias": family == "llama" and config.flag("mlp_bias"),
+        "qk_norm": family in ("qwen3", "gemma3"),
+    }
+    if family == "gemma3":
+        traits["activation"] = _activation(config, "hidden_activation", "gelu_pytorch_tanh")
+        traits |= _gemma_traits(config.count("hidden_size"))
+        traits["attention_scale"] = config.number("query_pre_attn_scalar", 256) ** -0.5
+    return traits
+
+
+def _activation(config: Fields, name: str, default: str) -> str:
+    stated = config.text(name, default)
+    if stated not in ACTIVATIONS:
+        raise UnsupportedModelError(f"{name} {stated!r} is not served; served are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[stated]
+
+
+def _gemma_traits(width: int) -> Settings:
+    return {"sandwich_norms": True, "embed_scale": math.sqrt(width)}
+
+
+def _even_share(width: int, heads: int) -> int | None:
+    """The heads' dimension where the config leaves it to be worked out."""
+    return width // heads if width % heads == 0 else None
+
+
+def from_gguf(values: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> ModelConfig:
+    """The config in a GGUF file; what its keys leave out, its tensors show."""
+    general = Fields(values, "general.")
+    family = general.text("architecture")
+    if general.text("type", "model") != "model":
+        raise UnsupportedModelError(f"this GGUF file holds a model's {general.get('type')}; give the model's own file")
+    config = Fields(values, f"{family}.")
+    refuse(config, family, GGUF_FAMILIES)
+    settings = _gguf_sizes(config, tensors) | _gguf_traits(config, family, tensors)
+    settings["windows"] = gguf_windows(config, family, settings["layers"])
+    factors = _rope_factors(family, tensors, settings["head_dim"])
+    settings["ropes"] = gguf_ropes(config, settings["windows"], factors, local=family == "gemma3")
+    return _make(settings, family)
+
+
+def _gguf_sizes(config: Fields, tensors: Mapping[str, LazyTensor]) -> Settings:
+    width, heads = config.count("embedding_length"), config.count("attention.head_count")
+    head_dim = config.count("attention.key_length", _even_share(width, heads))
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if config.count(name, head_dim) != head_dim:
+            raise UnsupportedModelError(f"{name} differs from the heads' dimension, {head_dim}, which is not served")
+    if "token_embd.weight" not in tensors:
+        raise ModelError("tensor 'token_embd.weight' is missing; is this the whole GGUF file?")
+    return {
+        "vocab": tensors["token_embd.weight"].shape[0],
+        "width": width,
+        "layers": config.count("block_count", most=MOST_LAYERS),
+        "heads": heads,
+        "kv_heads": config.count("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "ffn": config.count("feed_forward_length"),
+        "context": config.count("context_length"),
+        "norm_eps": config.number("attention.layer_norm_rms_epsilon"),
+    }
+
+
+def _gguf_traits(config: Fields, family: str, tensors: Mapping[str, LazyTensor]) -> Settings:
+    traits: Settings = {
+        "tied": "output.weight" not in tensors,
+        "qkv_bias": "blk.0.attn_q.bias" in tensors,
+        "out_bias": "blk.0.attn_output.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in tensors,
+        "qk_norm": family in ("qwen3", "gemma3"),
+    }
+    if family == "gemma3":
+        traits |= {"activation": "gelu_tanh", **_gemma_traits(config.count("embedding_length"))}
+        if config.count("block_count") == GEMMA_27B_LAYERS:
+            share = config.count("embedding_length") / config.count("attention.head_count")
+            traits["attention_scale"] = share**-0.5
+    return traits
+
+
+def _rope_factors(family: str, tensors: Mapping[str, LazyTensor], head_dim: int) -> tuple[float, ...]:
+    """How Llama 3's stretching is stored: worked out, a number for each pair of dimensions."""
+    if family != "llama" or "rope_freqs.weight" not in tensors:
+        return ()
+    factors = tuple(tensors["rope_freqs.weight"].load().tolist())
+    if len(factors) != head_dim // 2 or not all(0 < factor < math.inf for factor in factors):
+        raise ModelError(f"tensor 'rope_freqs.weight' must hold {head_dim // 2} numbers above 0; fetch the file again")
+    return factors
+
+
+def _make(settings: Settings, family: str) -> ModelConfig:
+    for name, most in MOST.items():
+        if settings[name] > most:
+            raise ModelError(f"the model's config has {LABELS[name]} {settings[name]}; at most {most} is served")
+    if settings["heads"] % settings["kv_heads"]:
+        raise ModelError(
+            f"{settings['heads']} heads cannot share {settings['kv_heads']} key heads evenly: see the config"
+        )
+    if settings["head_dim"] % 2:
+        raise ModelError(f"the config's head dimension is {settings['head_dim']}; it must be even to be turned")
+    settings["context"] = stretched_context(settings["ropes"], settings["context"])
+    return ModelConfig(**settings, family=family)
+
+
+def end_ids(checkpoint: Checkpoint) -> frozenset[int]:
+    """The tokens after which the model wants no more."""
+    if checkpoint.kind == "gguf":
+        return _gguf_end_ids(checkpoint.config)
+    sources = (checkpoint.generation, checkpoint.config, Fields(checkpoint.config).part("text_config").values)
+    return _ids([source.get("eos_token_id") for source in sources])
+
+
+def _gguf_end_ids(values: Mapping[str, Any]) -> frozenset[int]:
+    tokens = Fields(values, "tokenizer.ggml.").names("tokens")
+    named = [token for token, text in enumerate(tokens) if text in END_TOKENS]
+    return _ids([named, *(values.get(f"tokenizer.ggml.{key}") for key in END_KEYS)])
+
+
+def _ids(stated: list[Any]) -> frozenset[int]:
+    """Ids or lists of ids, in one set; None and what is no id left out."""
+    flat = [token for entry in stated for token in (entry if isinstance(entry, list) else [entry])]
+    return frozenset(token for token in flat if _is_whole(token) and token >= 0)
+
+
+def sampling_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:
+    """The model's own temperature, top_k, top_p and min_p, as far as it has them; empty means greedy."""
+    if checkpoint.kind == "gguf":
+        return _fitting({name: checkpoint.config.get(f"general.sampling.{key}") for name, key in SAMPLING_KEYS.items()})
+    if checkpoint.generation.get("do_sample") is not True:
+        return {}
+    return {"temperature": 1.0} | _fitting(checkpoint.generation)
+
+
+def _fitting(stated: Mapping[str, Any]) -> dict[str, float | int]:
+    return {name: stated[name] for name in SAMPLING_KEYS if _fits(name, stated.get(name))}
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name == "top_k":
+        return _is_whole(value) and value >= 0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    bounds = {"temperature": 0 <= value < math.inf, "top_p": 0 < value <= 1, "min_p": 0 <= value <= 1}
+    return bounds[name]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,67 @@
+"""Kinds of model that are not served, told by their config before any weight is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from foretell.errors import UnsupportedModelError
+from foretell.options import nearest
+
+from .config_fields import Fields
+
+SERVED = "served are dense Llama, Mistral, SmolLM2, Qwen 2, 2.5 and 3, and Gemma 3 text models, whole or as GGUF"
+
+ADAPTER = "adapter"
+QUANTIZED = "quantized (AWQ, GPTQ and their like)"
+ENCODER = "encoder or encoder-decoder"
+VISION = "vision or audio"
+RECURRENT = "recurrent or hybrid"
+EXPERTS = "mixture-of-experts"
+SOFTCAP = "softcapping"
+KINDS = {  # by names as configs and GGUF files write them, less dashes and underscores
+    ENCODER: r"^(m|um|flan)?t5|bart|pegasus|marian|m2m100|bert|electra|encoder|embedding",
+    VISION: r"vl|vision|llava|mllama|pali|clip|idefics|pixtral|mistral3|whisper|audio|speech|omni|gemma3n|gemma4",
+    RECURRENT: r"[mjzb]amba|rwkv|qwen3next|qwen35|falconh1|lfm2|hybrid|nemotronh|recurrent|xlstm|plamo2|retnet",
+    EXPERTS: r"moe|mixtral|deepseek|gptoss|dbrx|grok|arctic|minimax|llama4|kimi",
+    SOFTCAP: r"gemma2$",
+}
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "expert_count")
+SENSES = ("vision_config", "audio_config", "speech_config", "vision_tower", "mm_vision_tower")
+SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+RECURRENT_LAYERS = ("linear_attention", "conv", "short_conv", "mamba", "mamba2", "recurrent")
+
+
+def refuse(config: Fields, name: str, known: Collection[str]) -> None:
+    """Raise what says in words why this model, of the type `name`, is not served; return for one of `known` that is."""
+    kind = _kind_by_fields(config) or _kind_by_name(name, known)
+    if kind:
+        called = repr(name) if name else "this"
+        raise UnsupportedModelError(f"{called} is a model of the {kind} kind, which is not served; {SERVED}")
+    if not name:
+        raise config.lacking("model_type")
+    if name not in known:
+        raise UnsupportedModelError(f"model type {name!r} is not served; {nearest(name, known)}")
+    if config.get("use_bidirectional_attention") or config.get("attention.causal") is False:
+        raise UnsupportedModelError(f"this {name!r} looks ahead (it embeds texts), which is not served; {SERVED}")
+
+
+def _kind_by_fields(config: Fields) -> str | None:
+    conditional = any(name.endswith("ForConditionalGeneration") for name in config.names("architectures"))
+    signs = {
+        ADAPTER: config.get("peft_type") is not None,
+        QUANTIZED: any(config.get(name) for name in ("quantization_config", "quantization")),
+        ENCODER: config.get("is_encoder_decoder") is True,
+        VISION: conditional or any(config.get(name) for name in SENSES),
+        RECURRENT: any(kind in RECURRENT_LAYERS for kind in config.names("layer_types")),
+        EXPERTS: any(config.get(name, 0) for name in EXPERT_COUNTS),
+        SOFTCAP: any(config.get(name) for name in SOFTCAPS),
+    }
+    return next((kind for kind, shown in signs.items() if shown), None)
+
+
+def _kind_by_name(name: str, known: Collection[str]) -> str | None:
+    if name in known:
+        return None
+    plain = name.lower().replace("_", "").replace("-", "")
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, plain)), None)

@@ -1,0 +1,1 @@
+"""The CUDA executor: CUDA graphs, warm-up and draft chains on the device."""

@@ -1,0 +1,112 @@
+"""Which kernel multiplies: our own, or the library's where it was seen to give a row the same bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foretell.kernels.quant import Rounded, Rounding, rounded_sums
+from foretell.kernels.triton import quant_linear as rounded
+from foretell.kernels.triton.linear import FEW_ROWS, LIBRARY_ROWS, MOST_ROWS, gated_linear, linear
+from foretell.kernels.triton.norm import Change
+from foretell.kernels.triton.swiglu import gate
+from foretell.models.layers import Linear
+from foretell.models.quantize import RoundedLinear
+
+Shape = tuple[int, int, int]
+Rows = Tensor | Rounded  # [rows, in], in 8 bits for a layer that is
+
+
+class Products:
+    """Where text is written a row's bits do not depend on the rows beside it; where it is read it goes fastest."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._trusted: dict[Shape, bool] = {}
+
+    def __call__(self, layer: Linear, x: Rows, reads: bool) -> Tensor:
+        """[rows, in] -> [rows, out]"""
+        if isinstance(layer, RoundedLinear):
+            return self._rounded(layer, _in_8_bits(x, layer), reads)
+        assert isinstance(x, Tensor), "8 bits are for layers in 8 bits"
+        if reads or _outside(layer, x) or (len(x) > LIBRARY_ROWS and self._trusts(layer, x)):
+            product: Tensor = layer(x)
+            return product
+        assert layer.weight is not None, "seen above"
+        return linear(x, layer.weight, layer.bias)
+
+    def gated(self, layer: Linear, x: Rows, reads: bool, gelu: bool, rounding: Rounding | None) -> Rows:
+        """[rows, in] -> [rows, out / 2]: what the gates, which come first, let through of the rest."""
+        if reads or len(x) > FEW_ROWS:
+            return gate(self(layer, x, reads), gelu, rounding)
+        if isinstance(layer, RoundedLinear):
+            rows = _in_8_bits(x, layer)
+            through = rounded.gated_product(rows, layer.rounded, layer.bias, self.dtype, gelu)
+        elif isinstance(x, Rounded) or layer.weight is None or _outside(layer, x):
+            return gate(self(layer, x, reads), gelu, rounding)
+        else:
+            through = gated_linear(x, layer.weight, layer.bias, gelu)
+        return through if rounding is None else rounded.round_rows(through, rounding)
+
+    def in_parts(self, layer: Linear, x: Rows, reads: bool) -> Change:
+        """[rows, in] -> [parts, rows, out], for a reader that adds them up."""
+        if isinstance(layer, RoundedLinear):
+            return self._rounded_parts(layer, _in_8_bits(x, layer), reads)
+        assert isinstance(x, Tensor), "8 bits are for layers in 8 bits"
+        if reads or _outside(layer, x):
+            product: Tensor = layer(x)
+            return Change(product[None])
+        assert layer.weight is not None, "seen above"
+        return Change(linear(x, layer.weight, layer.bias, parts=True))
+
+    def _rounded(self, layer: RoundedLinear, x: Rounded, reads: bool) -> Tensor:
+        if not reads and len(x) <= rounded.MOST_ROWS:
+            return rounded.product(x, layer.rounded, layer.bias, self.dtype)
+        if x.rounding == "int8":
+            return rounded.scaled(rounded_sums(x, layer.rounded), x, layer.rounded, layer.bias, self.dtype)
+        return _float8(x, layer, self.dtype)
+
+    def _rounded_parts(self, layer: RoundedLinear, x: Rounded, reads: bool) -> Change:
+        if layer.bias is not None:
+            return Change(self._rounded(layer, x, reads)[None])
+        if not reads and len(x) <= rounded.MOST_ROWS:
+            return Change(rounded.sums(x, layer.rounded), x.scales, layer.rounded.scales)
+        if x.rounding == "int8":
+            return Change(rounded_sums(x, layer.rounded)[None], x.scales, layer.rounded.scales)
+        return Change(_float8(x, layer, self.dtype)[None])
+
+    def _trusts(self, layer: Linear, x: Tensor) -> bool:
+        """Whether the library's kernel for this many rows adds up as ours does. Tried once, before any recording."""
+        shape = (len(x), layer.inputs, layer.outputs)
+        if shape not in self._trusted:
+            assert layer.weight is not None, "asked for layers with weights"
+            noise = torch.randn(x.shape, dtype=torch.float32, device=x.device).to(x.dtype)
+            own = linear(noise[:LIBRARY_ROWS].contiguous(), layer.weight, layer.bias)
+            self._trusted[shape] = torch.equal(own, layer(noise)[:LIBRARY_ROWS])
+        return self._trusted[shape]
+
+
+def rounding_of(layer: Linear) -> Rounding | None:
+    """In what its rows are to come."""
+    return layer.rounded.rounding if isinstance(layer, RoundedLinear) else None
+
+
+def _in_8_bits(x: Rows, layer: RoundedLinear) -> Rounded:
+    return x if isinstance(x, Rounded) else rounded.round_rows(x, layer.rounded.rounding)
+
+
+def _float8(x: Rounded, layer: RoundedLinear, dtype: torch.dtype) -> Tensor:
+    """Many rows: the library's product, where it takes these shapes and gives this type."""
+    weights, bias = layer.rounded, layer.bias
+    inputs, outputs = layer.inputs, layer.outputs
+    if not x.values.is_cuda or inputs % 16 or outputs % 16 or dtype != torch.bfloat16:
+        return rounded.scaled(rounded_sums(x, weights), x, weights, bias, dtype)
+    product = torch._scaled_mm(
+        x.values, weights.values.T, scale_a=x.scales[:, None], scale_b=weights.scales[None], out_dtype=dtype
+    )
+    return product if bias is None else product + bias
+
+
+def _outside(layer: Linear, x: Tensor) -> bool:
+    """Whether our kernel does not serve these."""
+    return layer.weight is None or len(x) > MOST_ROWS or x.dtype == torch.float32

@@ -1,0 +1,1 @@
+"""Running draft heads: their KV cache, prefill, draft steps and sampling."""

@@ -1,0 +1,1 @@
+"""The CPU executor over the native library."""

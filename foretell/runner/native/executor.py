@@ -1,0 +1,161 @@
+"""A step in one call of the native library: on a CPU in float32, with weights in floats or integers."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from array import array
+from collections.abc import Sequence
+
+import torch
+
+from foretell.kernels.bounds import require
+from foretell.kernels.native.library import Library, library
+from foretell.kernels.native.records import JOIN, LayerRecord, ModelRecord, StepRecord, record_of
+from foretell.kv.cache import KVCache
+from foretell.models.decoder import Block, Decoder
+from foretell.models.layers import Linear, Norm
+from foretell.models.sharding import Ranks
+from foretell.runner.batch_layout import Packed, span_lists
+from foretell.runner.executor import StepOutput
+
+
+def native_executor(model: Decoder, cache: KVCache) -> NativeExecutor | None:
+    """The executor, where the library has all of the model's layers and computes where they are."""
+    native = library()
+    on_cpu = model.embed.device.type == "cpu" and model.dtype == torch.float32
+    if native is None or not on_cpu or model.config.head_dim % 2:
+        return None
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    return NativeExecutor(native, model, cache) if all(layer.native is not None for layer in layers) else None
+
+
+class NativeExecutor:
+    """What `EagerExecutor` gives, rounding aside. A row has the same bits whatever else is in the step."""
+
+    def __init__(self, native: Library, model: Decoder, cache: KVCache) -> None:
+        self._native, self._model, self._cache = native, model, cache
+        self._vocab, self._width = model.config.vocab, model.config.width
+        self._slots = cache.keys[0].shape[0] * cache.page_size
+        self._context = min(len(table) for table in model.tables.values())
+        self._layers = (LayerRecord * model.config.layers)(*(self._layer(i) for i in range(model.config.layers)))
+        self._record = self._model_record()
+        self._held = (*model.tables.values(), model.embed)  # the records have addresses only
+        self._join = Joining(model.ranks) if model.ranks is not None else None
+
+    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        tokens, positions, slots = packed.tokens, packed.positions, packed.slots
+        require(min(tokens) >= 0 and max(tokens) < self._vocab, "tokens of the model's vocabulary")
+        require(max(positions) < self._context, "positions within the model's context")
+        require(0 <= min(slots) <= max(slots) < self._slots, "slots of the KV cache")
+        require(not taps or 0 <= min(taps) <= max(taps) <= len(self._layers), "hidden states of the model's layers")
+        rows, wanted = len(tokens), len(packed.wanted)
+        numbers, places = in_a_row(
+            (tokens, positions, slots, *span_lists(packed.spans), packed.wanted, taps, [0] * wanted)
+        )
+        logits = torch.empty(wanted, self._model.local.vocab)
+        features = torch.empty(rows, len(taps) * self._width) if taps else None
+        step = record_of(
+            StepRecord,
+            *places[:-1],
+            logits.data_ptr(),
+            None if features is None else features.data_ptr(),
+            places[-1],
+            rows,
+            len(packed.spans),
+            wanted,
+            len(taps),
+            None if self._join is None else self._join.address,
+        )
+        self._native.step(self._record, step)
+        if self._join is None:
+            return StepOutput(logits, features, numbers[len(numbers) - wanted :].tolist)  # that the library wrote
+        self._join.check()
+        return StepOutput(self._model.all_logits(logits), features)
+
+    def _layer(self, index: int) -> LayerRecord:
+        block = self._model.blocks[index]
+        assert isinstance(block, Block), "a decoder is made of blocks"
+        attention, ffn = block.attention, block.ffn
+        linears = (attention.qkv, attention.out, ffn.gate_up, ffn.down)
+        norms = (block.attention_norm, block.ffn_norm, attention.q_norm, attention.k_norm)
+        return LayerRecord(
+            *(_weights(linear) for linear in linears),
+            *(_norm(norm) for norm in (*norms, block.attention_post_norm, block.ffn_post_norm)),
+            self._model.tables[attention.rope].data_ptr(),
+            self._cache.keys[index].data_ptr(),
+            self._cache.values[index].data_ptr(),
+            attention.window or 0,
+        )
+
+    def _model_record(self) -> ModelRecord:
+        model, config = self._model, self._model.local
+        assert model.head.native is not None, "native_executor looked"
+        return ModelRecord(
+            ctypes.addressof(self._layers),
+            _weights(model.head),
+            model.embed.data_ptr(),
+            _norm(model.norm),
+            config.layers,
+            config.width,
+            config.heads,
+            config.kv_heads,
+            config.head_dim,
+            config.ffn,
+            self._cache.page_size,
+            model.tokens_here.start,
+            len(model.tokens_here),
+            config.norm_eps,
+            config.scale,
+            config.embed_scale,
+            config.activation == "gelu_tanh",
+            model.head.native.level,
+        )
+
+
+def in_a_row(lists: tuple[Sequence[int], ...]) -> tuple[array[int], list[int]]:
+    """All numbers one after the other, and the addresses where each list begins: one array is sooner made than six, and
+    numpy's are dear to make and to find."""
+    numbers = array("q", itertools.chain.from_iterable(lists))
+    place, _ = numbers.buffer_info()
+    places = []
+    for each in lists:
+        places.append(place)
+        place += 8 * len(each)
+    return numbers, places
+
+
+class Joining:
+    """Lets the library add up what all ranks have, from in the midst of a step."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._error: BaseException | None = None
+        self._callback = JOIN(self._join)
+        self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
+
+    def _join(self, address: int, count: int) -> bool:
+        """An error cannot go through the library: it is kept, and the library breaks off."""
+        try:
+            numbers = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
+            joined = self._ranks.join(numbers)
+            if joined.data_ptr() != address:
+                numbers.copy_(joined)
+        except BaseException as error:
+            self._error = error
+        return self._error is None
+
+    def check(self) -> None:
+        """Raise what made the library break off."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def _weights(layer: Linear) -> int:
+    assert layer.native is not None, "native_executor looked"
+    return layer.native.address
+
+
+def _norm(norm: Norm | None) -> int | None:
+    return None if norm is None else norm.weight.data_ptr()

@@ -1,0 +1,152 @@
+"""A call of a tool written as a JSON object, read a character at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container
+from enum import Enum
+from typing import Any
+
+from foretell.server.parsers.base import Kind
+
+ARGUMENTS = ("arguments", "parameters")
+Say = Callable[[Kind, str], None]
+
+
+class State(Enum):
+    """Where the reading of a value stands."""
+
+    READING = 0
+    DONE = 1
+    BAD = 2  # this is no call; `raw` has what was read
+
+
+class Balance:
+    """Follows brackets and strings, and knows where a value ends."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.quoted = False
+        self._escaped = False
+
+    def push(self, char: str) -> None:
+        if self.quoted:
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self.quoted = False
+        elif char == '"':
+            self.quoted = True
+        elif char in "{[":
+            self.depth += 1
+        elif char in "}]":
+            self.depth -= 1
+
+
+class CallJson:
+    """{"name": ..., "arguments": {...}}: says the name once it is known, then the arguments as they come."""
+
+    def __init__(self, say: Say, *, names: Container[str] | None = None, needs_arguments: bool = False) -> None:
+        """`names`: those that can be called, where others mean that this is no call."""
+        self._say, self._names, self._needs_arguments = say, names, needs_arguments
+        self.raw = ""
+        self.named = False  # whether the call was said: from then on it cannot be taken back
+        self._balance = Balance()
+        self._name: str | None = None
+        self._key: str | None = None  # of the value being read
+        self._text = ""  # of the key or value being read
+        self._arguments = ""  # not said yet, because the name is not known
+        self._had_arguments = False
+
+    def push(self, char: str) -> State:
+        """Take one character, or "" at the end of the text."""
+        self.raw += char
+        balance = self._balance
+        if not char:
+            return self._bad()
+        if balance.depth == 0:
+            return self._open(char)
+        balance.push(char)
+        if balance.depth == 0:
+            return self._close()
+        if self._key is None:
+            return self._read_key(char)
+        if char == "," and balance.depth == 1 and not balance.quoted:
+            return self._end_value()
+        self._text += char
+        if self._key in ARGUMENTS and not self._had_arguments:
+            self._read_arguments(char)
+        return State.READING
+
+    def _open(self, char: str) -> State:
+        if char == "{":
+            self._balance.push(char)
+        elif not char.isspace():
+            return State.BAD
+        return State.READING
+
+    def _read_key(self, char: str) -> State:
+        if char == ":" and not self._balance.quoted:
+            key = _value(self._text)
+            if not isinstance(key, str):
+                return self._bad()
+            self._key, self._text = key, ""
+        else:
+            self._text += char
+        return State.READING
+
+    def _read_arguments(self, char: str) -> None:
+        """Pass on an object as it comes; anything else waits until it is whole."""
+        if self._text.lstrip()[:1] != "{":
+            return
+        self._arguments += char
+        if self._balance.depth == 1 and not self._balance.quoted:
+            self._had_arguments = True
+        self._flush()
+
+    def _end_value(self) -> State:
+        value = _value(self._text)
+        if self._key == "name":
+            if not isinstance(value, str) or not value or (self._names is not None and value not in self._names):
+                return self._bad()
+            self._name = value
+            self._flush()
+        elif self._key in ARGUMENTS and not self._had_arguments:
+            self._arguments = value if isinstance(value, str) else self._text.strip()  # some write JSON in a string
+            self._had_arguments = True
+            self._flush()
+        self._key, self._text = None, ""
+        return State.READING
+
+    def _flush(self) -> None:
+        """Say what can be said: nothing before both are there, so that an object with a name alone stays an object."""
+        if self._name is None or not self._arguments:
+            return
+        if not self.named:
+            self._say("call", self._name)
+            self.named = True
+        self._say("arguments", self._arguments)
+        self._arguments = ""
+
+    def _close(self) -> State:
+        if self._key is not None and self._end_value() is State.BAD:
+            return State.BAD
+        if self._name is None or (self._needs_arguments and not self._had_arguments):
+            return self._bad()
+        if not self.named:
+            self._arguments = "{}"
+            self._flush()
+        return State.DONE
+
+    def _bad(self) -> State:
+        return State.DONE if self.named else State.BAD
+
+
+def _value(text: str) -> Any:
+    """What a piece of JSON says, or None if it says nothing."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

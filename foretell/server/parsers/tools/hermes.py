@@ -1,0 +1,20 @@
+"""Calls as Hermes, Qwen and their kin write them: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
+
+from __future__ import annotations
+
+from foretell.server.parsers.base import Program
+
+from .call_json import CallJson
+from .reader import ToolReader
+
+OPENS, CLOSES = "<tool_call>", "</tool_call>"
+
+
+class HermesReader(ToolReader):
+    """Words and calls, in any order."""
+
+    def read(self) -> Program:
+        while (yield from self.until(OPENS)):
+            called = yield from self.read_call(CallJson(self.say), OPENS)
+            if self.ended or (called and not (yield from self.expect(CLOSES))):
+                return

@@ -1,0 +1,42 @@
+"""Calls as Llama 3 writes them: the answer is {"name": ..., "parameters": {...}}, or several behind semicolons."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from foretell.server.parsers.base import Program
+
+from .call_json import CallJson
+from .reader import ToolReader
+
+TAG = "<|python_tag|>"
+BETWEEN = " \t\r\n;,"
+
+
+class Llama3Reader(ToolReader):
+    """An object is a call only if it names a tool and has parameters: answers may be JSON of their own."""
+
+    def read(self) -> Program:
+        while (opening := (yield from self._opening())) is not None:
+            call = CallJson(self.say, names=self.names, needs_arguments=True)
+            call.push("{")
+            called = yield from self.read_call(call, opening)
+            if self.ended:
+                return
+            if not called:
+                break
+        if not self.ended:
+            yield from self.rest()
+
+    def _opening(self) -> Generator[None, str, str | None]:
+        """Pass over what may stand before a call and give it; None where words come, which are said."""
+        held = ""
+        while char := (yield):
+            held += char
+            found = held.lstrip(BETWEEN if self._after_call else None).removeprefix(TAG).lstrip()
+            if found == "{":
+                return held[:-1]
+            if found and not TAG.startswith(found):
+                break
+        self.say("content", held)
+        return None

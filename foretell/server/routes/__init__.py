@@ -1,0 +1,1 @@
+"""HTTP routes: generation, tokenizer, status and the web page."""

@@ -1,0 +1,65 @@
+"""The endpoints of the tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from foretell.errors import RequestError
+from foretell.server.chat_messages import render
+from foretell.server.json_body import JsonRoute
+from foretell.server.openai.chat_requests import DetokenizeBody, TokenizeBody
+from foretell.server.openai.responses import Prompt, Tokens
+from foretell.server.preprocess import Desk
+from foretell.server.routes.generate import some
+from foretell.server.service import Service
+
+REFUSALS = some(400, 401, 403, 404, 408, 413, 429, 504)
+
+
+def spelling_routes(service: Service) -> APIRouter:
+    """/tokenize and /detokenize."""
+    router = APIRouter(tags=["spelling"], route_class=JsonRoute)
+
+    @router.post("/tokenize", response_model=None, responses={200: {"model": Tokens}, **REFUSALS})
+    async def tokenize(body: TokenizeBody) -> Response:
+        """The tokens of a prompt or a chat."""
+        service.check_model(body.model)
+        return await service.settle(_tokenize, service.desk, body)
+
+    @router.post("/detokenize", response_model=None, responses={200: {"model": Prompt}, **REFUSALS})
+    async def detokenize(body: DetokenizeBody) -> Response:
+        """The text of tokens."""
+        service.check_model(body.model)
+        return await service.settle(_detokenize, service.desk, body)
+
+    return router
+
+
+def _tokenize(desk: Desk, body: TokenizeBody) -> Response:
+    """Return at most as many tokens as the context has, encoded as JSON already: both would hold up the event loop."""
+    if (body.prompt is None) == (not body.messages):
+        raise RequestError("prompt", "give a prompt, or messages, and not both")
+    tokenizer = desk.tokenizer
+    if body.prompt is not None:
+        desk.check_length("prompt", body.prompt)
+        tokens = tokenizer.encode(body.prompt, add_special=body.add_special_tokens)
+    else:
+        text = render(tokenizer, body, body.tools)
+        desk.check_length("messages", text)
+        tokens = tokenizer.encode(text, add_special=False)
+    desk.check_length("messages" if body.prompt is None else "prompt", tokens)
+    found: dict[str, Any] = {"count": len(tokens), "max_model_len": desk.context, "tokens": tokens}
+    if body.return_token_strs:
+        found["token_strs"] = [tokenizer.token_text(token) for token in tokens]
+    return JSONResponse(found)
+
+
+def _detokenize(desk: Desk, body: DetokenizeBody) -> Response:
+    desk.check_length("tokens", body.tokens)
+    vocab = desk.assembly.requests.limits.vocab
+    if not all(0 <= token < vocab for token in body.tokens):
+        raise RequestError("tokens", f"has token ids outside 0..{vocab - 1}")
+    return JSONResponse({"prompt": desk.tokenizer.decode(body.tokens, skip_special=False)})

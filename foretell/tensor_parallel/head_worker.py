@@ -1,0 +1,88 @@
+"""A rank's parts of the heads that guess for a target: loaded with it, told what to keep after its steps, and to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretell.hub import Checkpoint, open_checkpoint
+from foretell.models.config import ModelConfig
+from foretell.models.decoder import Decoder
+from foretell.models.draft_heads import HeadConfig
+from foretell.models.draft_heads.loading import OpenedHead, open_head, open_own, pack_head
+from foretell.models.sharding import Ranks
+from foretell.models.tied_weights import lend
+from foretell.runner.batch_layout import Packed
+from foretell.runner.heads.kv import HeadPages, beside
+from foretell.runner.heads.ops import HeadWork, Job, head_work
+from foretell.runner.model_runner import ModelRunner
+
+from .messages import Part, head_bytes
+
+
+def open_heads(part: Part, target: ModelConfig, checkpoint: Checkpoint) -> list[OpenedHead]:
+    """Those of a target's part, in the order of their layers in its cache."""
+    return [open_own(checkpoint, target) if folder is None else open_head(folder, target) for folder in part.heads]
+
+
+def split_runner(part: Part, model: Decoder, ranks: Ranks) -> tuple[ModelRunner, RankHeads]:
+    """What runs a rank's part of a model, and of the heads that lie with it."""
+    checkpoint = open_checkpoint(part.checkpoint)
+    opened = open_heads(part, model.config, checkpoint)
+    lender = lend(checkpoint, model)  # before the runner packs the target's weights away
+    loaded = [each.load(lender, model.dtype, part.context, model.shard) for each in opened]
+    shapes = [beside(head.config, model.shard) for head in loaded]
+    ready = part.ready(model)
+    runner = ModelRunner(
+        ready, part.pages, part.page_size, part.context, beside=tuple(shape for few in shapes for shape in few)
+    )
+    works, first = dict[int, HeadWork](), len(ready.layer_shapes)
+    for head, own in zip(loaded, shapes, strict=True):
+        pack_head(head, runner.model)
+        head.meet(ranks)
+        works[first] = head_work(head, HeadPages.of(head, runner.cache, first))
+        first += len(own)
+    return runner, RankHeads(runner.model, works)
+
+
+@dataclass
+class RankHeads:
+    """By where the layers of each begin in the cache."""
+
+    target: Decoder
+    works: dict[int, HeadWork]
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's layers whose states they want."""
+        return tuple(sorted({tap for work in self.works.values() for tap in _config(work).taps}))
+
+    @property
+    def bytes(self) -> int:
+        return sum(head_bytes(work.head, self.target) for work in self.works.values())
+
+    def keep(self, packed: Packed, features: Tensor | None) -> None:
+        """Of every row of a step: which of them stay is told later, and their slots move with the target's."""
+        if features is None:
+            return
+        slots = torch.tensor(packed.slots, device=features.device)
+        for work in self.works.values():
+            work.keep(slots, self._tapped(_config(work), features))
+
+    def _tapped(self, config: HeadConfig, features: Tensor) -> Tensor:
+        by_tap = dict(zip(self.taps, features.view(len(features), len(self.taps), -1).unbind(1), strict=True))
+        return torch.cat([by_tap[tap] for tap in config.taps], 1)
+
+    def do(self, head: int, told: Job | HeadConfig) -> None:
+        """What the first rank does now, or how a head is connected."""
+        if isinstance(told, Job):
+            self.works[head].run(told)
+        else:
+            self.works[head].head.config = told
+
+
+def _config(work: HeadWork) -> HeadConfig:
+    config: HeadConfig = work.head.config
+    return config

@@ -1,0 +1,116 @@
+"""The first rank's steps: told to the others, then run."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from torch import Tensor
+
+from foretell.errors import RankError
+from foretell.models.draft_heads import HeadConfig
+from foretell.runner.batch_layout import Packed
+from foretell.runner.executor import Executor, StepOutput
+from foretell.runner.heads.ops import Answer, HeadWork, Job
+from foretell.runner.model_runner import ModelRunner
+
+from .messages import job_message, move_message, step_message, wire_message
+from .tp_group import Team
+
+Result = TypeVar("Result")
+
+
+def lead(runner: ModelRunner, team: Team, model: int = 0) -> None:
+    """Let the runner's steps and moves be those of all ranks; `model` is which of theirs."""
+    runner.executor = LeadExecutor(runner.executor, team, model)
+    runner.followers = Followers(team, model)
+
+
+class LeadExecutor:
+    """What the first rank's own executor gives: the others' parts are in its sums and logits."""
+
+    def __init__(self, own: Executor, team: Team, model: int) -> None:
+        self.own, self.team, self.model = own, team, model
+
+    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        return together(self.team, step_message(self.model, packed), lambda: self.own(packed, taps))
+
+
+class LeadWork:
+    """What the first rank's part of a head does, with the others."""
+
+    def __init__(self, own: HeadWork, team: Team) -> None:
+        self.own, self.team = own, team
+
+    def keep(self, slots: Tensor, states: Tensor) -> None:
+        """The others have kept theirs of every step."""
+        self.own.keep(slots, states)
+
+    def run(self, job: Job) -> Answer:
+        return together(self.team, job_message(self.own.pages.first, job), lambda: self.own.run(job))
+
+
+def together(team: Team, message: bytes, run: Callable[[], Result]) -> Result:
+    """Tell the others, and do it. What breaks off leaves them in the midst of it: then there is no next time."""
+    team.check()
+    with uninterrupted():
+        try:
+            team.tell(message)
+            return run()
+        except RankError:
+            raise
+        except BaseException as error:
+            raise team.lost(error) from error
+
+
+class Followers:
+    """The other ranks, as a runner knows them."""
+
+    def __init__(self, team: Team, model: int) -> None:
+        self._team, self._model = team, model
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        """Move slots as the first rank does."""
+        if source != target:
+            self._team.tell(move_message(self._model, source, target))
+
+    def lead(self, work: HeadWork) -> LeadWork:
+        """The first rank's part of a head, with theirs."""
+        return LeadWork(work, self._team)
+
+    def wire(self, head: int, config: HeadConfig) -> None:
+        """Connect their parts of a head as the first rank's is."""
+        self._team.tell(wire_message(head, config))
+
+    def check(self) -> None:
+        """Raise if a rank was lost meanwhile: a CUDA device then ends a step as if all were well."""
+        self._team.check()
+
+    def listen(self, told: Callable[[RankError], None]) -> None:
+        self._team.listen(told)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of what is in here; a second one does not."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if came:
+            before(number, frame)  # type: ignore[arg-type]
+        came.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        before(came[0], None)

@@ -1,0 +1,79 @@
+"""A process that has a part of a model: it runs the steps it is told of until the line to the first rank closes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from foretell.errors import ForetellError
+from foretell.runner.batch_layout import Packed
+from foretell.runner.model_runner import ModelRunner
+
+from .collectives import Group, PartedError, find_store
+from .head_worker import RankHeads, split_runner
+from .messages import Order, held_bytes, read_message
+from .worker_processes import Report
+
+
+def main(line: Connection) -> None:
+    """Do as told. Of an interrupt the first rank alone decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    order, store, patience = line.recv()
+    inbox: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_listen, args=(line, inbox), daemon=True).start()
+    try:
+        line.send(Report("here"))
+        _work(order, find_store(store, patience), patience, line, inbox)
+    except Exception as error:
+        line.send(Report("failed", f"{type(error).__name__}: {error}", isinstance(error, PartedError)))
+        if isinstance(error, PartedError | ForetellError):
+            sys.exit(1)  # all is said
+        raise
+
+
+def _listen(line: Connection, inbox: SimpleQueue[bytes]) -> None:
+    """A closed line ends the process at once, in the midst of a step too: nobody is left who would want it."""
+    try:
+        while True:
+            inbox.put(line.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+@torch.inference_mode()
+def _work(order: Order, store: Any, patience: float, line: Connection, inbox: SimpleQueue[bytes]) -> None:
+    torch.set_num_threads(order.threads)
+    device, shard = torch.device(order.device), order.shard
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    group = Group(store, shard.rank, shard.size, device, patience)
+    models = [part.load(shard, device) for part in order.parts]
+    for model in models:
+        model.meet(group)
+    runners = [split_runner(part, model, group) for part, model in zip(order.parts, models, strict=True)]
+    weights, guessing = sum(held_bytes(runner.model) for runner, _ in runners), sum(heads.bytes for _, heads in runners)
+    line.send(Report("ready", weights=weights + guessing, heads=guessing))
+    while True:
+        _obey(inbox.get(), runners)
+
+
+def _obey(message: bytes, runners: list[tuple[ModelRunner, RankHeads]]) -> None:
+    number, told = read_message(message)
+    if isinstance(told, Packed):
+        runner, heads = runners[number]
+        heads.keep(told, runner.executor(told, heads.taps).features)
+    elif isinstance(told, tuple):
+        runners[number][0].cache.move(*told)
+    else:
+        runners[0][1].do(number, told)  # heads guess for the target, which is the first
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])))

@@ -1,0 +1,166 @@
+"""Successive halving: all arms for a short while, then the better third of them for longer, to the end of the time."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from foretell.bench.measure import PLAIN, Arm, Sample, Stage, Watch, measure
+from foretell.bench.pairs import Group, grouped
+from foretell.bench.plan import Plan
+from foretell.bench.prompt import Item
+from foretell.bench.results import ALL, Cell, cell_of
+
+KEPT = 3  # of so many arms one goes on
+FINALISTS = 2
+FIRST_TEXTS = 2  # of a rung's first pass; each pass has twice as many
+
+
+class OutOfTime(Exception):
+    """A rung's time is over; no fault of anybody's."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The arms that took part, what each wrote, and for how long."""
+
+    arms: tuple[Arm, ...]
+    samples: tuple[Sample, ...]
+    seconds: float
+
+    @property
+    def texts(self) -> int:
+        """Texts that plain decoding wrote, which it does for all."""
+        return sum(sample.arm == PLAIN.name for sample in self.samples)
+
+    @cached_property
+    def cells(self) -> dict[str, Cell]:
+        """What is seen of each arm here alone; those that went on were chosen by what was seen before."""
+        return over_texts(self.samples, self.arms)
+
+
+@dataclass
+class Search:
+    """Arms that are tried within a time. `rungs` grows, so that one that is stopped leaves what it has."""
+
+    stage: Stage
+    arms: Sequence[Arm]
+    items: Sequence[Item]
+    plan: Plan
+    budget: float  # seconds
+    clock: Callable[[], float]
+    watch: Watch
+    after: Callable[[], object] = lambda: None  # called when a rung is done
+    rungs: list[Rung] = field(default_factory=list)
+    _passes: int = 0
+    _begun: int = 0  # texts that were taken up, so that the next are others
+
+    def run(self) -> None:
+        """To the end of the time."""
+        end = self.clock() + self.budget
+        arms, left = list(self.arms), rungs_for(len(self.arms))
+        while left:
+            self._climb(arms, self.clock() + (end - self.clock()) / left)
+            self.after()
+            left -= 1
+            arms = self._better()[: max(FINALISTS, math.ceil(len(arms) / KEPT))]
+
+    def _climb(self, arms: Sequence[Arm], until: float) -> None:
+        """One rung: passes over more and more texts until its time is over; one text is always written."""
+        began, number, samples = self.clock(), 0, list[Sample]()
+        try:
+            while number == 0 or self.clock() < until:
+                self._pass(arms, min(len(self.items), FIRST_TEXTS << number), until, samples)
+                number += 1
+        except OutOfTime:
+            pass
+        finally:
+            if samples:
+                self.rungs.append(Rung(tuple(arms), tuple(samples), self.clock() - began))
+
+    def _pass(self, arms: Sequence[Arm], texts: int, until: float, samples: list[Sample]) -> None:
+        """Every arm writes the next texts, plain decoding among them, each time in another order."""
+        new: list[Sample] = []
+        everybody = [PLAIN, *arms]
+        random.Random(self._passes).shuffle(everybody)
+        items = [self.items[i % len(self.items)] for i in range(self._begun, self._begun + texts)]
+
+        def look(done: int, total: int, what: str) -> None:
+            if done and self.clock() >= until:
+                raise OutOfTime
+            self._begun += done < total
+            self.watch(done, total, f"{len(arms)} arms, {what.partition(',')[0]}")
+
+        try:
+            measure(self.stage, everybody, items, replace(self.plan, rounds=1), new, look)
+        finally:
+            samples += [replace(sample, round=self._passes) for sample in new]
+            self._passes += 1
+
+    def _better(self) -> list[Arm]:
+        """The arms of the last rung, the faster ones first by all that was seen of them in any."""
+        seen = {name: cell.speedup for name, cell in self._all_cells().items()}
+        last = self.rungs[-1].arms if self.rungs else ()
+        timed = [(speedup, arm) for arm in last if (speedup := seen.get(arm.name)) is not None]
+        return [arm for _, arm in sorted(timed, key=lambda pair: -pair[0])]
+
+    def _all_cells(self) -> dict[str, Cell]:
+        samples = [sample for rung in self.rungs for sample in rung.samples]
+        return over_texts(samples, self.arms)
+
+    def standing(self) -> list[tuple[Arm, Cell]]:
+        """Every arm that was timed, as its last rung saw it: who came farther first, then who is faster.
+
+        A rung of one text tells no interval; then what was seen before counts as well.
+        """
+        found: dict[str, tuple[Arm, Cell]] = {}
+        whole = self._all_cells()
+        for rung in reversed(self.rungs):
+            timed = [(cell.speedup, arm) for arm in rung.arms if (cell := rung.cells.get(arm.name)) and cell.speedup]
+            for _, arm in sorted(timed, key=lambda pair: -pair[0]):
+                cell = rung.cells[arm.name]
+                found.setdefault(arm.name, (arm, cell if cell.speedup_interval else whole[arm.name]))
+        return list(found.values())
+
+
+def over_texts(samples: Sequence[Sample], arms: Sequence[Arm]) -> dict[str, Cell]:
+    """Each arm over all texts alike; by task, as a bench has it, a task of one text would leave no interval."""
+    groups: dict[str, list[Group]] = {}
+    for group in grouped(samples, [arm.name for arm in arms]):
+        groups.setdefault(group.arm, []).append(group)
+    return {
+        name: cell_of(replace(some[0], task=ALL, pairs=[pair for group in some for pair in group.pairs]))
+        for name, some in groups.items()
+    }
+
+
+def rungs_for(arms: int) -> int:
+    """How often arms can be thinned out before the finalists have had their turn."""
+    count = 1
+    while arms > FINALISTS:
+        arms = max(FINALISTS, math.ceil(arms / KEPT))
+        count += 1
+    return count
+
+
+def evidence(standing: Sequence[tuple[Arm, Cell]]) -> list[dict[str, Any]]:
+    """What is known of each arm."""
+    return [
+        {
+            "arm": arm.name,
+            "drafter": arm.speculation.drafter,
+            "num_speculative_tokens": arm.speculation.num_speculative_tokens,
+            "rule": arm.speculation.rule,
+            "speedup": cell.speedup,
+            "speedup_interval": cell.speedup_interval,
+            "accepted_per_step": cell.accepted_per_step,
+            "same_text": cell.same_text,
+            "texts": cell.texts,
+            "tokens": cell.tokens,
+        }
+        for arm, cell in standing
+    ]

@@ -1,0 +1,1 @@
+"""Helpers about the operating system."""
