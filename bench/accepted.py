@@ -16,19 +16,19 @@ from pathlib import Path
 from statistics import fmean
 
 from foretell import LLM, SamplingParams
-from foretell.bench.workloads import Item, load
+from foretell.bench.workloads import BenchPrompt, load
 from foretell.tokenizer import Tokenizer
 
 
-def chosen(data: Path | None, per_task: int) -> list[Item]:
+def chosen(data: Path | None, per_task: int) -> list[BenchPrompt]:
     items = load("own" if data is None else "spec-bench", data, [])
-    by_task: dict[str, list[Item]] = {}
+    by_task: dict[str, list[BenchPrompt]] = {}
     for item in items:
         by_task.setdefault(item.task, []).append(item)
     return [item for some in by_task.values() for item in some[:per_task]]
 
 
-def said_before(items: list[Item], index: int, tokens: int, tokenizer: Tokenizer) -> list[dict[str, str]]:
+def said_before(items: list[BenchPrompt], index: int, tokens: int, tokenizer: Tokenizer) -> list[dict[str, str]]:
     """An earlier turn of about so many tokens, made of the other questions."""
     others = items[index + 1 :] + items[:index]
     texts = [item.text or " ".join(str(each["content"]) for each in item.messages) for item in others]
@@ -36,7 +36,7 @@ def said_before(items: list[Item], index: int, tokens: int, tokenizer: Tokenizer
     return [{"role": "user", "content": filler}, {"role": "assistant", "content": "What would you like to know?"}]
 
 
-def accepted(name: str, items: list[Item], args: argparse.Namespace) -> dict[str, float]:
+def accepted(name: str, items: list[BenchPrompt], args: argparse.Namespace) -> dict[str, float]:
     """By task, of a drafter with its guesses a step, as eagle@5."""
     drafter, _, guesses = name.rpartition("@")
     llm = LLM(

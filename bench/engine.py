@@ -17,9 +17,9 @@ from twin import transformers_twin
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.cli.demo import EDIT, QUESTION
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import StepOutput
-from foretell.types import Draft, Share
+from foretell.types import Draft, ScheduledSequence
 
 PLAIN = SpeculationChoice(enabled=False)
 
@@ -83,7 +83,7 @@ def step_by_rows(llm: LLM, prompt: list[int], rounds: int) -> dict[str, float]:
     engine.runner.reserve(seq, len(seq.tokens) + 16)
     for _ in range(rounds):
         for rows, seen in times.items():
-            share, draft = Share.of(seq, 1), Draft.chain([5] * (rows - 1), "bench")
+            share, draft = ScheduledSequence.of(seq, 1), Draft.chain([5] * (rows - 1), "bench")
             began = time.perf_counter()
             engine.runner.forward([share], [draft])
             seen.append(time.perf_counter() - began)
@@ -106,7 +106,7 @@ class HostTimer:
     def __exit__(self, *_: object) -> None:
         self.runner.executor = self.executor
 
-    def _timed(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def _timed(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         began = time.perf_counter()
         try:
             return self.executor(packed, taps)

@@ -21,7 +21,7 @@ from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.logits_processors import History
 from foretell.sampling.sampling import Row, choose
 from foretell.structured_output import GrammarSpec
-from foretell.types import Draft, Request, Share
+from foretell.types import Draft, Request, ScheduledSequence
 
 PROMPTS = (
     "Why is the sky blue?",
@@ -102,8 +102,8 @@ def step_time(llm: LLM) -> tuple[float, torch.Tensor]:
     (request,) = llm._requests(prompt, SamplingParams(max_tokens=64), SpeculationChoice())
     track = engine.add(request)
     engine.step()
-    taken = timed(lambda: engine.runner.forward([Share.of(track.seq, 1)], [Draft()]))
-    logits = engine.runner.forward([Share.of(track.seq, 1)], [Draft()]).logits
+    taken = timed(lambda: engine.runner.forward([ScheduledSequence.of(track.seq, 1)], [Draft()]))
+    logits = engine.runner.forward([ScheduledSequence.of(track.seq, 1)], [Draft()]).logits
     engine.abort(request.id)
     return taken, logits
 

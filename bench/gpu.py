@@ -21,11 +21,11 @@ from replays import chain_ms, step_ms
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
-from foretell.draft.model_graph import ChainedDrafter
+from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
 from foretell.kernels.quant import Rounding
 from foretell.models.decoder import Decoder
@@ -78,7 +78,7 @@ class Arm:
         self.runner = runner
         scheduler = Scheduler(runner, None, most, 4096)
         self.engine = Engine(runner, drafter or NoDrafter(), FixedController(nodes), scheduler)
-        self.maker = RequestMaker(Limits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter)
+        self.maker = RequestBuilder(Limits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter)
         self.rates: list[float] = []  # tokens a second
         self.steps: list[float] = []  # milliseconds, each
         self.accepted = 0.0
@@ -196,7 +196,7 @@ def drafts(runner: ModelRunner, draft: ModelRunner, figures: Figures, rounds: in
     passages(runner, figures, rounds)
     makers: dict[str, tuple[Callable[[], Drafter], int, tuple[int, ...]]] = {
         NGRAMS: (lambda: NGramDrafter(2, 4), 8, (PASSAGES,)),
-        "draft model": (lambda: ChainedDrafter(draft, vocab, "draft"), 4, (1, 8)),
+        "draft model": (lambda: GraphModelDrafter(draft, vocab, "draft"), 4, (1, 8)),
     }
     for name, (make, nodes, batches) in makers.items():
         for batch in batches:

@@ -11,9 +11,9 @@ from typing import Any
 from engine_child import Job, Written, answer
 
 from foretell import SamplingParams
-from foretell.bench.drafter_slots import Seats, open_with
+from foretell.bench.drafter_slots import DrafterSlots, open_with
 from foretell.bench.machine import describe
-from foretell.bench.measure import Arm
+from foretell.bench.measure import Variant
 from foretell.build.model_source import open_model, say_nothing
 from foretell.config import SpeculationConfig
 from foretell.outputs import RequestOutput
@@ -28,9 +28,9 @@ class OurEngine:
 
     def __init__(self, ways: dict[str, dict[str, Any]], settings: dict[str, Any]) -> None:
         self.ways = {name: SpeculationConfig(**config) for name, config in ways.items()}
-        arms = [Arm(name, config) for name, config in self.ways.items() if config.drafter != "none"]
+        arms = [Variant(name, config) for name, config in self.ways.items() if config.drafter != "none"]
         self.llm = open_with(arms, quiet=True, **settings)
-        self.seats = Seats(self.llm, open_model(settings["model"], self.llm.config, say_nothing))
+        self.seats = DrafterSlots(self.llm, open_model(settings["model"], self.llm.config, say_nothing))
 
     def about(self) -> dict[str, Any]:
         rehearsed = self.llm.assembly.rehearsal.done

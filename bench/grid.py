@@ -20,12 +20,12 @@ from replays import step_ms
 
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
-from foretell.draft.model_graph import ChainedDrafter
+from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.sequence_state import Track
+from foretell.engine.sequence_state import SequenceState
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.decoder import Decoder
 from foretell.runner.model_runner import ModelRunner
@@ -48,7 +48,7 @@ class Writer:
     def __init__(self, runner: ModelRunner, prefix: PrefixIndex, drafter: Drafter, length: int) -> None:
         scheduler = Scheduler(runner, prefix, MOST, 4096)
         self.engine = Engine(runner, drafter, FixedController(length), scheduler)
-        self.maker = RequestMaker(Limits(CONTEXT, frozenset(), runner.model.config.vocab), None, drafter)
+        self.maker = RequestBuilder(Limits(CONTEXT, frozenset(), runner.model.config.vocab), None, drafter)
         self.length = length
         self.steps: list[float] = []  # milliseconds of steps in which every text took part
         self.accepted = 0.0
@@ -73,7 +73,7 @@ class Writer:
         return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 
-def _accepted(tracks: list[Track]) -> float:
+def _accepted(tracks: list[SequenceState]) -> float:
     return sum(t.speculation.tokens for t in tracks) / sum(t.speculation.steps for t in tracks)
 
 
@@ -99,7 +99,7 @@ def cells_of(runner: ModelRunner, draft: ModelRunner, texts: int, context: int, 
         drafter = known(guesses) if length else NoDrafter()
         arms["oracle" if length else "none", length] = Writer(runner, prefix, drafter, length)
     for length in DRAFTED if context <= 1024 else ():
-        arms["model", length] = Writer(runner, prefix, ChainedDrafter(draft, vocab, "draft"), length)
+        arms["model", length] = Writer(runner, prefix, GraphModelDrafter(draft, vocab, "draft"), length)
     same = {key: arm.write(prompts) == truth for key, arm in arms.items()}
     for arm in arms.values():
         arm.write(prompts)

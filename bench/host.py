@@ -21,22 +21,22 @@ from foretell.certify.distribution_test import random_decoder
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import FixedController
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import ArmTraits, Settings
+from foretell.control.settings import ControllerSettings, DrafterTraits
 from foretell.draft.base import Drafter
 from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.registry import head_drafter
 from foretell.draft.suffix import SuffixDrafter
-from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
 from foretell.kernels.attention import Span
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
-from foretell.models.draft_heads import EagleConfig, LayerConfig, Lender, make_head
+from foretell.models.draft_heads import EagleConfig, LayerConfig, TargetWeights, make_head
 from foretell.models.draft_heads.layer import initialise
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.graph_shapes import ROWS, fit
 from foretell.runner.cuda.split_prefill import passes
 from foretell.runner.cuda.tables import PageTable, fill
@@ -111,20 +111,20 @@ class Unreal:
         self.host, self.device = torch.zeros(1 << 17, dtype=torch.int32), torch.zeros(1 << 17, dtype=torch.int32)
         self.features = torch.zeros(ROWS[-1], taps * MODEL.width)
 
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         if packed.rows > ROWS[-1] or len(packed.wanted) < len(packed.spans):
             return self.answer(packed)  # a prompt
         self.send(packed)
         return self.answer(packed)
 
-    def send(self, packed: Packed) -> None:
+    def send(self, packed: BatchLayout) -> None:
         for some in passes(packed, ROWS[-1]):
             sizes, tiles = fit(some, self.share)
             self.pages.update(some.spans)
             fill(self.host.numpy(), some, tiles, sizes)
             self.device[: sizes.numbers].copy_(self.host[: sizes.numbers], non_blocking=True)
 
-    def answer(self, packed: Packed) -> StepOutput:
+    def answer(self, packed: BatchLayout) -> StepOutput:
         tokens = packed.table[0].tolist()
         said = [self.rng.randrange(VOCAB) for _ in packed.wanted]
         wanted = {row: place for place, row in enumerate(packed.wanted)}
@@ -160,7 +160,7 @@ class PlayedCosts(StepCosts):
 
 def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
     model = random_decoder(MODEL, 0, 0.3)
-    lender, head = Lender.of(model), make_head(HEAD)
+    lender, head = TargetWeights.of(model), make_head(HEAD)
     initialise(head, torch.Generator().manual_seed(0), spread=0.2)
     runner = ModelRunner(model, PAGES, PAGE, CONTEXT, HEAD.taps, beside(HEAD))
     head.borrow(lender)
@@ -172,8 +172,8 @@ def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
 
 def controller_of(drafter: Drafter, tree: int) -> AdaptiveController:
     arms = drafter.arms.items()
-    traits = {name: ArmTraits.of(arm) for name, arm in arms}
-    return AdaptiveController(traits, Settings(tree=tree), PlayedCosts(CostPrior(row=0.002)))
+    traits = {name: DrafterTraits.of(arm) for name, arm in arms}
+    return AdaptiveController(traits, ControllerSettings(tree=tree), PlayedCosts(CostPrior(row=0.002)))
 
 
 class Bench:
@@ -182,7 +182,7 @@ class Bench:
     def __init__(self, batch: int, heat: float, mixed: bool = False) -> None:
         """`mixed`: with two free drafters beside the head."""
         self.watch, (runner, head) = Watch(), runner_and_head()
-        drafter: Drafter = MixDrafter([head, SuffixDrafter(), RecycleDrafter(VOCAB)]) if mixed else head
+        drafter: Drafter = MixDrafter([head, SuffixDrafter(), TokenRecyclingDrafter(VOCAB)]) if mixed else head
         self.engine = Engine(
             runner, drafter, FixedController(3), Scheduler(runner, PrefixIndex(runner.pool), batch, 8192)
         )
@@ -190,7 +190,7 @@ class Bench:
         assert head._whole is not None and head._whole_reader is not None, "it makes drafts in one piece"
         replays = head._whole.recorder, head._whole_reader.recorder = Replay(), Replay()  # type: ignore[assignment]
         self._charge(runner.executor, replays)
-        maker = RequestMaker(Limits(CONTEXT, frozenset(), VOCAB), None, drafter)
+        maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, drafter)
         params, rng = SamplingParams(max_tokens=CONTEXT - PROMPT - 64, temperature=heat, seed=0), random.Random(batch)
         for name in range(batch):
             self.engine.add(maker.make(str(name), [rng.randrange(VOCAB) for _ in range(PROMPT)], params)[0])

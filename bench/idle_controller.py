@@ -21,11 +21,11 @@ from foretell.config import SpeculationConfig
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import FixedController
 from foretell.control.latency_model import StepCosts
-from foretell.control.settings import ArmTraits
-from foretell.draft import Parts, build
+from foretell.control.settings import DrafterTraits
+from foretell.draft import DrafterParts, build
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
@@ -33,7 +33,7 @@ from foretell.runner.batch_layout import logit_rows
 from foretell.runner.executor import StepOutput
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Sequence, Share, SpeculationChoice
+from foretell.types import Draft, ScheduledSequence, Sequence, SpeculationChoice
 
 VOCAB, PAGE, CONTEXT, PROMPT = 2048, 16, 1 << 20, 64
 STEP, ROW = 0.01, 0.002  # seconds that a step and a row of it would take on the machine that is played
@@ -48,7 +48,7 @@ class Chance(ModelRunner):
         self.followers = None
         self.rng, self.logits, self.set = random.Random(seed), torch.zeros(rows, VOCAB), (torch.tensor([0]),) * 2
 
-    def forward(self, shares: list[Share], drafts: list[Draft]) -> StepOutput:
+    def forward(self, shares: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
         rows = sum(logit_rows(share, draft) for share, draft in zip(shares, drafts, strict=True))
         self.logits[self.set] = 0.0
         tokens = [int(VOCAB ** self.rng.random()) - 1 for _ in range(rows)]
@@ -68,20 +68,20 @@ class PlayedCosts(StepCosts):
 
 
 def controlled(drafter: Drafter) -> AdaptiveController:
-    traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share, arm.prior) for name, arm in drafter.arms.items()}
+    traits = {name: DrafterTraits(arm.free, arm.reads, arm.cost_share, arm.prior) for name, arm in drafter.arms.items()}
     return AdaptiveController(traits, costs=PlayedCosts())
 
 
 def engine(batch: int, guesses: bool, seed: int) -> Engine:
     runner = Chance(batch * 17, seed)
-    drafter = build(Parts(SpeculationConfig(), runner)) if guesses else NoDrafter()
+    drafter = build(DrafterParts(SpeculationConfig(), runner)) if guesses else NoDrafter()
     controller = controlled(drafter) if guesses else FixedController(0)
     scheduler = Scheduler(runner, PrefixIndex(runner.pool), batch, 8192)
     return Engine(runner, drafter, controller, scheduler)
 
 
 def filled(made: Engine, batch: int, choice: SpeculationChoice, warm: int) -> Engine:
-    maker = RequestMaker(Limits(CONTEXT, frozenset(), VOCAB), None, made.drafter)
+    maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, made.drafter)
     params, rng = SamplingParams(max_tokens=1 << 19, temperature=0.0), random.Random(batch)
     for i in range(batch):
         prompt = [int(VOCAB ** rng.random()) - 1 for _ in range(PROMPT)]

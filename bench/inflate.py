@@ -24,7 +24,7 @@ from foretell.build.model_source import read_tokenizer
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import Head, LayerConfig, Lender, make_head
+from foretell.models.draft_heads import DraftHead, LayerConfig, TargetWeights, make_head
 from foretell.models.load import load_model
 
 SMOLLM2 = ModelConfig(
@@ -101,7 +101,7 @@ def inflate(base: Decoder, times: int = 7, layers: int = 32, dtype: torch.dtype 
 
 
 @torch.no_grad()
-def inflate_head(head: Head[Any], target: Decoder, times: int, context: int) -> Head[Any]:
+def inflate_head(head: DraftHead[Any], target: Decoder, times: int, context: int) -> DraftHead[Any]:
     """The head's larger twin, for a target that was inflated as often: the same guesses at a large head's cost."""
     c = head.config
     layer = replace(
@@ -110,12 +110,12 @@ def inflate_head(head: Head[Any], target: Decoder, times: int, context: int) -> 
     )  # fmt: skip
     embed = target.embed
     with torch.device(embed.device):
-        big: Head[Any] = make_head(replace(c, layer=layer, target_width=c.target_width * times))
+        big: DraftHead[Any] = make_head(replace(c, layer=layer, target_width=c.target_width * times))
     inflater, large = Inflater(times, str(embed.device)), big.state_dict()
     for name, small in head.own_state().items():
         large[name].copy_(_inflated(inflater, name, small, c.layer) if name != "draft_ids" else small)
     big.to(embed.device, embed.dtype).eval()
-    big.borrow(Lender.of(target))
+    big.borrow(TargetWeights.of(target))
     big.prepare(context)
     return big
 

@@ -27,7 +27,7 @@ from foretell.models.variants import quantized
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, Sequence, Share
+from foretell.types import Draft, Request, ScheduledSequence, Sequence
 
 MODEL = "smollm2-135m"
 LAYERS = [(576, 960), (576, 576), (576, 3072), (1536, 576)] * 30 + [(576, 49152)]  # its matrices: in, out
@@ -123,7 +123,7 @@ def text_of(runner: ModelRunner) -> Sequence:
     """A text of CONTEXT tokens, all but the last in the cache."""
     seq = Sequence(0, Request("bench", (), SamplingParams(), 0, 0), [1] * CONTEXT)
     assert runner.reserve(seq, MOST)
-    runner.forward([Share.of(seq, CONTEXT)], [Draft()])
+    runner.forward([ScheduledSequence.of(seq, CONTEXT)], [Draft()])
     seq.cached = CONTEXT - 1
     return seq
 
@@ -133,7 +133,7 @@ def steps(runners: dict[str, ModelRunner], rounds: int) -> Times:
     seq = text_of(runners["float32"])
 
     def call(runner: ModelRunner, rows: int) -> Callable[[], Any]:
-        return partial(runner.forward, [Share.of(seq, 1)], [Draft.chain(list(range(5, 4 + rows)))])
+        return partial(runner.forward, [ScheduledSequence.of(seq, 1)], [Draft.chain(list(range(5, 4 + rows)))])
 
     return medians({name: partial(call, runner) for name, runner in runners.items()}, rounds)
 
@@ -141,7 +141,7 @@ def steps(runners: dict[str, ModelRunner], rounds: int) -> Times:
 def outside(native: Library, runner: ModelRunner, rounds: int) -> float:
     """The share of a step of one row that is not spent in the library."""
     seq, watch = text_of(runner), Stopwatch(native)
-    whole = sum(milliseconds(partial(runner.forward, [Share.of(seq, 1)], [Draft()])) for _ in range(rounds))
+    whole = sum(milliseconds(partial(runner.forward, [ScheduledSequence.of(seq, 1)], [Draft()])) for _ in range(rounds))
     native.step = watch.step  # type: ignore[method-assign]
     runner.trim(seq, 0)
     return 1 - watch.seconds * 1e3 / whole

@@ -21,7 +21,7 @@ from pathlib import Path
 from foretell import LLM
 from foretell.bench.clients import Address, ask
 from foretell.bench.serving import OwnServer, own_server
-from foretell.engine.detokenizer import Writer
+from foretell.engine.detokenizer import Detokenizer
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request
 
@@ -78,7 +78,7 @@ def detokenising() -> float:
     """Seconds a token, in the engine's own thread."""
     llm = LLM(drafter="none", quiet=True, kv_memory=0.5)
     tokens = llm.tokenizer.encode("The lighthouse keeper walked along the shore, and nobody had seen him since. " * 40)
-    writer = Writer(Request("x", (1,), SamplingParams(), 0, len(tokens) + 1), llm.tokenizer)
+    writer = Detokenizer(Request("x", (1,), SamplingParams(), 0, len(tokens) + 1), llm.tokenizer)
     began = time.perf_counter()
     for token in tokens:
         writer.write([token])

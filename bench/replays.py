@@ -9,17 +9,17 @@ from foretell.runner.cuda.executor import CudaExecutor
 from foretell.runner.cuda.graph_shapes import fit, fit_chain
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, Sequence, Share
+from foretell.types import Draft, Request, ScheduledSequence, Sequence
 
 REPEATS = 20
 
 
-def share_of(runner: ModelRunner, number: int, start: int, rows: int) -> tuple[Share, Draft]:
+def share_of(runner: ModelRunner, number: int, start: int, rows: int) -> tuple[ScheduledSequence, Draft]:
     """A sequence with `start` cached tokens, and `rows` to run: its last token and a draft."""
     tokens = [(i * 7 + number) % 1000 for i in range(start + 1)]
     seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, start)
     assert runner.reserve(seq, start + rows), "the cache is large enough"
-    return Share.of(seq, 1), Draft.chain(tokens[1:rows])
+    return ScheduledSequence.of(seq, 1), Draft.chain(tokens[1:rows])
 
 
 def step_ms(runner: ModelRunner, sequences: int, start: int, rows: int) -> float:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from foretell.engine.engine import Engine
-from foretell.engine.sequence_state import Track
-from foretell.runner.batch_layout import Packed
+from foretell.engine.sequence_state import SequenceState
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import StepOutput
 from foretell.runner.model_runner import ModelRunner
 
@@ -37,7 +37,7 @@ class DeviceClock:
             self._open = False
         return self._seconds
 
-    def _timed(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def _timed(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         if not self._cuda:
             began = perf_counter()
             output = self._executor(packed, taps)
@@ -94,7 +94,7 @@ class Taken:
         return asdict(self)
 
 
-def write(engine: Engine, clock: DeviceClock, track: Track) -> Taken:
+def write(engine: Engine, clock: DeviceClock, track: SequenceState) -> Taken:
     """Let a text be written to its end; the clocks run from its first token on."""
     while not track.seq.written:
         engine.step()

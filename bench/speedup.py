@@ -13,12 +13,12 @@ import sys
 from dataclasses import dataclass, field
 from statistics import median
 
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.workloads import load, take
 from foretell.build.engine_builder import Assembly, build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.engine.async_engine import AsyncEngine
-from foretell.engine.streams import Piece
+from foretell.engine.streams import StreamItem
 from foretell.sampling_params import SamplingParams
 from foretell.server.speedup import Speedup
 from foretell.types import SpeculationChoice
@@ -46,20 +46,20 @@ class Scene:
         self.params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         self.count = 0
 
-    async def write(self, item: Item, arm: Arm) -> None:
+    async def write(self, item: BenchPrompt, arm: Arm) -> None:
         self.engine.observe = arm.metric.observe
         self.count += 1
         tokens, name = self.assembly.tokenizer.encode_chat(item.messages), str(self.count)
         # Each its own tenant: nobody finds what was written before.
         requests = self.assembly.requests.make(name, tokens, self.params, arm.choice, tenant=name)
-        pieces: list[Piece] = [piece async for piece in self.engine.submit(requests).pieces()]
+        pieces: list[StreamItem] = [piece async for piece in self.engine.submit(requests).pieces()]
         clock = pieces[-1].track.timings
         assert clock.finished is not None and clock.first_token is not None
         arm.seconds.setdefault(item.id, []).append(clock.finished - clock.first_token)
         arm.texts[item.id] = [token for piece in pieces for token in piece.delta.tokens]
 
 
-async def measure(scene: Scene, items: list[Item], rounds: int) -> tuple[Arm, Arm]:
+async def measure(scene: Scene, items: list[BenchPrompt], rounds: int) -> tuple[Arm, Arm]:
     known = scene.assembly.engine.plain_seconds
     scene.engine.start()
     warm = Arm(SpeculationChoice(), Speedup(known))

@@ -31,20 +31,20 @@ from foretell.config import DEFAULT_TREE
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FixedController
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import ArmTraits, Settings
+from foretell.control.settings import ControllerSettings, DrafterTraits
 from foretell.draft.base import Drafter
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.registry import head_drafter
 from foretell.draft.suffix import SuffixDrafter
-from foretell.engine.cost_profiler import Profiler
+from foretell.engine.cost_profiler import CostProfiler
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import Rehearsal, all_pieces
+from foretell.engine.warmup import Warmup, all_pieces
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import Lender
+from foretell.models.draft_heads import TargetWeights
 from foretell.models.draft_heads.loading import open_head, pack_head
 from foretell.models.load import load_model
 from foretell.models.variants import quantize_weights, round_weights
@@ -54,7 +54,7 @@ from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
-from foretell.types import Draft, Sequence, Share, SpeculationChoice
+from foretell.types import Draft, ScheduledSequence, Sequence, SpeculationChoice
 
 CONTEXT, PAGE, PAGES = 2048, 16, 512
 SIZES = (512, 1024, CONTEXT)  # of texts, by which a GPU records its steps
@@ -88,7 +88,7 @@ class Bench:
         device, dtype = torch.device(args.device), torch.bfloat16 if args.device == "cuda" else torch.float32
         checkpoint = open_checkpoint(resolve(args.model))
         base, self.tokenizer = load_model(checkpoint, dtype, device), read_tokenizer(checkpoint)
-        head = open_head(Path(folder), base.config).load(Lender.of(base), dtype, CONTEXT)
+        head = open_head(Path(folder), base.config).load(TargetWeights.of(base), dtype, CONTEXT)
         model = inflate(base, args.inflate, dtype=dtype) if args.inflate else base
         if args.inflate:
             head = inflate_head(head, model, args.inflate, CONTEXT)
@@ -101,7 +101,7 @@ class Bench:
         # another way, or to warm up, must not be copied.
         self.drafter: Drafter = MixDrafter([self.head, SuffixDrafter(tenants=0)]) if args.suffix else self.head
         self.engine = Engine(runner, self.drafter, FixedController(0), Scheduler(runner, None, 1, 512))
-        self.maker = RequestMaker(Limits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter)
+        self.maker = RequestBuilder(Limits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter)
         self.texts, self.args, self.clock = chosen(args, self.tokenizer), args, DeviceClock(runner)
         self.controllers: dict[Setting, AdaptiveController] = {}
 
@@ -119,11 +119,11 @@ class Bench:
             return FixedController(way.nodes, way.levels)
         if setting not in self.controllers:
             arms = self.drafter.arms.items()
-            traits = {name: ArmTraits.of(arm) for name, arm in arms}
+            traits = {name: DrafterTraits.of(arm) for name, arm in arms}
             on_gpu = self.args.device == "cuda"
             costs = StepCosts(CostPrior(row=0.002 if on_gpu else 0.03), ROWS if on_gpu else ())
-            found = AdaptiveController(traits, Settings(tree=way.nodes), costs, presence=self.drafter)
-            Profiler(self.engine, found).run()
+            found = AdaptiveController(traits, ControllerSettings(tree=way.nodes), costs, presence=self.drafter)
+            CostProfiler(self.engine, found).run()
             self.controllers[setting] = found
         return self.controllers[setting]
 
@@ -132,7 +132,7 @@ class Bench:
         every way."""
         if self.args.device == "cuda":
             some = partial(all_pieces, named=set(self.drafter.arms), nodes=16, most=max(DEFAULT_TREE, *self.args.nodes))
-            Rehearsal(self.engine, some).run(REHEARSING)
+            Warmup(self.engine, some).run(REHEARSING)
         sizes = {min(size for size in SIZES if len(text.prompt) < size): text for text in self.texts}
         for number, setting in enumerate(settings):
             for text in list(sizes.values())[: 1 if number else None]:
@@ -145,7 +145,7 @@ class Bench:
         runner = self.engine.runner
         seq = Sequence(-1, self.maker.make("0", [1], SamplingParams(max_tokens=9))[0], [1] * (cached + 1), cached)
         assert runner.reserve(seq, cached + 1 + nodes)
-        tokens, share = tuple(range(nodes)), Share.of(seq, 1)
+        tokens, share = tuple(range(nodes)), ScheduledSequence.of(seq, 1)
         tree = Draft(tokens, tuple((node - 1) // 3 if node > 2 else -1 for node in range(nodes)), "tree")
         chain, path = Draft.chain(tokens, "chain"), (2, nodes // 3, nodes - 1)
 

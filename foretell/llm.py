@@ -11,7 +11,7 @@ from typing import Any
 
 from foretell.build.engine_builder import Assembly, build_engine
 from foretell.build.model_source import say_nothing, say_on_stderr
-from foretell.engine.sequence_state import Track
+from foretell.engine.sequence_state import SequenceState
 
 from .config import EngineConfig, SpeculationConfig
 from .draft.base import Drafter
@@ -125,7 +125,7 @@ class LLM:
     ) -> list[RequestOutput]:
         each = _one_each(params, len(prompts))
         requests = [self._requests(*pair, speculation) for pair in zip(prompts, each, strict=True)]
-        tracks: list[list[Track]] = []
+        tracks: list[list[SequenceState]] = []
         try:
             tracks += [[self._add(request) for request in group] for group in requests]
             while any(track.seq.finish is None for group in tracks for track in group):
@@ -141,7 +141,7 @@ class LLM:
         params = self.default_params() if params is None else params
         return self.assembly.requests.make(str(next(self._ids)), prompt, params, speculation)
 
-    def _add(self, request: Request) -> Track:
+    def _add(self, request: Request) -> SequenceState:
         wanted = request.params.structured_outputs
         return self.engine.add(request, None if wanted is None else self.assembly.grammars.compile(wanted))
 
@@ -219,7 +219,7 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
     return params
 
 
-def _output(tracks: list[Track], prompt: Any, tokenizer: Tokenizer) -> RequestOutput:
+def _output(tracks: list[SequenceState], prompt: Any, tokenizer: Tokenizer) -> RequestOutput:
     request = tracks[0].seq.request
     return RequestOutput(
         request.id,
@@ -233,7 +233,7 @@ def _output(tracks: list[Track], prompt: Any, tokenizer: Tokenizer) -> RequestOu
     )
 
 
-def _completion(track: Track, tokenizer: Tokenizer) -> CompletionOutput:
+def _completion(track: SequenceState, tokenizer: Tokenizer) -> CompletionOutput:
     seq = track.seq
     assert seq.finish is not None, "outputs are made of finished texts"
     wanted = seq.request.params.logprobs is not None
@@ -248,7 +248,7 @@ def _completion(track: Track, tokenizer: Tokenizer) -> CompletionOutput:
     )
 
 
-def _prompt_logprobs(track: Track, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None] | None:
+def _prompt_logprobs(track: SequenceState, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None] | None:
     """One for each token of the prompt; nothing foretells the first."""
     if track.seq.request.params.prompt_logprobs is None:
         return None
@@ -264,7 +264,7 @@ def _named(found: TokenLogprob, tokenizer: Tokenizer) -> dict[int, Logprob]:
     return ranked | {found.token: Logprob(found.logprob, found.rank, tokenizer.token_text(found.token))}
 
 
-def _timings(tracks: list[Track]) -> RequestTimings:
+def _timings(tracks: list[SequenceState]) -> RequestTimings:
     clocks = [track.timings for track in tracks]
     added = clocks[0].added
     started = min(clock.started or added for clock in clocks)

@@ -33,7 +33,7 @@ class SpeculationChoice:
 
 
 @dataclass(frozen=True)
-class Thinking:
+class ReasoningMarkers:
     """How a model marks its thoughts."""
 
     opens: tuple[int, ...]
@@ -51,7 +51,7 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
-class FallenGuess:
+class RejectedToken:
     """A guess that did not stand: how sure its drafter was, and how likely the target found it."""
 
     token: int
@@ -68,7 +68,7 @@ class TokenDetail:
 
     probability: float
     confidence: float | None = None  # None: the target's own token, or a drafter that says nothing
-    fallen: tuple[FallenGuess, ...] = ()
+    fallen: tuple[RejectedToken, ...] = ()
 
 
 # Of runs by their length: what completes them, by all that stands before it. A step finds it without a look at each.
@@ -90,7 +90,7 @@ class Request:
     speculation: SpeculationChoice = SpeculationChoice()
     rule: str = "match"
     banned: Banned = field(default_factory=dict)  # runs of tokens that are never completed
-    thinking: Thinking | None = None
+    thinking: ReasoningMarkers | None = None
     prediction: tuple[int, ...] = ()  # text the caller expects, for the drafter `prediction`
     drafters: tuple[str, ...] = ()  # those that may guess for it; none is plain decoding
 
@@ -152,7 +152,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Share:
+class ScheduledSequence:
     """One sequence's part of a step, as it was planned: `take` pending tokens and a draft of at most `budget`."""
 
     seq: Sequence
@@ -162,7 +162,7 @@ class Share:
     length: int = 0  # tokens known before this step
 
     @classmethod
-    def of(cls, seq: Sequence, take: int, budget: Budget = Budget()) -> Share:
+    def of(cls, seq: Sequence, take: int, budget: Budget = Budget()) -> ScheduledSequence:
         return cls(seq, take, budget, seq.cached, len(seq.tokens))
 
     @property
@@ -184,7 +184,7 @@ def chain_parents(nodes: int) -> tuple[int, ...]:
     return _CHAINS[nodes] if nodes < len(_CHAINS) else tuple(range(-1, nodes - 1))
 
 
-class Unseen(Protocol):
+class DeviceDraft(Protocol):
     """Guesses for a text that a device has made, or is about to, and that no host has seen."""
 
     @property
@@ -210,7 +210,7 @@ class Draft:
     confidence: tuple[float, ...] | None = None  # 0 to 1; a probability only where the drafter says it gives one
     probs: Tensor | None = None  # [nodes, vocab]
     origins: tuple[str, ...] | None = None  # who guessed each node, where several did
-    unseen: Unseen | None = None  # a chain whose tokens are not known yet: each is -1 - its place in there
+    unseen: DeviceDraft | None = None  # a chain whose tokens are not known yet: each is -1 - its place in there
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), "each node has a parent"
@@ -283,7 +283,7 @@ NO_DRAFT = Draft()  # an empty one is made once: it would be the dearest part of
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerifyResult:
     """What the target made of a draft: the accepted nodes, root to leaf, and the token that follows them."""
 
     path: tuple[int, ...]
@@ -291,7 +291,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What a step taught about one sequence: the same value for drafter, controller and statistics.
 
     `chosen` is the target's own token after the root and after each node, `kept` the tokens that entered the
@@ -299,9 +299,9 @@ class Outcome:
     `top` the likeliest tokens after the root and after each node, as many as the drafter wants to see.
     """
 
-    share: Share
+    share: ScheduledSequence
     draft: Draft = Draft()
-    verdict: Verdict | None = None  # None: the prompt goes on, nothing was written
+    verdict: VerifyResult | None = None  # None: the prompt goes on, nothing was written
     chosen: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None  # of the kept tokens, where the request wants them
@@ -309,10 +309,10 @@ class Outcome:
     top: tuple[tuple[int, ...], ...] = ()
     details: tuple[TokenDetail, ...] | None = None  # of the kept tokens, where the request wants them
 
-    def with_kept(self, kept: tuple[int, ...]) -> Outcome:
+    def with_kept(self, kept: tuple[int, ...]) -> StepResult:
         """The same when it is known which tokens entered the text."""
         count = len(kept)
-        return Outcome(
+        return StepResult(
             self.share,
             self.draft,
             self.verdict,

@@ -10,8 +10,8 @@ import torch
 
 from foretell.control.controller import FixedController, Offers
 from foretell.draft.base import Drafter, Wrapper
-from foretell.runner.batch_layout import Packed
-from foretell.runner.executor import Ahead, Executor, Landed, StepOutput
+from foretell.runner.batch_layout import BatchLayout
+from foretell.runner.executor import AsyncStep, Executor, StepOutput, StepTokens
 from foretell.sampling.cuda_sampler import Draws
 from foretell.sampling.sampling import Row, choose
 from foretell.types import Budget, Draft, Sequence
@@ -28,14 +28,14 @@ class Outruns:
         self.unseen = 0  # and behind guesses that nobody had seen
         self._left = torch.empty(0)
 
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         self.steps += 1
         self._left.fill_(float("nan"))
         output = self.inner(packed, taps)
         self._left = logits = output.logits.clone()
         return StepOutput(logits, output.features, lambda: logits.argmax(-1).tolist())
 
-    def ahead(self, packed: Packed, taps: tuple[int, ...], draws: Draws | None, top: int) -> Ahead | None:
+    def ahead(self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int) -> AsyncStep | None:
         self.sent += 1
         logits = self._left
         assert not logits.isnan().any()
@@ -44,9 +44,9 @@ class Outruns:
             tokens = choose(logits, [Row(*each) for each in zip(*draws, strict=True)])
         likeliest = logits.topk(min(top, logits.shape[-1])).indices.tolist() if top else []
         known = [token if token >= 0 else tokens[-1 - token] for token in packed.tokens]
-        return Ahead(self(replace(packed, tokens=known), taps), lambda: Landed(tokens, likeliest))
+        return AsyncStep(self(replace(packed, tokens=known), taps), lambda: StepTokens(tokens, likeliest))
 
-    def behind(self, packed: Packed, taps: tuple[int, ...], guesses: torch.Tensor) -> StepOutput:
+    def behind(self, packed: BatchLayout, taps: tuple[int, ...], guesses: torch.Tensor) -> StepOutput:
         assert min(packed.tokens) < 0 <= int(guesses.min())
         self.unseen += 1
         found = guesses.tolist()

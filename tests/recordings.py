@@ -14,15 +14,15 @@ import torch
 from foretell.draft.heads.base import HeadDrafter
 from foretell.engine.engine import Engine
 from foretell.kernels.triton.row_tables import Sizes
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.graph_shapes import ROWS, fit
-from foretell.runner.cuda.graphs import Recorder
+from foretell.runner.cuda.graphs import GraphCache
 from foretell.runner.cuda.split_prefill import passes
 from foretell.runner.cuda.tables import TOKENS, fill
 from foretell.runner.executor import Executor, StepOutput
-from foretell.runner.heads.prefill import ReadSizes
-from foretell.runner.heads.sampler import Found
-from foretell.runner.heads.tables import HeadSizes
+from foretell.runner.heads.prefill import PrefillShape
+from foretell.runner.heads.sampler import DraftOutput
+from foretell.runner.heads.tables import DraftShape
 
 CPU = torch.device("cpu")
 RIGHT = 0.7  # how often a guess stands where nothing is run
@@ -36,7 +36,7 @@ class Again:
 
     def replay(self) -> None:
         new = self.run()
-        if isinstance(self.found, Found):
+        if isinstance(self.found, DraftOutput):
             self.found.told.copy_(new.told)
         elif isinstance(self.found, torch.Tensor):
             self.found.copy_(new)
@@ -53,8 +53,8 @@ class Tape:
         found = run()
         return Again(run, found), found
 
-    def recorder(self) -> Recorder[Any, Any]:
-        return Recorder(CPU, self)  # type: ignore[arg-type]
+    def recorder(self) -> GraphCache[Any, Any]:
+        return GraphCache(CPU, self)  # type: ignore[arg-type]
 
 
 class Filled:
@@ -64,7 +64,7 @@ class Filled:
         self.inner, self.share, self.recorder = inner, share, tape.recorder()
         self.asked = Counter[Sizes]()
 
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         for some in passes(packed, ROWS[-1]):
             wanted, tiles = fit(some, self.share)
             if wanted.rows <= ROWS[-1]:
@@ -94,7 +94,7 @@ class MadeUpSteps:
     width: int
     rng: random.Random
 
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         tokens = [*packed.table[TOKENS].tolist(), 0]
         chosen = [
             tokens[row + 1] if self.rng.random() < RIGHT else self.rng.randrange(self.vocab) for row in packed.wanted
@@ -106,25 +106,25 @@ class MadeUpSteps:
 class MadeUpDrafts:
     """What a head recorded without a head: its guesses are made up, in the shapes that its own would have."""
 
-    def __init__(self, recorder: Recorder[Any, Any], vocab: int) -> None:
+    def __init__(self, recorder: GraphCache[Any, Any], vocab: int) -> None:
         self.recorder, self.vocab, self.serving = recorder, vocab, recorder.serving
 
-    def __call__(self, sizes: HeadSizes | ReadSizes, run: Callable[[], Any], keep: bool = True) -> Any:
+    def __call__(self, sizes: DraftShape | PrefillShape, run: Callable[[], Any], keep: bool = True) -> Any:
         self.recorder(sizes, lambda: None, keep)
-        if isinstance(sizes, ReadSizes):
+        if isinstance(sizes, PrefillShape):
             return None
         if not sizes.wide:
             told = torch.randint(self.vocab, (2, sizes.depth, sizes.texts)).float()
             told[1] = 0.8
-            return Found(told)
+            return DraftOutput(told)
         told = torch.zeros(sizes.depth, 3, sizes.texts, sizes.wide, min(10, self.vocab))
         told[:, 0] = torch.arange(told.shape[-1])
         told[:, 1] = 0.6 ** (1 + torch.arange(told.shape[-1]))
         told[:, 2, :, :, 0] = torch.arange(sizes.wide)
-        return Found(told)
+        return DraftOutput(told)
 
 
-def make_up(head: HeadDrafter, vocab: int) -> tuple[Recorder[Any, Any], Recorder[Any, Any]]:
+def make_up(head: HeadDrafter, vocab: int) -> tuple[GraphCache[Any, Any], GraphCache[Any, Any]]:
     """Let a head that records run nothing; what it has recorded of drafts, and of readings."""
     whole: Any = head._whole  # type: ignore[attr-defined]
     reader: Any = head._whole_reader

@@ -14,7 +14,7 @@ from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.config import SpeculationConfig
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.errors import CapacityError, RequestError
-from foretell.types import TARGET, Budget, Draft, Outcome, Sequence
+from foretell.types import TARGET, Budget, Draft, Sequence, StepResult
 from tests.folder import write_tiny_folder
 
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
@@ -263,7 +263,7 @@ def test_a_drafter_that_fails_costs_its_guesses_and_nothing_else(tiny_folder: Pa
         def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
             return [self.script(*pair) for pair in zip(seqs, budgets, strict=True)]
 
-        def observe(self, outcomes: list[Outcome]) -> None:
+        def observe(self, outcomes: list[StepResult]) -> None:
             raise RuntimeError("cannot learn")
 
     (wanted,) = plain.generate(PROMPT, SamplingParams(max_tokens=9))

@@ -16,24 +16,24 @@ from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.registry import head_drafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.draft.self_draft import SharedDrafter
+from foretell.draft.self_draft import SelfDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.sequence_state import Track
+from foretell.engine.sequence_state import SequenceState
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import (
     BlockConfig,
     DistilledConfig,
+    DraftHead,
     EagleConfig,
-    Head,
     HeadConfig,
     LayerConfig,
-    Lender,
     MedusaConfig,
     MtpConfig,
+    TargetWeights,
     make_head,
 )
 from foretell.models.draft_heads.layer import initialise
@@ -76,7 +76,7 @@ class World:
         heads = [arm for arm in drafter.arms.values() if isinstance(arm, OwnHead)] if drafter is not None else []
         taps = tuple(sorted({tap for arm in heads for tap in arm.taps}))
         shapes = tuple(shape for arm in heads for shape in arm.beside)
-        lender = Lender.of(model)  # before weights are packed away
+        lender = TargetWeights.of(model)  # before weights are packed away
         runner = ModelRunner(model, self.pages, self.page_size, CONTEXT, taps, shapes)
         first = self.config.layers
         for arm in heads:
@@ -124,7 +124,7 @@ class OwnVariant(Wrapper):
         self.draws = self.gives_probability = True
 
     def bind(self, runner: ModelRunner, variant: Decoder) -> None:
-        self.inner = SharedDrafter(runner.lend(variant), VOCAB, self.name)
+        self.inner = SelfDrafter(runner.lend(variant), VOCAB, self.name)
 
     @property
     def arms(self) -> Mapping[str, Drafter]:
@@ -141,7 +141,7 @@ class OwnHead(Wrapper):
         self.name, self.taps, self.beside = config.kind, config.taps, beside(config)
         self.draws = self.gives_probability = True
 
-    def bind(self, runner: ModelRunner, lender: Lender, first: int) -> None:
+    def bind(self, runner: ModelRunner, lender: TargetWeights, first: int) -> None:
         head = random_head(self.config, lender, self.seed)
         if self.packed:
             pack_head(head, runner.model)
@@ -152,7 +152,7 @@ class OwnHead(Wrapper):
         return {self.name: self}
 
 
-def random_head(config: HeadConfig, lender: Lender, seed: int = 0, spread: float = 0.2) -> Head[Any]:
+def random_head(config: HeadConfig, lender: TargetWeights, seed: int = 0, spread: float = 0.2) -> DraftHead[Any]:
     """Weights that tell tokens apart; where it has fewer tokens, every other one."""
     head = make_head(config)
     generator = torch.Generator().manual_seed(seed)
@@ -196,9 +196,9 @@ def quantized_self(bits: Bits) -> OwnVariant:
 
 def add(
     engine: Engine, name: str, prompt: list[int], speculation: SpeculationChoice = SpeculationChoice(), **params: object
-) -> list[Track]:
+) -> list[SequenceState]:
     prediction = tuple(params.pop("prediction", ()))  # type: ignore[arg-type]
-    maker = RequestMaker(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
     wanted = SamplingParams(**{"max_tokens": 24, "seed": int(name), **params})  # type: ignore[arg-type]
     requests = maker.make(name, prompt, wanted, speculation)
     return [engine.add(replace(request, prediction=prediction)) for request in requests]

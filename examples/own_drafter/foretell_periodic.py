@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretell.draft import Parts
+from foretell.draft import DrafterParts
 from foretell.draft.base import Drafter
 from foretell.types import Budget, Draft, Sequence
 
@@ -25,6 +25,6 @@ class PeriodicDrafter(Drafter):
         return Draft.chain([earlier[i % self.period] for i in range(nodes)], self.name)
 
 
-def make(parts: Parts, argument: str) -> Drafter:
+def make(parts: DrafterParts, argument: str) -> Drafter:
     """What `--drafter periodic:12` calls; `parts` has the target's runner, its tokenizer and the config."""
     return PeriodicDrafter(int(argument))

@@ -8,19 +8,19 @@ from itertools import zip_longest
 
 
 @dataclass(frozen=True)
-class Places:
+class AcceptanceByDepth:
     """By place behind a text's end: the drafts that reached it, and of them those that stood up to it."""
 
     reached: tuple[int, ...] = ()
     stood: tuple[int, ...] = ()
 
     @classmethod
-    def counted(cls, drafts: Mapping[tuple[int, int], int]) -> Places:
+    def counted(cls, drafts: Mapping[tuple[int, int], int]) -> AcceptanceByDepth:
         """Of drafts by how far they went and how far they stood."""
         return cls.total(cls((count,) * went, (count,) * stood) for (went, stood), count in drafts.items())
 
     @classmethod
-    def total(cls, several: Iterable[Places]) -> Places:
+    def total(cls, several: Iterable[AcceptanceByDepth]) -> AcceptanceByDepth:
         reached: tuple[int, ...] = ()
         stood: tuple[int, ...] = ()
         for each in several:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .measure import Arm, Job
-from .prompt import Item
+from .measure import MeasureJob, Variant
+from .prompt import BenchPrompt
 
-Batch = tuple[Job, ...]
+Batch = tuple[MeasureJob, ...]
 
 
 @dataclass(frozen=True)
-class Together:
+class BatchResult:
     """What became of a batch."""
 
     texts: tuple[tuple[int, ...], ...]
@@ -32,14 +32,14 @@ class Together:
         return self.seconds / self.timed
 
 
-class BatchStage(Protocol):
+class BatchBackend(Protocol):
     """Where arms write batches."""
 
-    def prepare(self, items: Sequence[Item], temperature: float, batch: int, batches: int) -> list[Batch]:
+    def prepare(self, items: Sequence[BenchPrompt], temperature: float, batch: int, batches: int) -> list[Batch]:
         """What is to be written, with all that should not be measured done."""
 
-    def refresh(self, arms: Sequence[Arm]) -> None:
+    def refresh(self, arms: Sequence[Variant]) -> None:
         """Make every arm ready for a round; what its controller has learnt stays."""
 
-    def write(self, arm: Arm, batch: Batch) -> Together:
+    def write(self, arm: Variant, batch: Batch) -> BatchResult:
         """Write a batch and take the time."""

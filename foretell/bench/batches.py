@@ -10,14 +10,14 @@ from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.types import Request, SpeculationChoice
 
-from .batch_result import Batch, Together
+from .batch_result import Batch, BatchResult
 from .batching import again, long_enough, variations
-from .drafter_slots import Seat, Seats
-from .engine_backend import NO_GUESS, EngineStage
-from .measure import PLAIN, Arm, Job
+from .drafter_slots import DrafterSlot, DrafterSlots
+from .engine_backend import NO_GUESS, EngineBackend
+from .measure import PLAIN, MeasureJob, Variant
 from .never_slower_grid import STAND_INS
 from .plan import Plan
-from .prompt import Item
+from .prompt import BenchPrompt
 from .synthetic_drafters import stand_in
 from .timed_generate import write
 
@@ -30,14 +30,14 @@ class EngineBatches:
     one that remembers finished texts would meet in the second what it wrote in the first.
     """
 
-    def __init__(self, llm: LLM, seats: Seats, plan: Plan) -> None:
+    def __init__(self, llm: LLM, seats: DrafterSlots, plan: Plan) -> None:
         self.llm, self._make, self._plan = llm, seats, plan
-        self._alone = EngineStage(llm, seats)
-        self._seats: dict[str, Seat] = {PLAIN.name: seats.make(PLAIN.speculation)}
+        self._alone = EngineBackend(llm, seats)
+        self._seats: dict[str, DrafterSlot] = {PLAIN.name: seats.make(PLAIN.speculation)}
         self._texts: dict[tuple[int, ...], tuple[int, ...]] = {}  # plain ones of the batches at hand, by prompt
         self._names = itertools.count()
 
-    def prepare(self, items: Sequence[Item], temperature: float, batch: int, batches: int) -> list[Batch]:
+    def prepare(self, items: Sequence[BenchPrompt], temperature: float, batch: int, batches: int) -> list[Batch]:
         """So many batches of texts that no other is like; those that do not fit the model's context are left out."""
         fitting = [item for item in items if self._alone.fits(again(item, 1), self._plan)]
         if not fitting:
@@ -52,28 +52,28 @@ class EngineBatches:
                 self._texts[job.prompt] = text
         return found
 
-    def refresh(self, arms: Sequence[Arm]) -> None:
+    def refresh(self, arms: Sequence[Variant]) -> None:
         """New drafters where the old ones sat."""
         for arm in arms:
             drafter = self._drafter(arm)
             seat = self._seats.get(arm.name)
             self._seats[arm.name] = self._make.make(arm.speculation, drafter) if seat is None else seat.pass_on(drafter)
 
-    def _drafter(self, arm: Arm) -> Drafter:
+    def _drafter(self, arm: Variant) -> Drafter:
         if arm.speculation.drafter in STAND_INS:
             step = self.llm.assembly.profiler.controller.costs.seconds(1)
             return stand_in(arm.speculation.drafter, self._texts, self.llm.engine.runner.model.config.vocab, step)
         return self._make.drafter(arm.speculation)
 
-    def write(self, arm: Arm, batch: Batch) -> Together:
+    def write(self, arm: Variant, batch: Batch) -> BatchResult:
         """Write a batch and take the time."""
         self._seats[arm.name].take()
         stats = self.llm.engine.stats
         failures = stats.drafter_failures
         course = write(self.llm, [self._request(arm, job) for job in batch])
-        return Together(course.texts, course.steps, course.timed, course.decoding, stats.drafter_failures - failures)
+        return BatchResult(course.texts, course.steps, course.timed, course.decoding, stats.drafter_failures - failures)
 
-    def _request(self, arm: Arm, job: Job) -> Request:
+    def _request(self, arm: Variant, job: MeasureJob) -> Request:
         choice = SpeculationChoice(prediction=job.prediction if arm.reads_prediction else None)
         choice = NO_GUESS if arm == PLAIN else choice
         (request,) = self.llm.assembly.requests.make(f"batch-{next(self._names)}", list(job.prompt), job.params, choice)

@@ -16,7 +16,7 @@ from .clients import FAILURES, look, remedy
 from .compare import CompareSample, summarise
 from .measure import Watch
 from .peers import SAMPLE, Asked, Endpoint, Reply
-from .prompt import Item
+from .prompt import BenchPrompt
 
 TASKS = ("chat", "code", "extraction", "edit", "translation", "story")
 MAX_TOKENS = 48
@@ -170,7 +170,9 @@ def arms_of(endpoint: Endpoint) -> list[Endpoint]:
     return found if switch is None else [*found, replace(endpoint, name=OFF, extra={**endpoint.extra, **switch})]
 
 
-def run_check(endpoint: Endpoint, items: Sequence[Item], watch: Watch, conditions: dict[str, Any]) -> CheckFindings:
+def run_check(
+    endpoint: Endpoint, items: Sequence[BenchPrompt], watch: Watch, conditions: dict[str, Any]
+) -> CheckFindings:
     """Ask, each prompt with and without guesses next to each other; the first request warms up."""
     arms = arms_of(endpoint)
     asked = Asked(MAX_TOKENS, 0.0)

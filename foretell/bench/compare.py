@@ -15,7 +15,7 @@ from .intervals import Pairs, interval, over_prompts, over_tasks, ratio_of
 from .latency import Latency
 from .measure import Watch, rotated
 from .peers import Asked, Peer, Reply
-from .prompt import Item
+from .prompt import BenchPrompt
 
 ALL = "all"
 
@@ -33,7 +33,7 @@ class ComparePlan:
             if getattr(self, name) < 1:
                 raise RequestError(name, f"must be 1 or more, not {getattr(self, name)}")
 
-    def asked(self, item: Item) -> Asked:
+    def asked(self, item: BenchPrompt) -> Asked:
         own = float(item.sampling.get("temperature", 0.0))
         return Asked(min(item.max_tokens, self.max_tokens), own if self.temperature is None else self.temperature)
 
@@ -45,7 +45,7 @@ QUICK = ComparePlan(max_tokens=32, rounds=1)
 class CompareSample:
     """An item as one peer wrote it in one round."""
 
-    item: Item
+    item: BenchPrompt
     round: int
     peer: str
     reply: Reply
@@ -111,7 +111,7 @@ class CompareFindings:
 
 def run_compare(
     peers: Sequence[Peer],
-    items: Sequence[Item],
+    items: Sequence[BenchPrompt],
     plan: ComparePlan,
     baseline: str,
     watch: Watch,

@@ -13,15 +13,15 @@ from typing import Any
 from foretell import draft
 from foretell.build.controller_factory import build_controller, default_choice
 from foretell.build.draft_heads import settled
-from foretell.build.model_source import Opened
+from foretell.build.model_source import ModelSource
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter, Wrapper
 from foretell.draft.mix import MixDrafter
 from foretell.draft.registry import make
 from foretell.llm import LLM
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import Budget, Draft, Sequence, StepResult
 
-from .measure import Arm
+from .measure import Variant
 
 
 class TimedDrafter(Wrapper):
@@ -41,11 +41,11 @@ class TimedDrafter(Wrapper):
         with self._clock():
             return super().offers(seqs, nodes)
 
-    def follow(self, outcomes: list[Outcome]) -> None:
+    def follow(self, outcomes: list[StepResult]) -> None:
         with self._clock():
             super().follow(outcomes)
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         for each in outcomes:
             if each.verdict is not None and len(each.draft):
                 self._drafts[max(each.draft.depths()), len(each.verdict.path)] += 1
@@ -71,7 +71,7 @@ class TimedDrafter(Wrapper):
 
 
 @dataclass(frozen=True)
-class Seat:
+class DrafterSlot:
     """A drafter that is ready and knows its seconds; `place` puts one before the engine, with the seat's controller."""
 
     drafter: TimedDrafter
@@ -81,25 +81,25 @@ class Seat:
         """Let it guess for the requests that come now."""
         self.place(self.drafter)
 
-    def pass_on(self, drafter: Drafter) -> Seat:
+    def pass_on(self, drafter: Drafter) -> DrafterSlot:
         """The same for another drafter of the same traits: what the controller has learnt stays."""
-        return Seat(TimedDrafter(drafter), self.place)
+        return DrafterSlot(TimedDrafter(drafter), self.place)
 
 
-class Seats:
+class DrafterSlots:
     """Makes drafters for a model that is loaded, as often as wanted.
 
     Those with weights of their own are taken from the engine, which must have been opened with them; they keep
     nothing from one text to the next. The others may learn, and are made anew.
     """
 
-    def __init__(self, llm: LLM, target: Opened) -> None:
+    def __init__(self, llm: LLM, target: ModelSource) -> None:
         """`target` is what the engine's model was opened from."""
         self.llm, self._target = llm, target
         self._loaded = dict(llm.engine.drafter.arms)
-        self._parts = draft.Parts(llm.speculation, llm.engine.runner, llm.tokenizer)
+        self._parts = draft.DrafterParts(llm.speculation, llm.engine.runner, llm.tokenizer)
 
-    def make(self, config: SpeculationConfig, drafter: Drafter | None = None) -> Seat:
+    def make(self, config: SpeculationConfig, drafter: Drafter | None = None) -> DrafterSlot:
         """A drafter with the controller its config asks for, which knows what steps and drafts cost as far as the
         engine does.
 
@@ -120,7 +120,7 @@ class Seats:
             engine.drafter = requests.drafter = drafter
             engine.controller, requests.defaults = controller, defaults
 
-        return Seat(timed, place)
+        return DrafterSlot(timed, place)
 
     def drafter(self, config: SpeculationConfig) -> Drafter:
         """One that has learnt nothing yet."""
@@ -140,7 +140,7 @@ def has_weights(name: str) -> bool:
     return bool(draft.models_wanted(config) or draft.copies_wanted(config) or draft.heads_wanted(config))
 
 
-def open_with(arms: Several[Arm], **options: Any) -> LLM:
+def open_with(arms: Several[Variant], **options: Any) -> LLM:
     """A model with all that these arms will need; what they share of speculation is theirs from the start."""
     model = str(options.get("model", EngineConfig.model))
     names = dict.fromkeys(name for arm in arms for name in draft.arms(settled(arm.speculation, model)))

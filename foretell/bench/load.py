@@ -22,7 +22,7 @@ from .intervals import Estimate, interval, mean_ratio, over_rounds
 from .latency import Latency
 from .measure import Watch, rotated
 from .peers import steps_told
-from .prompt import Item
+from .prompt import BenchPrompt
 from .summary import Overall, as_row, over_all
 
 OFF, AUTO, ON = "off", "auto", "on"
@@ -147,7 +147,7 @@ class LoadFindings:
         }
 
 
-def bodies(items: Sequence[Item], plan: LoadPlan, arm: LoadArm, seed: str, run: str) -> Iterator[dict[str, Any]]:
+def bodies(items: Sequence[BenchPrompt], plan: LoadPlan, arm: LoadArm, seed: str, run: str) -> Iterator[dict[str, Any]]:
     """Requests without end, in an order the seed decides, the same for every arm.
 
     Each pass over the prompts has a salt of its own, so that nobody finds in a cache what was asked before.
@@ -168,7 +168,7 @@ def bodies(items: Sequence[Item], plan: LoadPlan, arm: LoadArm, seed: str, run: 
             }
 
 
-def check(arms: Sequence[LoadArm], items: Sequence[Item], plan: LoadPlan) -> None:
+def check(arms: Sequence[LoadArm], items: Sequence[BenchPrompt], plan: LoadPlan) -> None:
     """One request to each arm, which also warms it; a server that is not there is told before any load."""
     for arm in arms:
         answer = asyncio.run(ask(arm.address, next(bodies(items, plan, arm, "check", secrets.token_hex(4)))))
@@ -178,7 +178,7 @@ def check(arms: Sequence[LoadArm], items: Sequence[Item], plan: LoadPlan) -> Non
 
 
 def run_load(
-    arms: Sequence[LoadArm], items: Sequence[Item], plan: LoadPlan, watch: Watch, conditions: dict[str, Any]
+    arms: Sequence[LoadArm], items: Sequence[BenchPrompt], plan: LoadPlan, watch: Watch, conditions: dict[str, Any]
 ) -> LoadFindings:
     """Every level, every turn, every arm. Whatever stops it leaves what was found until then."""
     found: dict[tuple[Level, str], list[Slice]] = {}

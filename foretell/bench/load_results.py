@@ -9,7 +9,7 @@ from typing import Any
 
 from foretell.errors import RequestError
 
-from .acceptance_by_depth import Places
+from .acceptance_by_depth import AcceptanceByDepth
 from .latency import Latency
 from .results import Cell, Result
 
@@ -50,7 +50,7 @@ def cell_of(value: Mapping[str, Any]) -> Cell:
     changed = {
         "speedup_interval": None if bounds is None else (bounds[0], bounds[1]),
         "differing": tuple(value["differing"]),
-        "places": Places(*(tuple(value["places"][name]) for name in ("reached", "stood"))),
+        "places": AcceptanceByDepth(*(tuple(value["places"][name]) for name in ("reached", "stood"))),
     }
     return Cell(**{**value, **changed, **{name: _latency(value[name]) for name in WAITS}})
 

@@ -10,10 +10,10 @@ from typing import Protocol, TypeVar
 from foretell.config import SpeculationConfig
 from foretell.sampling_params import SamplingParams
 
-from .acceptance_by_depth import Places
+from .acceptance_by_depth import AcceptanceByDepth
 from .batching import packs, side_by_side
 from .plan import Plan
-from .prompt import Item
+from .prompt import BenchPrompt
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ Watch = Callable[[int, int, str], None]  # texts written, texts to write, what i
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One way to write; the arms of a run differ by their speculation."""
 
     name: str
@@ -32,16 +32,16 @@ class Arm:
         """Whether it may use the text that a request expects."""
         return bool({"prediction", "auto", "mix"} & set(self.speculation.drafter.split(",")))
 
-    def applies_to(self, job: Job) -> bool:
+    def applies_to(self, job: MeasureJob) -> bool:
         """A drafter of predictions has nothing to say where there is none."""
         return self.speculation.drafter != "prediction" or any(each.prediction is not None for each in job.all)
 
 
-PLAIN = Arm("plain", SpeculationConfig(drafter="none"))
+PLAIN = Variant("plain", SpeculationConfig(drafter="none"))
 
 
 @dataclass(frozen=True)
-class Job:
+class MeasureJob:
     """One text that every arm writes, with those that are written beside it."""
 
     item: str
@@ -50,10 +50,10 @@ class Job:
     prompt: tuple[int, ...]
     params: SamplingParams
     prediction: str | None = None
-    beside: tuple[Job, ...] = ()
+    beside: tuple[MeasureJob, ...] = ()
 
     @property
-    def all(self) -> tuple[Job, ...]:
+    def all(self) -> tuple[MeasureJob, ...]:
         return (self, *self.beside)
 
     @property
@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Written:
+class TimedOutput:
     """What became of a job. Times are seconds by the wall clock; tokens of several texts stand end to end."""
 
     tokens: tuple[int, ...]
@@ -76,7 +76,7 @@ class Written:
     promised: bool = True  # whether the text must be the one that plain decoding gives
     timed: int | None = None  # tokens that came while decoding was timed; None: all but the first
     pace: tuple[tuple[float, int], ...] = ()  # for each of those steps and texts: its seconds, the tokens it brought
-    places: Places = Places()
+    places: AcceptanceByDepth = AcceptanceByDepth()
     origins: tuple[str, ...] = ()  # for each token who proposed it
     lengths: tuple[int, ...] = ()  # tokens of each text, where there are several
 
@@ -91,26 +91,26 @@ class Written:
 class Sample:
     """A job as one arm did it in one round."""
 
-    job: Job
+    job: MeasureJob
     temperature: float | None
     round: int
     arm: str
-    written: Written
+    written: TimedOutput
 
 
-class Stage(Protocol):
+class Backend(Protocol):
     """Where arms write."""
 
-    def refresh(self, arms: Sequence[Arm]) -> None:
+    def refresh(self, arms: Sequence[Variant]) -> None:
         """Make every arm ready and warm, with nothing learnt."""
 
-    def fits(self, item: Item, plan: Plan) -> bool:
+    def fits(self, item: BenchPrompt, plan: Plan) -> bool:
         """Whether an item can be written at all."""
 
-    def prepare(self, item: Item, temperature: float | None, plan: Plan) -> list[Job]:
+    def prepare(self, item: BenchPrompt, temperature: float | None, plan: Plan) -> list[MeasureJob]:
         """What is to be written for an item, with all that should not be measured done."""
 
-    def write(self, arm: Arm, job: Job) -> Written:
+    def write(self, arm: Variant, job: MeasureJob) -> TimedOutput:
         """Do a job and take the time."""
 
     def spell(self, tokens: Sequence[int]) -> list[str]:
@@ -124,7 +124,12 @@ def rotated(arms: Sequence[T], by: int) -> list[T]:
 
 
 def measure(
-    stage: Stage, arms: Sequence[Arm], items: Sequence[Item], plan: Plan, samples: list[Sample], watch: Watch
+    stage: Backend,
+    arms: Sequence[Variant],
+    items: Sequence[BenchPrompt],
+    plan: Plan,
+    samples: list[Sample],
+    watch: Watch,
 ) -> None:
     """Write everything; `samples` grows as texts are finished, so that a run that is stopped leaves what it has.
 

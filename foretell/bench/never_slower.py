@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from .batch_result import Batch, BatchStage, Together
+from .batch_result import Batch, BatchBackend, BatchResult
 from .intervals import interval, mean_of
 from .measure import PLAIN, Watch, rotated
-from .never_slower_grid import Extent, Scene, adaptive_arm, fixed_arms
+from .never_slower_grid import Extent, GridCell, adaptive_arm, fixed_arms
 from .never_slower_stats import ERROR, Contest, Verdict, worst
-from .prompt import Item
+from .prompt import BenchPrompt
 
 ALL = "all"
 
@@ -99,12 +99,12 @@ class _Record:
     """What the arms of one scene wrote, round by round: for each arm a list for each batch. A round that was broken off
     is none."""
 
-    scene: Scene
+    scene: GridCell
     extent: Extent
     batches: Sequence[Batch]
-    written: dict[str, list[list[Together]]] = field(default_factory=dict)
+    written: dict[str, list[list[BatchResult]]] = field(default_factory=dict)
 
-    def add(self, written: Mapping[str, Sequence[Together]]) -> None:
+    def add(self, written: Mapping[str, Sequence[BatchResult]]) -> None:
         """One more round: of each arm what it wrote for each batch."""
         before = self.written or {arm: [[] for _ in self.batches] for arm in written}
         self.written = {  # all at once: whoever stops a run may do so here
@@ -112,13 +112,13 @@ class _Record:
             for arm, batches in written.items()
         }
 
-    def fill(self, stage: BatchStage) -> None:
+    def fill(self, stage: BatchBackend) -> None:
         """Measure until a look decides or the last one is reached. The first round warms up and is dropped."""
         extent = self.extent
         arms = [PLAIN, adaptive_arm(self.scene.drafter), *fixed_arms(self.scene.drafter, extent.lengths).values()]
         for number in range(extent.most_rounds + 1):
             stage.refresh(arms)
-            written: dict[str, list[Together]] = {arm.name: [] for arm in arms}
+            written: dict[str, list[BatchResult]] = {arm.name: [] for arm in arms}
             for place, batch in enumerate(self.batches):
                 for arm in rotated(arms, place + number):
                     written[arm.name].append(stage.write(arm, batch))
@@ -188,21 +188,21 @@ class _Record:
         return tuple(dict.fromkeys(found))
 
 
-def contend(stage: BatchStage, scene: Scene, items: Sequence[Item], extent: Extent) -> tuple[Cell, Contest]:
+def contend(stage: BatchBackend, scene: GridCell, items: Sequence[BenchPrompt], extent: Extent) -> tuple[Cell, Contest]:
     """One cell."""
     record = _begin(stage, scene, items, extent)
     record.fill(stage)
     return record.found()
 
 
-def _begin(stage: BatchStage, scene: Scene, items: Sequence[Item], extent: Extent) -> _Record:
+def _begin(stage: BatchBackend, scene: GridCell, items: Sequence[BenchPrompt], extent: Extent) -> _Record:
     return _Record(scene, extent, stage.prepare(items, scene.temperature, scene.batch, extent.batches(scene.batch)))
 
 
 def run(
-    stage: BatchStage,
-    scenes: Sequence[Scene],
-    items: Mapping[str, Sequence[Item]],
+    stage: BatchBackend,
+    scenes: Sequence[GridCell],
+    items: Mapping[str, Sequence[BenchPrompt]],
     extent: Extent,
     watch: Watch,
     conditions: dict[str, Any],

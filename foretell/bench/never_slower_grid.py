@@ -10,7 +10,7 @@ from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import nearest
 
-from .measure import Arm
+from .measure import Variant
 from .variants import default_names
 
 ORACLE, USELESS = STAND_INS = ("oracle", "useless")
@@ -28,7 +28,7 @@ BATCHES = (1, 4, 16)
 
 
 @dataclass(frozen=True)
-class Scene:
+class GridCell:
     """One cell: a task at a temperature, so many texts at once, and who guesses."""
 
     task: str
@@ -73,17 +73,17 @@ class Extent:
 
 QUICK = Extent(lengths=(4,), texts=1, max_tokens=64, rounds=4, most_rounds=8)
 QUICK_SCENES = tuple(
-    Scene(task, temperature, batch, drafter)
+    GridCell(task, temperature, batch, drafter)
     for task, temperature, drafter in (("edit", 0.0, "ngram"), ("chat", 0.0, "mix"), ("story", 1.0, USELESS))
     for batch in (1, 4)
 )
 
 
-def all_scenes(kinds: Sequence[str], layers: int) -> list[Scene]:
+def all_scenes(kinds: Sequence[str], layers: int) -> list[GridCell]:
     """Every task with the main drafters at every batch size, and with the others alone; `kinds` are known drafters."""
     others = [name for name in default_names(kinds, layers, ()) if name not in ("auto", *MAIN)]
     return [
-        Scene(task, temperature, batch, drafter)
+        GridCell(task, temperature, batch, drafter)
         for task, temperature in ASKED
         for batch in BATCHES
         for drafter in (*MAIN, *(others if batch == 1 else ()))
@@ -91,8 +91,8 @@ def all_scenes(kinds: Sequence[str], layers: int) -> list[Scene]:
 
 
 def chosen(
-    scenes: Sequence[Scene], tasks: Sequence[str], drafters: Sequence[str], batches: Sequence[int]
-) -> list[Scene]:
+    scenes: Sequence[GridCell], tasks: Sequence[str], drafters: Sequence[str], batches: Sequence[int]
+) -> list[GridCell]:
     """Those of them that a user asked for; nothing stands for all."""
     _check("tasks", tasks, [scene.task for scene in scenes])
     _check("drafters", drafters, [scene.drafter for scene in scenes])
@@ -115,20 +115,22 @@ def _check(field: str, asked: Sequence[str], known: Sequence[str]) -> None:
             raise RequestError(field, f"has no {each!r}; {nearest(each, list(dict.fromkeys(known)))}")
 
 
-def adaptive_arm(drafter: str) -> Arm:
+def adaptive_arm(drafter: str) -> Variant:
     """Who finds out how far to guess."""
-    return Arm(f"{drafter}, adaptive", SpeculationConfig(drafter=drafter))
+    return Variant(f"{drafter}, adaptive", SpeculationConfig(drafter=drafter))
 
 
-def fixed_arms(drafter: str, lengths: Sequence[int]) -> dict[int, Arm]:
+def fixed_arms(drafter: str, lengths: Sequence[int]) -> dict[int, Variant]:
     """Who always guesses so many."""
     return {
-        length: Arm(f"{drafter}, {length} tokens", SpeculationConfig(drafter=drafter, num_speculative_tokens=length))
+        length: Variant(
+            f"{drafter}, {length} tokens", SpeculationConfig(drafter=drafter, num_speculative_tokens=length)
+        )
         for length in lengths
     }
 
 
-def arms_to_load(scenes: Sequence[Scene]) -> list[Arm]:
+def arms_to_load(scenes: Sequence[GridCell]) -> list[Variant]:
     """What an engine must be opened with; stand-ins are made for the texts, and mix has no weights."""
     named = [scene.drafter for scene in scenes if scene.drafter not in STAND_INS]
     return [adaptive_arm(name) for name in dict.fromkeys(["mix", *named])]

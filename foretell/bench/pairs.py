@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .intervals import Estimate, over_prompts, over_rounds
-from .measure import PLAIN, Sample, Written
+from .measure import PLAIN, Sample, TimedOutput
 
 Text = tuple[str, int]  # an item and its turn
 
@@ -17,8 +17,8 @@ class Pair:
     """One text in one round."""
 
     text: Text
-    plain: Written
-    other: Written
+    plain: TimedOutput
+    other: TimedOutput
 
     @property
     def ratio(self) -> float | None:
@@ -62,11 +62,11 @@ class Group:
         return over_rounds(self.ratios)
 
     @property
-    def plain(self) -> list[Written]:
+    def plain(self) -> list[TimedOutput]:
         return [pair.plain for pair in self.pairs]
 
     @property
-    def others(self) -> list[Written]:
+    def others(self) -> list[TimedOutput]:
         return [pair.other for pair in self.pairs]
 
 

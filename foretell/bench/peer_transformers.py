@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 from foretell.errors import ForetellError
 
 from .peers import Asked, Reply
-from .prompt import Item
+from .prompt import BenchPrompt
 
 if TYPE_CHECKING:
-    from foretell.build.model_source import Opened
+    from foretell.build.model_source import ModelSource
 
 PLAIN, LOOKUP = TRANSFORMERS = ("transformers", "transformers:lookup")
 ABLE = ("temperature", "seed", "prediction")  # fields of a request that it is asked with, or whose loss changes no text
@@ -43,7 +43,7 @@ class TransformersPeer:
     """The same weights in floats, greedy or sampled, asked with our own tokens: what others make of the tokenizer in a
     GGUF file is not always that tokenizer."""
 
-    def __init__(self, target: Opened, names: Sequence[str]) -> None:
+    def __init__(self, target: ModelSource, names: Sequence[str]) -> None:
         try:
             import torch
             from transformers import AutoModelForCausalLM
@@ -69,12 +69,12 @@ class TransformersPeer:
         dtype = str(self.model.dtype).removeprefix("torch.")
         return {"kind": f"transformers {transformers.__version__}", "dtype": dtype}
 
-    def encode(self, item: Item) -> list[int]:
+    def encode(self, item: BenchPrompt) -> list[int]:
         if item.text is not None:
             return self.tokenizer.encode(item.text)
         return self.tokenizer.encode_chat(item.messages)
 
-    def write(self, item: Item, asked: Asked, lookup: bool) -> Reply:
+    def write(self, item: BenchPrompt, asked: Asked, lookup: bool) -> Reply:
         """One text; transformers' own warnings and faults are a reply too."""
         if unable := [name for name in item.fields if name not in ABLE]:
             return Reply("", 0, None, 0.0, error=f"transformers is not asked with {', '.join(unable)} here")
@@ -109,7 +109,7 @@ class _Way:
     def __init__(self, model: TransformersPeer, name: str, lookup: bool) -> None:
         self.model, self.name, self.lookup = model, name, lookup
 
-    def write(self, item: Item, asked: Asked) -> Reply:
+    def write(self, item: BenchPrompt, asked: Asked) -> Reply:
         return self.model.write(item, asked, self.lookup)
 
     def describe(self) -> dict[str, Any]:

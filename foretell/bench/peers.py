@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from foretell.errors import RequestError
 
 from .clients import FAILURES, GARBLED, SILENT, Address, Answer, ask, look
-from .prompt import Item
+from .prompt import BenchPrompt
 
 SAMPLE = re.compile(r"^([a-z_]+:)?(?P<name>[a-z0-9_]+)(\{[^}]*\})? (?P<value>\S+)$", re.M)
 SALTED: Mapping[str, Callable[[str], Mapping[str, Any]]] = {
@@ -64,7 +64,7 @@ class Peer(Protocol):
 
     name: str
 
-    def write(self, item: Item, asked: Asked) -> Reply:
+    def write(self, item: BenchPrompt, asked: Asked) -> Reply:
         """A text and when its words came; whatever goes wrong is a reply too."""
 
     def describe(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Endpoint:
         self.kind = str(card.get("owned_by", ""))
         self.counts = self.kind not in TELLS and self._accepted() is not None
 
-    def write(self, item: Item, asked: Asked) -> Reply:
+    def write(self, item: BenchPrompt, asked: Asked) -> Reply:
         before = self._accepted() if self.counts else None
         answer = asyncio.run(ask(self.address, self.body(item, asked)))
         steps = steps_told(answer) if answer.error is None else None
@@ -124,7 +124,7 @@ class Endpoint:
         where = f"{self.address.host}:{self.address.port}"
         return {"address": where, "kind": self.kind, "model": Path(self.model).name, **self.extra}
 
-    def body(self, item: Item, asked: Asked) -> dict[str, Any]:
+    def body(self, item: BenchPrompt, asked: Asked) -> dict[str, Any]:
         """The request; its cache is nobody else's."""
         salted = SALTED.get(self.kind)
         return {

@@ -10,7 +10,7 @@ DEFAULT_MAX_TOKENS = 128
 
 
 @dataclass(frozen=True)
-class Item:
+class BenchPrompt:
     """One conversation to be written.
 
     `turns` are asked one after the other, each when the last was answered. `text` is continued as it is, in the place

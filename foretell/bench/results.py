@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from .acceptance_by_depth import Places
+from .acceptance_by_depth import AcceptanceByDepth
 from .intervals import half_width, interval, over_tasks, ratio_of, rounds_over_tasks
 from .latency import Latency, token_times
-from .measure import Sample, Written
+from .measure import Sample, TimedOutput
 from .pairs import Group, grouped
 from .transcripts import TextRecord
 
@@ -47,7 +47,7 @@ class Cell:
     differing: tuple[str, ...]
     drafter_failures: int  # steps whose guesses were lost
     batch: int = 1  # texts at once
-    places: Places = Places()
+    places: AcceptanceByDepth = AcceptanceByDepth()
     token_seconds: Latency | None = None  # of each token behind the first
     plain_token_seconds: Latency | None = None
     text_seconds: Latency | None = None  # from asking to the end, all texts that were asked for at once
@@ -163,7 +163,7 @@ def _waits(groups: Sequence[Group]) -> dict[str, Any]:
     ours = [text for group in groups for text in group.others]
     plain = [text for group in groups for text in group.plain]
     return {
-        "places": Places.total(text.places for text in ours),
+        "places": AcceptanceByDepth.total(text.places for text in ours),
         "token_seconds": Latency.of(second for text in ours for second in token_times(text.pace)),
         "plain_token_seconds": Latency.of(second for text in plain for second in token_times(text.pace)),
         "text_seconds": Latency.of(text.whole for text in ours),
@@ -171,7 +171,7 @@ def _waits(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def _rate(texts: Sequence[Written]) -> float | None:
+def _rate(texts: Sequence[TimedOutput]) -> float | None:
     """The median of tokens a second."""
     seconds = [text.a_token for text in texts if text.a_token is not None]
     return 1 / median(seconds) if seconds else None
@@ -182,7 +182,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _shares(texts: Sequence[Written]) -> dict[str, float]:
+def _shares(texts: Sequence[TimedOutput]) -> dict[str, float]:
     whole = sum(text.whole for text in texts)
     drafting = sum(text.drafting for text in texts) / whole if whole else 0.0
     running = sum(text.running for text in texts) / whole if whole else 0.0

@@ -8,21 +8,21 @@ from typing import Any
 
 from foretell.errors import RequestError
 
-from .measure import PLAIN, Arm, Sample, Stage, Watch, measure
+from .measure import PLAIN, Backend, Sample, Variant, Watch, measure
 from .plan import Plan
-from .prompt import Item
+from .prompt import BenchPrompt
 from .results import Result, summarise
 from .transcripts import records
 from .workloads import take
 
 
 @dataclass(frozen=True)
-class Order:
+class BenchJob:
     """What is to be measured; `conditions` go into the result as they are."""
 
     bench: str
-    arms: Sequence[Arm]  # plain decoding is added
-    items: Sequence[Item]
+    arms: Sequence[Variant]  # plain decoding is added
+    items: Sequence[BenchPrompt]
     plan: Plan
     conditions: dict[str, Any] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class Finished:
     stopped: BaseException | None = None
 
 
-def run(order: Order, stage: Stage, watch: Watch) -> Finished:
+def run(order: BenchJob, stage: Backend, watch: Watch) -> Finished:
     """Measure. Whatever stops it, Ctrl-C or a fault, leaves what was found until then."""
     items, left_out = take(order.items, order.plan.per_task, lambda item: stage.fits(item, order.plan))
     if not items:

@@ -9,7 +9,7 @@ from typing import Any
 
 from foretell.errors import RequestError
 
-from .prompt import DEFAULT_MAX_TOKENS, Item
+from .prompt import DEFAULT_MAX_TOKENS, BenchPrompt
 from .records import Record, find_file, read_records
 
 SPEC_BENCH_TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
@@ -21,18 +21,18 @@ class Source:
 
     wanted: str
     names: tuple[str, ...]
-    read: Callable[[Record, int], Item]  # a line and its number
+    read: Callable[[Record, int], BenchPrompt]  # a line and its number
 
-    def items(self, workload: str, data: Path | None) -> Iterator[Item]:
+    def items(self, workload: str, data: Path | None) -> Iterator[BenchPrompt]:
         if data is None:
             raise RequestError("data", f"{workload} is not shipped; name its {self.wanted} with --data")
         for number, record in enumerate(read_records(find_file(data, self.names)), start=1):
             yield self.read(record, number)
 
 
-def own(record: Record, number: int) -> Item:
+def own(record: Record, number: int) -> BenchPrompt:
     """A line of the set that ships with the package."""
-    return Item(
+    return BenchPrompt(
         record.text("id"),
         record.text("kind"),
         record.messages(),
@@ -42,34 +42,34 @@ def own(record: Record, number: int) -> Item:
     )
 
 
-def spec_bench(record: Record, number: int) -> Item:
+def spec_bench(record: Record, number: int) -> BenchPrompt:
     """The eight categories that come from MT-Bench make one task of several turns."""
     item = mt_bench(record, number)
     task = item.task if item.task in SPEC_BENCH_TASKS else "multi-turn"
-    return Item(item.id, task, item.messages, turns=item.turns)
+    return BenchPrompt(item.id, task, item.messages, turns=item.turns)
 
 
-def mt_bench(record: Record, number: int) -> Item:
+def mt_bench(record: Record, number: int) -> BenchPrompt:
     first, *turns = record.texts("turns")
     name = record.value.get("question_id", number)
-    return Item(str(name), record.text("category"), _user(first), turns=tuple(turns))
+    return BenchPrompt(str(name), record.text("category"), _user(first), turns=tuple(turns))
 
 
-def humaneval(record: Record, number: int) -> Item:
+def humaneval(record: Record, number: int) -> BenchPrompt:
     ask = f"Complete this Python function and give it back whole.\n\n```python\n{record.text('prompt')}```"
-    return Item(str(record.value.get("task_id", number)), "humaneval", _user(ask))
+    return BenchPrompt(str(record.value.get("task_id", number)), "humaneval", _user(ask))
 
 
-def gsm8k(record: Record, number: int) -> Item:
-    return Item(str(number), "gsm8k", _user(record.text("question")))
+def gsm8k(record: Record, number: int) -> BenchPrompt:
+    return BenchPrompt(str(number), "gsm8k", _user(record.text("question")))
 
 
-def trace(record: Record, number: int) -> Item:
+def trace(record: Record, number: int) -> BenchPrompt:
     """A request in OpenAI's form, bare or as a line of a batch file; `kind` names its task."""
     body = record.inner("body")
     name = record.value.get("custom_id") or record.value.get("id") or number
     chat = "messages" in body.value
-    return Item(
+    return BenchPrompt(
         str(name),
         str(record.value.get("kind") or "trace"),
         body.messages() if chat else (),

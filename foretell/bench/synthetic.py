@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 
-from .batch_result import Batch, BatchStage, Together
+from .batch_result import Batch, BatchBackend, BatchResult
 from .intervals import Estimate, Pairs, interval, mean_ratio, over_rounds
-from .measure import PLAIN, Arm, Watch, rotated
+from .measure import PLAIN, Variant, Watch, rotated
 from .never_slower_grid import ORACLE
-from .prompt import Item
+from .prompt import BenchPrompt
 from .summary import Overall, as_row, over_all
 
 TOLERANCE = 0.02
@@ -40,10 +40,10 @@ class Setting:
     mode: Mode
 
     @property
-    def arm(self) -> Arm:
+    def arm(self) -> Variant:
         words = "each text by itself" if self.mode == "sequence" else "all in step"
         name = f"{self.length} guesses right at {self.rate:g}, {words}"
-        return Arm(name, SpeculationConfig(drafter=ORACLE, num_speculative_tokens=self.length))
+        return Variant(name, SpeculationConfig(drafter=ORACLE, num_speculative_tokens=self.length))
 
     def expected(self, batch: int) -> float:
         """In step, a guess stands where that of every text does."""
@@ -85,10 +85,10 @@ class SyntheticPlan:
 QUICK = SyntheticPlan(rates=(0.8,), lengths=(4,), max_tokens=40, texts=4, rounds=2)
 
 
-class SyntheticStage(BatchStage, Protocol):
+class SyntheticStage(BatchBackend, Protocol):
     """A stage that tells how far drafts stood."""
 
-    def take_drafts(self, arm: Arm) -> Counter[int]:
+    def take_drafts(self, arm: Variant) -> Counter[int]:
         """Whole ones since it was last asked, by how many of their guesses stood."""
 
 
@@ -161,12 +161,12 @@ class SyntheticFindings:
 class _Record:
     """What one arm wrote at one batch size: for each batch its rounds."""
 
-    written: list[list[Together]]
+    written: list[list[BatchResult]]
     drafts: Counter[int] = field(default_factory=Counter)
 
 
 def run_synthetic(
-    stage: SyntheticStage, items: Sequence[Item], plan: SyntheticPlan, watch: Watch, conditions: dict[str, Any]
+    stage: SyntheticStage, items: Sequence[BenchPrompt], plan: SyntheticPlan, watch: Watch, conditions: dict[str, Any]
 ) -> SyntheticFindings:
     """Every batch size. Whatever stops it leaves those that were finished."""
     cells: list[SyntheticCell] = []

@@ -12,7 +12,7 @@ from foretell.bench.never_slower_grid import ORACLE, USELESS
 from foretell.bench.synthetic import Setting
 from foretell.draft.base import Drafter
 from foretell.draft.scripted import OracleDrafter
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import Budget, Draft, Sequence, StepResult
 
 ORACLE_ERRS = 0.2
 USELESS_COSTS = 0.1  # of a plain step, for each token it guesses
@@ -72,7 +72,7 @@ class SetRateOracle(OracleDrafter):
             standing = [fewest] * len(seqs)
         return [self._draft(*each) for each in zip(seqs, budgets, standing, strict=True)]
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         whole = [each.verdict for each in outcomes if len(each.draft) == self.setting.length]
         if self.setting.mode == "sequence" or len(whole) == self.batch:
             self.drafts.update(len(verdict.path) for verdict in whole if verdict is not None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from foretell.engine.sequence_state import Track
+from foretell.engine.sequence_state import SequenceState
 from foretell.llm import LLM
 from foretell.types import Request
 
@@ -15,7 +15,7 @@ from foretell.types import Request
 class Course:
     """How texts were written. Times are seconds; `decoding` begins when the last of them has its first token."""
 
-    tracks: tuple[Track, ...]
+    tracks: tuple[SequenceState, ...]
     whole: float
     decoding: float
     early: int  # tokens that were there before
@@ -61,7 +61,7 @@ def write(llm: LLM, requests: Sequence[Request]) -> Course:
     return Course(tuple(tracks), last - began, last - first, early, tuple(pace))
 
 
-def _drain(tracks: Sequence[Track]) -> list[int]:
+def _drain(tracks: Sequence[SequenceState]) -> list[int]:
     """The tokens each text got since it was last asked."""
     counts: list[int] = []
     for track in tracks:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from foretell.types import TARGET
 
-from .measure import PLAIN, Sample, Written
+from .measure import PLAIN, Sample, TimedOutput
 
 Spell = Callable[[Sequence[int]], list[str]]
 
@@ -64,7 +64,7 @@ def _records(group: Sequence[Sample], arms: Sequence[str], spell: Spell) -> list
     return found
 
 
-def _version(sample: Sample, place: int, plain: Written, spell: Spell) -> Version:
+def _version(sample: Sample, place: int, plain: TimedOutput, spell: Spell) -> Version:
     tokens, origins = _part(sample.written, place)
     promised = sample.arm != PLAIN.name and sample.written.promised
     words = zip(origins, spell(tokens), strict=True)
@@ -73,7 +73,7 @@ def _version(sample: Sample, place: int, plain: Written, spell: Spell) -> Versio
     return Version(sample.arm, runs, len(tokens), guessed, tokens == _part(plain, place)[0] if promised else None)
 
 
-def _part(written: Written, place: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _part(written: TimedOutput, place: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The tokens of one of several texts, and who proposed them."""
     lengths = written.lengths or (len(written.tokens),)
     start = sum(lengths[:place])

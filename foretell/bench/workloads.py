@@ -11,7 +11,7 @@ from pathlib import Path
 from foretell.errors import RequestError
 from foretell.options import nearest
 
-from .prompt import Item
+from .prompt import BenchPrompt
 from .records import whole_lines
 from .sources import SOURCES
 from .sources import own as read_own
@@ -21,7 +21,7 @@ WORKLOADS = (OWN, *SOURCES)
 SEED = 0  # decides what is sampled from a larger workload
 
 
-def load(workload: str, data: Path | None = None, tasks: Sequence[str] = (), seed: int = SEED) -> list[Item]:
+def load(workload: str, data: Path | None = None, tasks: Sequence[str] = (), seed: int = SEED) -> list[BenchPrompt]:
     """The items of a workload, task by task, each in an order that the seed decides."""
     if workload not in WORKLOADS:
         raise RequestError("workload", f"{workload!r} is not known; {nearest(workload, WORKLOADS)}")
@@ -33,17 +33,19 @@ def load(workload: str, data: Path | None = None, tasks: Sequence[str] = (), see
     return [item for task in tasks or known for item in _shuffled(items, task, seed)]
 
 
-def take(items: Sequence[Item], per_task: int | None, fits: Callable[[Item], bool]) -> tuple[list[Item], list[Item]]:
+def take(
+    items: Sequence[BenchPrompt], per_task: int | None, fits: Callable[[BenchPrompt], bool]
+) -> tuple[list[BenchPrompt], list[BenchPrompt]]:
     """The first `per_task` items of each task that fit, and those left out on the way."""
-    taken: list[Item] = []
-    left_out: list[Item] = []
+    taken: list[BenchPrompt] = []
+    left_out: list[BenchPrompt] = []
     for item in items:
         if per_task is None or sum(other.task == item.task for other in taken) < per_task:
             (taken if fits(item) else left_out).append(item)
     return taken, left_out
 
 
-def own(data: Path | None = None) -> Iterator[Item]:
+def own(data: Path | None = None) -> Iterator[BenchPrompt]:
     """The set that ships with the package, written for it."""
     if data is not None:
         raise RequestError("data", "is for other workloads; own comes with the package")
@@ -52,15 +54,15 @@ def own(data: Path | None = None) -> Iterator[Item]:
         yield read_own(record, number)
 
 
-def _shuffled(items: Sequence[Item], task: str, seed: int) -> list[Item]:
+def _shuffled(items: Sequence[BenchPrompt], task: str, seed: int) -> list[BenchPrompt]:
     group = [item for item in items if item.task == task]
     random.Random(f"{seed} {task}").shuffle(group)
     return group
 
 
-def _with_own_names(items: Iterable[Item]) -> list[Item]:
+def _with_own_names(items: Iterable[BenchPrompt]) -> list[BenchPrompt]:
     """Results are kept by id, so no two items may share one."""
-    found: dict[str, Item] = {}
+    found: dict[str, BenchPrompt] = {}
     for item in items:
         name, count = item.id, 1
         while name in found:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from foretell.build.model_source import Opened
+from foretell.build.model_source import ModelSource
 from foretell.config import SpeculationConfig
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import ArmTraits, Settings
+from foretell.control.settings import ControllerSettings, DrafterTraits
 from foretell.draft.base import Drafter
 from foretell.engine.request_builder import AUTO
 from foretell.models.quantize import native_for
@@ -22,7 +22,7 @@ from foretell.verify.lossy import ThresholdSettings
 COSTS = 4  # what was learnt of others, or of other heads under the same names, is not gone on with
 
 
-def costs_file(model: str, target: Opened) -> Path:
+def costs_file(model: str, target: ModelSource) -> Path:
     """Where what steps cost is kept: for this model on this device with so many threads."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
     kernels = (target.bits or target.rounding, native_for(target.device) is not None)
@@ -31,9 +31,9 @@ def costs_file(model: str, target: Opened) -> Path:
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 
 
-def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened) -> AdaptiveController:
+def build_controller(config: SpeculationConfig, drafter: Drafter, target: ModelSource) -> AdaptiveController:
     """Who decides how far to guess for these drafters."""
-    settings = Settings(
+    settings = ControllerSettings(
         most=config.budget,
         fixed=config.fixed_lengths(),
         throughput=config.goal == "throughput",
@@ -41,12 +41,12 @@ def build_controller(config: SpeculationConfig, drafter: Drafter, target: Opened
         tree=config.tree,
     )
     arms = drafter.arms.items()
-    traits = {name: ArmTraits.of(arm) for name, arm in arms}
+    traits = {name: DrafterTraits.of(arm) for name, arm in arms}
     costs = StepCosts(_cost_prior(target), target.sizes)
     return AdaptiveController(traits, settings, costs, presence=drafter)
 
 
-def _cost_prior(target: Opened) -> CostPrior:
+def _cost_prior(target: ModelSource) -> CostPrior:
     """Before anything ran: a GPU takes many rows for the price of one, and a cached token costs its share of bytes."""
     row = 0.03 if target.device.type == "cpu" else 0.002
     return CostPrior(row=row, token=target.token_bytes / target.weights)

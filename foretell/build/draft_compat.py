@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from foretell.draft.cross_tokenizer.vocab_map import Side, Vocabularies, first_difference, is_readable, keeps_text
+from foretell.draft.cross_tokenizer.vocab_map import VocabMap, VocabSide, first_difference, is_readable, keeps_text
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub import Checkpoint, huggingface, open_checkpoint, resolve
 from foretell.hub.catalog import BUILTINS
@@ -41,14 +41,14 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Pairing:
+class DraftCompat:
     """How a draft can guess for a target, or why it cannot."""
 
     kind: Kind
     words: str
     notes: tuple[str, ...] = ()
     parameters: tuple[int, int] | None = None  # of the target and of the draft
-    vocabularies: Vocabularies | None = field(default=None, repr=False, compare=False)  # to translate with
+    vocabularies: VocabMap | None = field(default=None, repr=False, compare=False)  # to translate with
 
     @property
     def works(self) -> bool:
@@ -66,19 +66,19 @@ class Pairing:
         return 1.0 if self.kind == "same" else None if shared is None else shared.agreement
 
 
-def judge_pair(target: Described, draft: Described) -> Pairing:
+def judge_pair(target: Described, draft: Described) -> DraftCompat:
     """Compare the tokens themselves: sizes say little, for vocabularies are padded."""
     counts = (parameters(target.config), parameters(draft.config))
     notes = tuple(cautions(target, draft, counts[1] / counts[0]))
     place = first_difference(target.tokenizer, draft.tokenizer)
     if place is None and target.tokenizer.vocab_size <= draft.config.vocab:
-        return Pairing("same", "both have the same tokenizer", notes, counts)
+        return DraftCompat("same", "both have the same tokenizer", notes, counts)
     for name, model in (("target", target), ("draft", draft)):
         if problem := unfit(model.tokenizer):
-            return Pairing("refused", f"the tokenizers differ, and the {name}'s {problem}; {REMEDY}", notes, counts)
-    vocabularies = Vocabularies.of(*(Side(model.tokenizer, model.config.vocab) for model in (target, draft)))
+            return DraftCompat("refused", f"the tokenizers differ, and the {name}'s {problem}; {REMEDY}", notes, counts)
+    vocabularies = VocabMap.of(*(VocabSide(model.tokenizer, model.config.vocab) for model in (target, draft)))
     words = f"the tokenizers differ{where(place, target, draft)}; {vocabularies.in_words}"
-    return Pairing(vocabularies.way, words, notes, counts, vocabularies)
+    return DraftCompat(vocabularies.way, words, notes, counts, vocabularies)
 
 
 def unfit(tokenizer: Tokenizer) -> str | None:
@@ -116,14 +116,14 @@ def parameters(config: ModelConfig) -> int:
     return config.layers * layer + width + config.vocab * width * (1 if config.tied else 2)
 
 
-def check_pair(target: str, draft: str, say: Callable[[str], None]) -> Pairing:
+def check_pair(target: str, draft: str, say: Callable[[str], None]) -> DraftCompat:
     """Judge two models by name; one that is not served is a pair that does not work."""
     models: list[Model] = []
     for name in (target, draft):
         try:
             models.append(look_up(name, say))
         except UnsupportedModelError as error:
-            return Pairing("refused", f"{name}: {error}")
+            return DraftCompat("refused", f"{name}: {error}")
     return judge_pair(*models)
 
 

@@ -18,7 +18,7 @@ from foretell.hub import Checkpoint, open_checkpoint, resolve
 from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import Head, HeadConfig
+from foretell.models.draft_heads import DraftHead, HeadConfig
 from foretell.models.draft_heads.loading import (
     CONVERT,
     SHIPPED,
@@ -55,15 +55,15 @@ class Target(Protocol):
 
 
 @dataclass
-class Heads:
+class DraftHeadSet:
     """By the name of the drafter each is for."""
 
     target: Target
     found: dict[str, OpenedHead]
-    loaded: dict[str, Head[Any]] = field(default_factory=dict)
+    loaded: dict[str, DraftHead[Any]] = field(default_factory=dict)
 
     @classmethod
-    def opened(cls, names: Iterable[str], target: Target, model: str) -> Heads:
+    def opened(cls, names: Iterable[str], target: Target, model: str) -> DraftHeadSet:
         """Look at the heads of these drafters; `model` is what the target was asked for by."""
         found = {name: _open(name, target, model) for name in names}
         for name, head in found.items():
@@ -71,9 +71,9 @@ class Heads:
                 check_split_head(head.config, target.shard.size, name)
         return cls(target, found)
 
-    def only(self, names: Iterable[str]) -> Heads:
+    def only(self, names: Iterable[str]) -> DraftHeadSet:
         """Some of them."""
-        return Heads(self.target, {name: self.found[name] for name in names})
+        return DraftHeadSet(self.target, {name: self.found[name] for name in names})
 
     @property
     def configs(self) -> tuple[HeadConfig, ...]:

@@ -14,18 +14,18 @@ import torch
 
 from foretell import draft
 from foretell.build.controller_factory import build_controller, costs_file, default_choice
-from foretell.build.draft_compat import Pairing, judge_pair
-from foretell.build.draft_heads import Heads, distilled, settled
-from foretell.build.model_source import Opened, Room, choose_device, open_model, say_nothing
+from foretell.build.draft_compat import DraftCompat, judge_pair
+from foretell.build.draft_heads import DraftHeadSet, distilled, settled
+from foretell.build.model_source import CacheSize, ModelSource, choose_device, open_model, say_nothing
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter
 from foretell.draft.heads.tree import MOST_WIDE
-from foretell.draft.heads.warmup import SketchedHeads
-from foretell.engine.cost_profiler import Profiler
+from foretell.draft.heads.warmup import DummyHeads
+from foretell.engine.cost_profiler import CostProfiler
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker, check_rule
+from foretell.engine.request_builder import Limits, RequestBuilder, check_rule
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import Rehearsal, all_pieces
+from foretell.engine.warmup import Warmup, all_pieces
 from foretell.errors import RequestError
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
@@ -36,7 +36,15 @@ from foretell.runner.heads.memory import HeadNeeds, MostAsked
 from foretell.runner.memory_plan import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.grammar import GrammarCompiler
-from foretell.tensor_parallel import Team, check_ranks, head_bytes, held_bytes, lead, ranks_words, start_team
+from foretell.tensor_parallel import (
+    TensorParallelGroup,
+    check_ranks,
+    head_bytes,
+    held_bytes,
+    lead,
+    ranks_words,
+    start_team,
+)
 from foretell.tokenizer import Tokenizer
 from foretell.utils.system import usable_cores
 
@@ -49,13 +57,13 @@ class Assembly:
 
     engine: Engine
     tokenizer: Tokenizer
-    requests: RequestMaker
+    requests: RequestBuilder
     grammars: GrammarCompiler
     memory: MemoryPlan
     sampling_defaults: dict[str, Any]
-    profiler: Profiler
-    rehearsal: Rehearsal
-    team: Team | None = None  # the ranks of a model that is split
+    profiler: CostProfiler
+    rehearsal: Warmup
+    team: TensorParallelGroup | None = None  # the ranks of a model that is split
 
     def while_idle(self) -> bool:
         """Do a piece of what nobody waits for; False when nothing is left. What is recorded is measured after that."""
@@ -100,7 +108,7 @@ def _build(
     if drafter is None and target.bits in draft.copies_wanted(speculation):
         say(f"self:int{target.bits} is the target itself here and will not pay; quantization none makes it a copy")
     helpers = _open_helpers(wanted, config, speculation, target, say)
-    heads = Heads.opened(() if drafter is not None else draft.heads_wanted(speculation), target, config.model)
+    heads = DraftHeadSet.opened(() if drafter is not None else draft.heads_wanted(speculation), target, config.model)
     pairings = {name: _pair(target, helper, f"model:{name}", say) for name, helper in helpers.items()}
     context = _context(config, target.config)
 
@@ -122,7 +130,7 @@ def _build(
         speculation = draft.fitted(speculation, planned)
         heads = heads.only(draft.heads_wanted(speculation))
     memory = planned(speculation)
-    room = Room(memory.pages, config.page_size, context)
+    room = CacheSize(memory.pages, config.page_size, context)
     team, shared = None, [name for name, helper in helpers.items() if helper.shard is not None]
     if ranks > 1:
         parts = [target.part(room, heads.folders), *(helpers[name].part(room) for name in shared)]
@@ -131,7 +139,7 @@ def _build(
     copies = () if drafter is not None else draft.copies_wanted(speculation)
     spare = device_memory(target.device) - max(memory.weights + memory.drafter, target.loading)
     spare -= heads.weights + context * heads.token_bytes  # of those that stand for them
-    sketched = SketchedHeads(heads.configs, speculation.tree > 0) if heads.found else None
+    sketched = DummyHeads(heads.configs, speculation.tree > 0) if heads.found else None
     with target.warming(room, spare, drafter is not None or speculation.budget > 0, sketched):
         model = target.load(team) if copies else target.load_packed(team)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
@@ -159,9 +167,9 @@ def _open_helpers(
     wanted: tuple[str, ...],
     config: EngineConfig,
     speculation: SpeculationConfig,
-    target: Opened,
+    target: ModelSource,
     say: Callable[[str], None],
-) -> dict[str, Opened]:
+) -> dict[str, ModelSource]:
     """Draft models by name, where and in as many parts as they are to run."""
     if speculation.draft_device is not None:
         device = choose_device(speculation.draft_device, "draft_device")
@@ -176,11 +184,11 @@ def _open_helpers(
 def _assembled(
     config: EngineConfig,
     speculation: SpeculationConfig,
-    target: Opened,
+    target: ModelSource,
     runner: ModelRunner,
     drafter: Drafter,
     memory: MemoryPlan,
-    team: Team | None,
+    team: TensorParallelGroup | None,
     context: int,
 ) -> Assembly:
     """The loop around a runner and a drafter, and what callers talk to."""
@@ -191,18 +199,18 @@ def _assembled(
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens, swap)
     controller = build_controller(speculation, drafter, target)
     engine = Engine(runner, drafter, controller, scheduler, target.tokenizer)
-    profiler = Profiler(engine, controller, costs_file(config.model, target))
+    profiler = CostProfiler(engine, controller, costs_file(config.model, target))
     profiler.load()
-    rehearsal = Rehearsal(engine, partial(_rehearsed, speculation, team is not None))
+    rehearsal = Warmup(engine, partial(_rehearsed, speculation, team is not None))
     rehearsal.run()
     limits = Limits(context, target.tokenizer.end_ids | end_ids(target.checkpoint), target.config.vocab)
-    requests = RequestMaker(limits, target.tokenizer, drafter, default_choice(speculation))
+    requests = RequestBuilder(limits, target.tokenizer, drafter, default_choice(speculation))
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
     defaults = sampling_defaults(target.checkpoint)
     return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler, rehearsal, team)
 
 
-def _rehearsed(speculation: SpeculationConfig, is_split: bool, rehearsal: Rehearsal) -> Iterable[Callable[[], None]]:
+def _rehearsed(speculation: SpeculationConfig, is_split: bool, rehearsal: Warmup) -> Iterable[Callable[[], None]]:
     """What a CUDA device does before the first request. Ranks do it with their first: there is nobody yet to hear of
     one that fails. Without Triton nothing is recorded."""
     if rehearsal.engine.runner.device.type != "cuda" or is_split or find_spec("triton") is None:
@@ -220,7 +228,7 @@ def set_threads(wanted: int | None, ranks: int = 1) -> None:
         torch.set_num_threads(each)
 
 
-def _pair(target: Opened, helper: Opened, name: str, say: Callable[[str], None]) -> Pairing:
+def _pair(target: ModelSource, helper: ModelSource, name: str, say: Callable[[str], None]) -> DraftCompat:
     """How the draft model will guess; one that cannot is refused before a long load."""
     found = judge_pair(target, helper)
     if not found.works:
@@ -232,8 +240,8 @@ def _pair(target: Opened, helper: Opened, name: str, say: Callable[[str], None])
 
 def _plan_memory(
     config: EngineConfig,
-    target: Opened,
-    helpers: list[Opened],
+    target: ModelSource,
+    helpers: list[ModelSource],
     extra: int,
     context: int,
     heads: HeadNeeds = HeadNeeds(),

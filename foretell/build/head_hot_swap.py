@@ -13,7 +13,7 @@ from foretell.draft.heads.wiring_check import OPENINGS, accuracy, write
 from foretell.engine.engine import Engine
 from foretell.errors import ForetellError, ModelError
 from foretell.hub.folder import CONFIG, WEIGHTS
-from foretell.models.draft_heads import Head, HeadConfig, Lender
+from foretell.models.draft_heads import DraftHead, HeadConfig, TargetWeights
 from foretell.models.draft_heads.loading import open_head, pack_head
 
 Mark = tuple[float, int, float]  # when a folder's files were written, and how large they are
@@ -22,14 +22,14 @@ LAST = 4  # of the texts that run now, whose beginnings are used
 
 
 @dataclass(frozen=True)
-class Candidate:
+class HeadCandidate:
     """A head that fits in the place of one that guesses now."""
 
     name: str  # of the drafter
-    head: Head[Any]
+    head: DraftHead[Any]
 
 
-class Replacement:
+class HeadHotSwap:
     """Looks at a folder, and puts its head in the place of the served one of the same shape."""
 
     def __init__(self, folder: Path, engine: Engine) -> None:
@@ -41,7 +41,7 @@ class Replacement:
             raise ModelError("this target's output matrix is packed away, and a new head has to borrow from it")
         self.folder, self.engine = folder, engine
         self._seen = self.mark()
-        self._postponed: Candidate | None = None  # could not be measured yet
+        self._postponed: HeadCandidate | None = None  # could not be measured yet
 
     def mark(self) -> Mark | None:
         """What tells one head in the folder from the next; None where there is none."""
@@ -51,7 +51,7 @@ class Replacement:
             return None
         return weights.st_mtime, weights.st_size, config.st_mtime
 
-    def read(self) -> Candidate | None:
+    def read(self) -> HeadCandidate | None:
         """Return the folder's head if it is new or still to be measured, ready to draft; not in the engine's thread."""
         mark = self.mark()
         if mark is None or mark == self._seen:
@@ -61,13 +61,13 @@ class Replacement:
         opened = open_head(self.folder, runner.model.config)
         for name, arm in self.engine.drafter.arms.items():
             if isinstance(arm, HeadDrafter) and _shape(arm.head.config) == _shape(opened.config):
-                head = opened.load(Lender.of(runner.model), runner.model.dtype, runner.context)
+                head = opened.load(TargetWeights.of(runner.model), runner.model.dtype, runner.context)
                 pack_head(head, runner.model)
-                return Candidate(name, head)
+                return HeadCandidate(name, head)
         raise ModelError(f"{self.folder}: a head of another shape than the one that guesses now")
 
     @torch.inference_mode()
-    def judge(self, candidate: Candidate) -> str:
+    def judge(self, candidate: HeadCandidate) -> str:
         """Replace the served head if this one is more accurate; return what was done, "" if that was reported before.
 
         Runs between two steps, in the engine's thread. Without sequences to measure with, or without pages for them,
@@ -99,7 +99,7 @@ class Replacement:
         return [self.engine.tokenizer.encode(text) for text in OPENINGS]
 
 
-def read_or_say(replacement: Replacement) -> Candidate | str | None:
+def read_or_say(replacement: HeadHotSwap) -> HeadCandidate | str | None:
     """As `read`; a folder that cannot be read is told of, and looked at again when it changes."""
     try:
         return replacement.read()

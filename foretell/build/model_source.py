@@ -21,15 +21,15 @@ from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.hf_config import read_config
 from foretell.models.load import choose_dtype, is_rounded, load_model, sketch, take_memory
-from foretell.models.packed_weights_cache import Kept
+from foretell.models.packed_weights_cache import PackedWeightsCache
 from foretell.models.quantize import Bits, native_for
 from foretell.models.sharding import Shard
 from foretell.models.variants import prepared_bytes, quantize_weights, quantized_bytes, round_weights
 from foretell.runner.cuda.graph_shapes import ROWS
-from foretell.runner.cuda.warmup import EVEN, Guessers, Warming, few_layers
+from foretell.runner.cuda.warmup import EVEN, BackgroundWarmup, DraftGraphs, few_layers
 from foretell.runner.memory_plan import recorded_bytes, step_bytes
 from foretell.runner.model_runner import ModelRunner
-from foretell.tensor_parallel import Part, Team
+from foretell.tensor_parallel import ModelShardSpec, TensorParallelGroup
 from foretell.tokenizer import Tokenizer
 
 
@@ -43,7 +43,7 @@ def say_on_stderr(line: str) -> None:
 
 
 @dataclass(frozen=True)
-class Opened:
+class ModelSource:
     """A model that was looked at and not yet loaded."""
 
     checkpoint: Checkpoint
@@ -89,31 +89,31 @@ class Opened:
         recorded = recorded_bytes(c.heads * c.head_dim, min(context, c.context), vocab, itemsize)
         return step_bytes(width, tokens, vocab, itemsize) + recorded
 
-    def load(self, team: Team | None = None) -> Decoder:
+    def load(self, team: TensorParallelGroup | None = None) -> Decoder:
         """Its weights, or the first rank's part of them, and what joins it to the others."""
         model = load_model(self.checkpoint, self.dtype, self.device, self.shard)
         if team is not None and self.shard is not None:
             model.meet(team.group)
         return model
 
-    def load_packed(self, team: Team | None = None) -> Decoder:
+    def load_packed(self, team: TensorParallelGroup | None = None) -> Decoder:
         """As `load`, for those who need no floats: where packed weights were kept, they are taken as they are."""
         kept = self._kept
         return (None if kept is None else kept.load()) or self.load(team)
 
     @property
-    def _kept(self) -> Kept | None:
+    def _kept(self) -> PackedWeightsCache | None:
         """Where its packed weights are kept."""
         whole = self.shard is None and self.dtype == torch.float32
         if not self.keeps or not whole or native_for(self.device) is None:
             return None
-        return Kept(self.checkpoint, self.config, self.bits)
+        return PackedWeightsCache(self.checkpoint, self.config, self.bits)
 
-    def part(self, room: Room, heads: tuple[Path | None, ...] = ()) -> Part:
+    def part(self, room: CacheSize, heads: tuple[Path | None, ...] = ()) -> ModelShardSpec:
         """What other ranks are to load of a model that is split, and of heads with it, and the room they give it."""
         context = min(room.context, self.config.context)
         ways = (self.dtype, self.bits, self.rounding)
-        return Part(self.checkpoint.path, *ways, room.pages, room.page_size, context, heads)
+        return ModelShardSpec(self.checkpoint.path, *ways, room.pages, room.page_size, context, heads)
 
     def ready(self, model: Decoder) -> Decoder:
         """The loaded model with its weights as they will run; a copy in integers is made before this."""
@@ -124,7 +124,7 @@ class Opened:
         return model if self.bits is None else quantize_weights(model, self.bits)
 
     def runner(
-        self, model: Decoder, room: Room, taps: tuple[int, ...] = (), beside: tuple[LayerShape, ...] = ()
+        self, model: Decoder, room: CacheSize, taps: tuple[int, ...] = (), beside: tuple[LayerShape, ...] = ()
     ) -> ModelRunner:
         """What runs it, once it is loaded; `beside` are further layers of its cache."""
         context, made_now = min(room.context, self.config.context), not model.is_packed
@@ -134,7 +134,7 @@ class Opened:
         return runner
 
     def warming(
-        self, room: Room, free: int, guesses: bool, heads: Guessers | None = None
+        self, room: CacheSize, free: int, guesses: bool, heads: DraftGraphs | None = None
     ) -> AbstractContextManager[object]:
         """Gets kernels ready beside the load, where there are any and that leaves memory for it: `free` bytes."""
         few, context = few_layers(self.local), min(room.context, self.config.context)
@@ -153,7 +153,7 @@ class Opened:
             ways = ((), ()) if heads is None else ((0, model.config.layers), heads.beside)
             return ModelRunner(model, pages, room.page_size, context, *ways)
 
-        return Warming(make, self.device, guesses, heads)
+        return BackgroundWarmup(make, self.device, guesses, heads)
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""
@@ -161,7 +161,7 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Room:
+class CacheSize:
     """Pages of the cache, and the longest text in them."""
 
     pages: int
@@ -169,7 +169,7 @@ class Room:
     context: int
 
 
-def open_model(name: str, config: EngineConfig, say: Callable[[str], None], ranks: int = 1) -> Opened:
+def open_model(name: str, config: EngineConfig, say: Callable[[str], None], ranks: int = 1) -> ModelSource:
     """Find a model and read what it is made of; with several ranks, for the first of them."""
     checkpoint = open_checkpoint(resolve(name, say, config.revision))
     model_config = read_config(checkpoint)
@@ -185,7 +185,7 @@ def open_model(name: str, config: EngineConfig, say: Callable[[str], None], rank
         say(f"{name}: weights rounded to int{bits}{said}")
     shard = None if ranks == 1 else Shard(0, ranks)
     tokenizer = read_tokenizer(checkpoint)
-    return Opened(checkpoint, model_config, tokenizer, dtype, device, bits, rounding, shard, config.keep_packed)
+    return ModelSource(checkpoint, model_config, tokenizer, dtype, device, bits, rounding, shard, config.keep_packed)
 
 
 def choose_bits(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> Bits | None:

@@ -12,8 +12,8 @@ from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.options import nearest
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, Verdict
-from foretell.verify.randomness import Chance
+from foretell.types import Draft, Request, VerifyResult
+from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import LOSSLESS, LOSSY, Rule
 
 from .distribution_test import (
@@ -24,27 +24,27 @@ from .distribution_test import (
     QUICK_DRAWS,
     SETTINGS,
     TREE,
-    DrawResult,
+    DistributionResult,
     check_draws,
     draws_for,
     found_by,
     sampling_drafter,
     tiny_engine,
 )
-from .draft_check import GuessResult, check_guesses
+from .draft_check import DraftCheckResult, check_guesses
 from .evidence import Evidence, lacking
 from .exact import ExactResult, check_exactly, drift
-from .known_bugs import PLANTS, Plant, uniforms_of, with_rows
+from .known_bugs import PLANTS, KnownBug, uniforms_of, with_rows
 from .text_equality import PROMPTS, TextResult, check_texts, encode
 
 PLANT_DRAWS = 4_000
 Say = Callable[[str], None]
 Conclusion = Literal["lossless", "not lossless", "inconclusive"]
-OutsideRule = Callable[[Draft, Any, list[float]], Verdict]
+OutsideRule = Callable[[Draft, Any, list[float]], VerifyResult]
 
 
 @dataclass(frozen=True)
-class Order:
+class CertifyJob:
     """What is to be certified."""
 
     rule: str = "match"
@@ -91,11 +91,11 @@ class Order:
 class Certificate:
     """What was found."""
 
-    order: Order
+    order: CertifyJob
     exact: list[ExactResult] = field(default_factory=list)
-    draws: list[DrawResult] = field(default_factory=list)
+    draws: list[DistributionResult] = field(default_factory=list)
     texts: list[TextResult] = field(default_factory=list)
-    guesses: list[GuessResult] = field(default_factory=list)
+    guesses: list[DraftCheckResult] = field(default_factory=list)
     caught: dict[str, bool] = field(default_factory=dict)
     broken: str | None = None  # a rule from outside that failed on the way
     drift: float | None = None  # of a lossy rule: mean total variation a step
@@ -160,7 +160,7 @@ class Certificate:
         }
 
 
-def certify(order: Order, load: Callable[[], LLM], say: Say) -> Certificate:
+def certify(order: CertifyJob, load: Callable[[], LLM], say: Say) -> Certificate:
     """Run all parts that apply. `load` gives the model and drafter to be certified, once the rule has passed."""
     found = Certificate(order)
     if order.rule in LOSSY:
@@ -184,7 +184,7 @@ def _check_draws(found: Certificate, say: Say) -> None:
     draws = QUICK_DRAWS if order.quick else draws_for(FULL_DISTANCE, COUNT)
     reach = found_by(draws, COUNT)
     say(f"2. {draws} texts a setting through the engine: finds a total variation of {reach:.3f} with {POWER:.0%} power")
-    plant = PLANTS.get(order.plant or "", Plant())
+    plant = PLANTS.get(order.plant or "", KnownBug())
     rules = _rules(order, plant)
     for setting in SETTINGS if order.from_outside or order.plant else (*SETTINGS, TREE):
         engine = tiny_engine(plant.drafter(setting.drafter()), rules, setting.drafted)
@@ -210,7 +210,7 @@ def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:
     order = found.order
     llm = load()
     if order.from_outside:
-        llm.engine.judge.rules = _rules(order, Plant())
+        llm.engine.judge.rules = _rules(order, KnownBug())
     say(f"3. {len(order.prompts)} prompts with speculation on and off, drafter {llm.engine.drafter.name}")
     settings = [SamplingParams(max_tokens=order.max_tokens, ignore_eos=order.past_the_end)]
     if order.rounds > 1:
@@ -232,18 +232,18 @@ def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:
 def _check_plants(found: Certificate, say: Say) -> None:
     say("4. known bugs, planted")
     for name, plant in PLANTS.items():
-        order = Order(rule="rejection", plant=name)
+        order = CertifyJob(rule="rejection", plant=name)
         found.caught[name] = any(_catches(plant, order, i) for i in (1, 2))
         say(f"   {name}: {'caught' if found.caught[name] else 'NOT CAUGHT'}")
 
 
-def _catches(plant: Plant, order: Order, setting: int) -> bool:
+def _catches(plant: KnownBug, order: CertifyJob, setting: int) -> bool:
     chosen = SETTINGS[setting]
     engine = tiny_engine(plant.drafter(sampling_drafter()), _rules(order, plant), chosen.drafted)
     return not check_draws(engine, "rejection", chosen, PLANT_DRAWS).passed
 
 
-def _rules(order: Order, plant: Plant) -> Callable[[Request], Rule]:
+def _rules(order: CertifyJob, plant: KnownBug) -> Callable[[Request], Rule]:
     if order.from_outside:
         outside = _wrap(find_outside(order.rule))
         return lambda request: outside
@@ -266,7 +266,7 @@ def find_outside(name: str) -> OutsideRule:
 
 
 def _wrap(outside: OutsideRule) -> Rule:
-    def rule(draft: Draft, probs: Any, chance: Chance, /) -> Verdict:
+    def rule(draft: Draft, probs: Any, chance: RandomSource, /) -> VerifyResult:
         verdict = outside(with_rows(draft, probs), probs, uniforms_of(draft, chance))
         _check_verdict(verdict, draft, probs.shape[-1])
         return verdict
@@ -274,7 +274,7 @@ def _wrap(outside: OutsideRule) -> Rule:
     return rule
 
 
-def _check_verdict(verdict: Verdict, draft: Draft, vocab: int) -> None:
+def _check_verdict(verdict: VerifyResult, draft: Draft, vocab: int) -> None:
     before = -1
     for node in verdict.path:
         if not 0 <= node < len(draft) or draft.parents[node] != before:
@@ -284,7 +284,7 @@ def _check_verdict(verdict: Verdict, draft: Draft, vocab: int) -> None:
         raise ValueError(f"next_token {verdict.next_token} is outside the vocabulary")
 
 
-def _guess_line(result: GuessResult) -> str:
+def _guess_line(result: DraftCheckResult) -> str:
     word = "passed" if result.passed else "FAILED"
     return f"   {word}: {result.guesses} guesses are drawn from what the drafter states: p = {result.p_value:.3g}"
 
@@ -294,7 +294,7 @@ def _exact_line(result: ExactResult) -> str:
     return f"   {word}: {result.cases} cases, largest total variation {result.worst:.1e} ({result.worst_case})"
 
 
-def _draw_line(result: DrawResult) -> str:
+def _draw_line(result: DistributionResult) -> str:
     word = "passed" if result.passed else "FAILED"
     return f"   {word}: {result.setting}: p = {result.p_value:.3g}; {_counts(result.evidence)}"
 

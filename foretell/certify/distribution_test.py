@@ -15,9 +15,9 @@ from foretell.draft.base import Drafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.verifier import Judge, rule_of
+from foretell.engine.verifier import SequenceVerifier, rule_of
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
@@ -25,7 +25,7 @@ from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.logits_processors import History, looks_back
 from foretell.sampling.sampling import Row, adjusted, probabilities
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Request, Sequence, Share, SpeculationChoice
+from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, SpeculationChoice
 from foretell.verify.rules import Rule
 
 from .evidence import Evidence
@@ -88,7 +88,7 @@ COUNT = len(SETTINGS) + 1
 
 
 @dataclass(frozen=True)
-class DrawResult:
+class DistributionResult:
     """A likelihood-ratio test of counts against probabilities."""
 
     setting: str
@@ -136,7 +136,7 @@ def tiny_engine(drafter: Drafter, rules: Callable[[Request], Rule] = rule_of, dr
     """The engine as it serves, around a model of a few hundred weights."""
     runner = ModelRunner(tiny_model(seed=7), 4096, 4, CONFIG.context)
     scheduler = Scheduler(runner, PrefixIndex(runner.pool), 256, 4096)
-    return Engine(runner, drafter, FixedController(drafted), scheduler, judge=Judge(rules))
+    return Engine(runner, drafter, FixedController(drafted), scheduler, judge=SequenceVerifier(rules))
 
 
 def draws_for(distance: float, settings: int) -> int:
@@ -175,13 +175,13 @@ def noncentral_tail(statistic: float, freedom: int, shift: float) -> float:
 
 def check_draws(
     engine: Engine, rule: str, setting: Setting, draws: int, say: Callable[[int], None] = lambda done: None
-) -> DrawResult:
+) -> DistributionResult:
     """Write `draws` texts and compare how often each came with how often it should."""
     expected = exact_law(engine, setting.params)
     counts, accepted, drafted = _count_texts(engine, rule, setting, draws, say)
     statistic, freedom = likelihood_ratio(counts, expected, draws)
     distance = 0.5 * sum(abs(counts[text] / draws - p) for text, p in expected.items())
-    return DrawResult(
+    return DistributionResult(
         setting.name,
         draws,
         statistic,
@@ -200,7 +200,7 @@ def _count_texts(
     engine: Engine, rule: str, setting: Setting, draws: int, say: Callable[[int], None]
 ) -> tuple[Counter[tuple[int, ...]], int, int]:
     limits = Limits(CONFIG.context, frozenset(), VOCAB)
-    maker = RequestMaker(limits, None, engine.drafter, SpeculationChoice(rule=rule))
+    maker = RequestBuilder(limits, None, engine.drafter, SpeculationChoice(rule=rule))
     counts: Counter[tuple[int, ...]] = Counter()
     accepted = drafted = 0
     seeds_left = range(setting.first_seed, setting.first_seed + draws)
@@ -218,7 +218,7 @@ def _count_texts(
     return counts, accepted, drafted
 
 
-def _request(maker: RequestMaker, params: SamplingParams, seed: int) -> Request:
+def _request(maker: RequestBuilder, params: SamplingParams, seed: int) -> Request:
     (request,) = maker.make(str(seed), list(PROMPT), params)
     return replace(request, seed=seed)
 
@@ -241,7 +241,7 @@ def _next_distribution(engine: Engine, params: SamplingParams, text: tuple[int, 
     request = Request("exact", PROMPT, params, 0, LENGTH)
     seq = Sequence(-1, request, [*PROMPT, *text])
     engine.runner.reserve(seq, len(seq.tokens))
-    logits = engine.runner.forward([Share.of(seq, len(seq.tokens))], [Draft()]).logits
+    logits = engine.runner.forward([ScheduledSequence.of(seq, len(seq.tokens))], [Draft()]).logits
     engine.runner.trim(seq, 0)
     history = History(request, seq.tokens, VOCAB) if looks_back(request, len(text)) else None
     row = Row(params, 0, len(seq.tokens), history)

@@ -40,7 +40,7 @@ def _place(draft: Draft, node: int) -> float:
 
 
 @dataclass(frozen=True)
-class GuessResult:
+class DraftCheckResult:
     """Places of drawn tokens, counted in equal bins."""
 
     guesses: int
@@ -57,7 +57,7 @@ class GuessResult:
         return [few] if self.guesses < 5 * BINS else []
 
 
-def check_guesses(llm: LLM, prompts: list[list[int]], rule: str, max_tokens: int) -> GuessResult:
+def check_guesses(llm: LLM, prompts: list[list[int]], rule: str, max_tokens: int) -> DraftCheckResult:
     """Write the prompts at a temperature with the drafter watched; each with a seed of its own."""
     watched = Watched(llm.engine.drafter)
     llm.engine.drafter = watched
@@ -70,10 +70,10 @@ def check_guesses(llm: LLM, prompts: list[list[int]], rule: str, max_tokens: int
     return judge_places(watched.places)
 
 
-def judge_places(places: list[float]) -> GuessResult:
+def judge_places(places: list[float]) -> DraftCheckResult:
     """Pearson's test that places are uniform."""
     if not places:
-        return GuessResult(0, 1.0)
+        return DraftCheckResult(0, 1.0)
     counts = torch.histc(torch.tensor(places), BINS, 0, 1)
     mean = len(places) / BINS
-    return GuessResult(len(places), chi_squared_tail(float(((counts - mean) ** 2 / mean).sum()), BINS - 1))
+    return DraftCheckResult(len(places), chi_squared_tail(float(((counts - mean) ** 2 / mean).sum()), BINS - 1))

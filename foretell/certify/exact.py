@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretell.types import Draft, Verdict
+from foretell.types import Draft, VerifyResult
 from foretell.verify.lossy import DEFAULTS, ThresholdSettings
 from foretell.verify.match import walk
-from foretell.verify.randomness import Chance
+from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, find_rule
 
 from .toy import KINDS, Make, World, bias, law_of_step, world
@@ -74,6 +74,6 @@ def _bias(here: World, make: Make, rule: str) -> float:
     return bias(here, make, EXACT[rule], LENGTH)
 
 
-def _match(draft: Draft, probs: Tensor, chance: Chance, /) -> Verdict:
+def _match(draft: Draft, probs: Tensor, chance: RandomSource, /) -> VerifyResult:
     """The target's own token after the root and after every node, and the walk along them."""
     return walk(draft, tuple(chance.pick(row) for row in probs))

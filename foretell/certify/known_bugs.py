@@ -9,31 +9,31 @@ import torch
 from torch import Tensor
 
 from foretell.draft.base import Drafter, Wrapper
-from foretell.types import Budget, Draft, Sequence, Verdict
-from foretell.verify.randomness import Chance, Coins
+from foretell.types import Budget, Draft, Sequence, VerifyResult
+from foretell.verify.randomness import RandomSource, StepRandom
 from foretell.verify.rejection import rejection
 from foretell.verify.rules import Rule
 
 
-def ratio_inverted(draft: Draft, probs: Tensor, chance: Chance) -> Verdict:
+def ratio_inverted(draft: Draft, probs: Tensor, chance: RandomSource) -> VerifyResult:
     """Accepts with q / p."""
     return _by_ratio(draft, probs, chance, lambda p, q: q / max(p, 1e-9), subtract=True)
 
 
-def residual_not_subtracted(draft: Draft, probs: Tensor, chance: Chance) -> Verdict:
+def residual_not_subtracted(draft: Draft, probs: Tensor, chance: RandomSource) -> VerifyResult:
     """Draws from all of p after a rejection."""
     return _by_ratio(draft, probs, chance, lambda p, q: p / max(q, 1e-9), subtract=False)
 
 
-def coins_reused(draft: Draft, probs: Tensor, chance: Chance) -> Verdict:
+def coins_reused(draft: Draft, probs: Tensor, chance: RandomSource) -> VerifyResult:
     """The same coins in every step."""
-    assert isinstance(chance, Coins)
-    return rejection(draft, probs, Coins(chance.seed, 0))
+    assert isinstance(chance, StepRandom)
+    return rejection(draft, probs, StepRandom(chance.seed, 0))
 
 
 def _by_ratio(
-    draft: Draft, probs: Tensor, chance: Chance, ratio: Callable[[float, float], float], subtract: bool
-) -> Verdict:
+    draft: Draft, probs: Tensor, chance: RandomSource, ratio: Callable[[float, float], float], subtract: bool
+) -> VerifyResult:
     """A chain by the token rule, with its two decisions open."""
     guesses = with_rows(draft, probs).probs
     assert guesses is not None, "every node has a row now"
@@ -41,8 +41,8 @@ def _by_ratio(
         row, guess = probs[node], guesses[node]
         if not chance.flip(min(1.0, ratio(float(row[token]), float(guess[token]))), node):
             rest = (row - guess).clamp_min(0) if subtract else row
-            return Verdict(tuple(range(node)), chance.pick(rest if rest.sum() > 0 else row))
-    return Verdict(tuple(range(len(draft))), chance.pick(probs[-1]))
+            return VerifyResult(tuple(range(node)), chance.pick(rest if rest.sum() > 0 else row))
+    return VerifyResult(tuple(range(len(draft))), chance.pick(probs[-1]))
 
 
 class Tampered(Wrapper):
@@ -79,7 +79,7 @@ def forbidden_token_pruned(seq: Sequence, draft: Draft) -> Draft:
 
 
 @dataclass(frozen=True)
-class Plant:
+class KnownBug:
     """A bug in the rule or in the drafter."""
 
     rule: Rule | None = None
@@ -90,20 +90,20 @@ class Plant:
 
 
 PLANTS = {
-    "ratio-inverted": Plant(rule=ratio_inverted),
-    "residual-not-subtracted": Plant(rule=residual_not_subtracted),
-    "draft-temperature-ignored": Plant(spoil=draft_temperature_ignored),
-    "token-dropped-by-value": Plant(spoil=token_dropped_by_value),
-    "forbidden-token-pruned": Plant(spoil=forbidden_token_pruned),
-    "coins-reused": Plant(rule=coins_reused),
+    "ratio-inverted": KnownBug(rule=ratio_inverted),
+    "residual-not-subtracted": KnownBug(rule=residual_not_subtracted),
+    "draft-temperature-ignored": KnownBug(spoil=draft_temperature_ignored),
+    "token-dropped-by-value": KnownBug(spoil=token_dropped_by_value),
+    "forbidden-token-pruned": KnownBug(spoil=forbidden_token_pruned),
+    "coins-reused": KnownBug(rule=coins_reused),
 }
 
 
-def uniforms_of(draft: Draft, chance: Chance) -> list[float]:
+def uniforms_of(draft: Draft, chance: RandomSource) -> list[float]:
     """Numbers in (0, 1) for a rule from outside: one for each node, and a last one for the token that follows."""
     from foretell.sampling import noise
 
-    assert isinstance(chance, Coins)
+    assert isinstance(chance, StepRandom)
     nodes = torch.arange(len(draft) + 1)
     numbers: list[float] = noise.coins(torch.tensor([chance.seed]), torch.tensor([chance.root]), nodes)[0].tolist()
     return numbers

@@ -12,7 +12,7 @@ from foretell.sampling import noise
 from foretell.sampling.sampling import probabilities
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
-from foretell.types import Draft, Request, Sequence, Share, SpeculationChoice
+from foretell.types import Draft, Request, ScheduledSequence, Sequence, SpeculationChoice
 
 from .evidence import Evidence, most_near_ties
 
@@ -132,7 +132,7 @@ def scores_after(llm: LLM, text: list[int], params: SamplingParams, seed: int) -
     runner = llm.engine.runner
     seq = Sequence(-1, Request("margin", tuple(text), SamplingParams(), seed, 1), list(text))
     runner.reserve(seq, len(text))
-    logits = runner.forward([Share.of(seq, len(text))], [Draft()]).logits
+    logits = runner.forward([ScheduledSequence.of(seq, len(text))], [Draft()]).logits
     runner.trim(seq, 0)
     scale = float(logits.abs().max())
     if params.temperature == 0:

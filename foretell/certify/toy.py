@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretell.types import Draft, Verdict
-from foretell.verify.randomness import Chance, enumerate_chance
+from foretell.types import Draft, VerifyResult
+from foretell.verify.randomness import RandomSource, enumerate_chance
 from foretell.verify.rules import Rule
 
 Context = tuple[int, ...]
@@ -27,7 +27,7 @@ class World:
     draft: dict[Context, Tensor]
 
 
-Make = Callable[[World, Context, Chance], Draft]
+Make = Callable[[World, Context, RandomSource], Draft]
 Rows = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
 
@@ -98,7 +98,7 @@ KINDS: dict[str, Rows] = {
 class Once:
     """Passes on to another chance, and asserts that a rule meets no coin twice."""
 
-    def __init__(self, chance: Chance) -> None:
+    def __init__(self, chance: RandomSource) -> None:
         self.chance = chance
         self.met: set[int] = set()
 
@@ -123,12 +123,12 @@ def target_rows(here: World, context: Context, draft: Draft) -> Tensor:
     return torch.stack([here.target[c] for c in contexts])
 
 
-Guard = Callable[[Chance], Chance]
+Guard = Callable[[RandomSource], RandomSource]
 
 
 def judge(
-    here: World, context: Context, make: Make, rule: Rule, chance: Chance, guard: Guard = Once
-) -> tuple[Draft, Verdict]:
+    here: World, context: Context, make: Make, rule: Rule, chance: RandomSource, guard: Guard = Once
+) -> tuple[Draft, VerifyResult]:
     draft = make(here, context, chance)
     return draft, rule(draft, target_rows(here, context, draft), guard(chance))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell.types import Draft
-from foretell.verify.randomness import Chance
+from foretell.verify.randomness import RandomSource
 
 from .toy import Context, Make, World
 
@@ -44,7 +44,7 @@ class Sketch:
 def chain(width: int, stop: Callable[[Tensor, int], bool] = lambda row, token: False) -> Make:
     """Drawn tokens; `stop` sees a row and the token drawn from it, which stays in."""
 
-    def make(here: World, context: Context, chance: Chance) -> Draft:
+    def make(here: World, context: Context, chance: RandomSource) -> Draft:
         sketch, node = Sketch(here, context), -1
         while len(sketch.tokens) < width:
             row = here.draft[sketch.context(node)]
@@ -59,7 +59,7 @@ def chain(width: int, stop: Callable[[Tensor, int], bool] = lambda row, token: F
 def unsure_stops(width: int) -> Make:
     """Ends the draft before a draw that would be a toss-up: looks at the row only."""
 
-    def make(here: World, context: Context, chance: Chance) -> Draft:
+    def make(here: World, context: Context, chance: RandomSource) -> Draft:
         sketch, node = Sketch(here, context), -1
         while len(sketch.tokens) < width and float(here.draft[sketch.context(node)].max()) > 0.5:
             row = here.draft[sketch.context(node)]
@@ -72,7 +72,7 @@ def unsure_stops(width: int) -> Make:
 def mixed_chain(drawn: tuple[bool, ...]) -> Make:
     """Some nodes drawn, the others the drafter's likeliest token."""
 
-    def make(here: World, context: Context, chance: Chance) -> Draft:
+    def make(here: World, context: Context, chance: RandomSource) -> Draft:
         sketch, node = Sketch(here, context), -1
         for at_random in drawn:
             row = here.draft[sketch.context(node)]
@@ -89,7 +89,7 @@ Shape = list["Shape"]
 def tree(shape: Shape, replace: bool) -> Make:
     """Drawn siblings, with or without replacement; `shape` nests a list for each child."""
 
-    def grow(sketch: Sketch, node: int, shape: Shape, chance: Chance) -> None:
+    def grow(sketch: Sketch, node: int, shape: Shape, chance: RandomSource) -> None:
         row = sketch.here.draft[sketch.context(node)]
         children = []
         for _ in shape:
@@ -100,7 +100,7 @@ def tree(shape: Shape, replace: bool) -> Make:
         for child, below in zip(children, shape, strict=False):
             grow(sketch, child, below, chance)
 
-    def make(here: World, context: Context, chance: Chance) -> Draft:
+    def make(here: World, context: Context, chance: RandomSource) -> Draft:
         sketch = Sketch(here, context)
         grow(sketch, -1, shape, chance)
         return sketch.finish()
@@ -111,7 +111,7 @@ def tree(shape: Shape, replace: bool) -> Make:
 def top_tree(width: int, depth: int) -> Make:
     """The `width` likeliest tokens below each node; nothing is drawn."""
 
-    def make(here: World, context: Context, chance: Chance) -> Draft:
+    def make(here: World, context: Context, chance: RandomSource) -> Draft:
         sketch, level = Sketch(here, context), [-1]
         for _ in range(depth):
             best = {node: here.draft[sketch.context(node)].topk(width).indices.tolist() for node in level}
@@ -121,7 +121,7 @@ def top_tree(width: int, depth: int) -> Make:
     return make
 
 
-def mixed_tree(here: World, context: Context, chance: Chance) -> Draft:
+def mixed_tree(here: World, context: Context, chance: RandomSource) -> Draft:
     """A sure guess first, a drawn sibling that avoids it, a drawn one that does not, and drawn ones below."""
     sketch = Sketch(here, context)
     row = here.draft[context]

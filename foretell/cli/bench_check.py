@@ -16,7 +16,7 @@ from .command import Command
 
 if TYPE_CHECKING:
     from foretell.bench.check import CheckFindings
-    from foretell.bench.prompt import Item
+    from foretell.bench.prompt import BenchPrompt
 
 FAILED = 1  # the exit code where a request failed or a text differs
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if found.reasons or found.facts.same_text is False else 0
 
 
-def short_prompts() -> list[Item]:
+def short_prompts() -> list[BenchPrompt]:
     """The two shortest of each task, first one of each."""
     ranked = sorted(load("own", tasks=TASKS), key=lambda item: len(str(item.messages)))
     items, _ = take(sorted(ranked, key=lambda item: TASKS.index(item.task)), 2, lambda item: True)

@@ -17,12 +17,12 @@ from foretell.options import given_options
 from .common import add_output_arguments, check_out, give, write_whole
 
 if TYPE_CHECKING:
-    from foretell.build.model_source import Opened
+    from foretell.build.model_source import ModelSource
 
 AUTO = "auto"
 
 
-def look_at(args: argparse.Namespace) -> Opened:
+def look_at(args: argparse.Namespace) -> ModelSource:
     """The target, before it is loaded."""
     from foretell.build.model_source import open_model, say_on_stderr
 
@@ -30,7 +30,7 @@ def look_at(args: argparse.Namespace) -> Opened:
     return open_model(config.model, config, say_on_stderr)
 
 
-def weights(target: Opened) -> str:
+def weights(target: ModelSource) -> str:
     """What its weights are made of."""
     return str(target.dtype).removeprefix("torch.") if target.bits is None else f"int{target.bits}"
 

@@ -22,7 +22,7 @@ from .command import Command
 if TYPE_CHECKING:
     from foretell.bench.compare import CompareFindings
     from foretell.bench.peers import Peer
-    from foretell.bench.prompt import Item
+    from foretell.bench.prompt import BenchPrompt
 
 FAILED = 1  # the exit code where a request failed
 OURS, PLAIN = OWN_SERVER = ("foretell", "foretell:plain")
@@ -86,7 +86,7 @@ def plan_of(args: argparse.Namespace) -> ComparePlan:
     return replace(usual, **{name: value for name, value in given.items() if value is not None})
 
 
-def items_of(args: argparse.Namespace) -> list[Item]:
+def items_of(args: argparse.Namespace) -> list[BenchPrompt]:
     """What is asked; of a conversation of several turns the first, since answers differ."""
     tasks = args.tasks or (QUICK_TASKS if args.quick and args.asked == OWN else ())
     per_task = (1 if args.quick else PER_TASK) if args.per_task is None else args.per_task

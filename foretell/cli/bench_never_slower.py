@@ -13,7 +13,7 @@ from foretell.bench.never_slower_grid import (
     QUICK,
     QUICK_SCENES,
     Extent,
-    Scene,
+    GridCell,
     all_scenes,
     arms_to_load,
     chosen,
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from foretell.bench import never_slower
     from foretell.bench.batches import EngineBatches
-    from foretell.bench.drafter_slots import Seats, open_with
+    from foretell.bench.drafter_slots import DrafterSlots, open_with
     from foretell.bench.plan import Plan
     from foretell.bench.progress import Progress
     from foretell.draft.registry import KINDS
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if not llm.assembly.profiler.controller.costs.known:
         llm.measure()
     # Without schemas: a grammar guesses as well, and this one is about drafters.
-    stage = EngineBatches(llm, Seats(llm, target), Plan(max_tokens=extent.max_tokens, schemas=False))
+    stage = EngineBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=extent.max_tokens, schemas=False))
     found = never_slower.run(stage, scenes, by_task, extent, Progress(), conditions(llm, scenes, extent))
     report(args, found)
     if found.stopped is not None:
@@ -103,7 +103,7 @@ def exit_code(found: Findings) -> int:
     return INCONCLUSIVE if found.verdict == "inconclusive" else 0
 
 
-def conditions(llm: LLM, scenes: list[Scene], extent: Extent) -> dict[str, Any]:
+def conditions(llm: LLM, scenes: list[GridCell], extent: Extent) -> dict[str, Any]:
     """What a reader needs to measure it again."""
     from foretell.bench.machine import describe
 

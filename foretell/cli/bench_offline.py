@@ -26,10 +26,10 @@ from .bench_common import (
 from .command import Command
 
 if TYPE_CHECKING:
-    from foretell.bench.measure import Arm
-    from foretell.bench.prompt import Item
+    from foretell.bench.measure import Variant
+    from foretell.bench.prompt import BenchPrompt
     from foretell.bench.run import Finished
-    from foretell.build.model_source import Opened
+    from foretell.build.model_source import ModelSource
     from foretell.llm import LLM
 
 OTHER_TEXT = 1  # the exit code where a text differs that must not
@@ -126,14 +126,14 @@ def add_common_arguments(parser: argparse.ArgumentParser, plan: Plan, without: f
     add_options(parser.add_argument_group("speculation"), SpeculationConfig, skip=without | {"workload"})
 
 
-def asked(args: argparse.Namespace, usual: Plan) -> tuple[Plan, list[Item]]:
+def asked(args: argparse.Namespace, usual: Plan) -> tuple[Plan, list[BenchPrompt]]:
     """How much, and of what."""
     plan = quick(usual) if args.quick else usual
     plan = plan.but(args.per_task, args.max_tokens, args.rounds, args.temperature, args.batches)
     return plan, load(args.asked, args.data, args.tasks)
 
 
-def check_arms(arms: list[Arm]) -> None:
+def check_arms(arms: list[Variant]) -> None:
     """Refuse a drafter that is not known before a model is loaded."""
     from foretell import draft
 
@@ -141,18 +141,20 @@ def check_arms(arms: list[Arm]) -> None:
         draft.arms(arm.speculation)
 
 
-def measure(args: argparse.Namespace, target: Opened, arms: list[Arm], plan: Plan, items: list[Item]) -> int:
+def measure(
+    args: argparse.Namespace, target: ModelSource, arms: list[Variant], plan: Plan, items: list[BenchPrompt]
+) -> int:
     """Run, print the table, write the JSON and the page; what stopped the run goes on once that is done."""
-    from foretell.bench.drafter_slots import Seats, open_with
-    from foretell.bench.engine_backend import EngineStage
+    from foretell.bench.drafter_slots import DrafterSlots, open_with
+    from foretell.bench.engine_backend import EngineBackend
     from foretell.bench.progress import Progress
-    from foretell.bench.run import Order, run
+    from foretell.bench.run import BenchJob, run
 
     llm = open_with(arms, **given_options(args, EngineConfig))
     if not llm.assembly.profiler.controller.costs.known:
         llm.measure()
-    order = Order(args.bench, arms, items, plan, conditions(args, llm, target, arms, plan))
-    done = run(order, EngineStage(llm, Seats(llm, target)), Progress())
+    order = BenchJob(args.bench, arms, items, plan, conditions(args, llm, target, arms, plan))
+    done = run(order, EngineBackend(llm, DrafterSlots(llm, target)), Progress())
     report(args, done)
     if done.stopped is not None:
         raise done.stopped
@@ -167,7 +169,9 @@ def report(args: argparse.Namespace, done: Finished) -> None:
     tell(args, markdown(result), remarks(result), result.as_json(), lambda: page(result))
 
 
-def conditions(args: argparse.Namespace, llm: LLM, target: Opened, arms: list[Arm], plan: Plan) -> dict[str, Any]:
+def conditions(
+    args: argparse.Namespace, llm: LLM, target: ModelSource, arms: list[Variant], plan: Plan
+) -> dict[str, Any]:
     """What a reader needs to measure it again."""
     from foretell.bench.machine import describe
 

@@ -18,7 +18,7 @@ from .command import Command
 
 if TYPE_CHECKING:
     from foretell.bench.synthetic import SyntheticFindings
-    from foretell.build.model_source import Opened
+    from foretell.build.model_source import ModelSource
     from foretell.llm import LLM
 
 TASKS = ("chat", "math", "story")  # with short prompts: texts of a batch begin together
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from foretell.bench.drafter_slots import Seats
+    from foretell.bench.drafter_slots import DrafterSlots
     from foretell.bench.plan import Plan
     from foretell.bench.progress import Progress
     from foretell.bench.synthetic import run_synthetic
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     target = look_at(args)
     llm = LLM(drafter="ngram", **given_options(args, EngineConfig))
     settings = {setting.arm.name: setting for setting in plan.settings}
-    stage = SyntheticBatches(llm, Seats(llm, target), Plan(max_tokens=plan.max_tokens), settings)
+    stage = SyntheticBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=plan.max_tokens), settings)
     found = run_synthetic(stage, load("own", tasks=TASKS), plan, Progress(), conditions(llm, target, plan))
     report(args, found)
     if found.stopped is not None:
@@ -84,7 +84,7 @@ def report(args: argparse.Namespace, found: SyntheticFindings) -> None:
     tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
-def conditions(llm: LLM, target: Opened, plan: SyntheticPlan) -> dict[str, Any]:
+def conditions(llm: LLM, target: ModelSource, plan: SyntheticPlan) -> dict[str, Any]:
     """What a reader needs to measure it again."""
     from foretell.bench.machine import describe
 

@@ -18,7 +18,7 @@ from .command import Command
 from .common import add_engine_arguments, add_output_arguments, check_out, give, load_llm
 
 if TYPE_CHECKING:
-    from foretell.certify.certificate import Certificate, Order
+    from foretell.certify.certificate import Certificate, CertifyJob
 
 COMPARED = 20_000  # tokens, half of them greedy
 MAX_TOKENS = 48
@@ -68,11 +68,11 @@ def check_drafter(args: argparse.Namespace) -> None:
     arms(SpeculationConfig(**given) if vllm is None else SpeculationConfig.from_vllm(vllm, **given))
 
 
-def _order(args: argparse.Namespace) -> Order:
-    from foretell.certify.certificate import Order
+def _order(args: argparse.Namespace) -> CertifyJob:
+    from foretell.certify.certificate import CertifyJob
 
     length = MAX_TOKENS if args.max_tokens is None else args.max_tokens
-    order = Order(getattr(args, "rule", "match"), args.plant, args.quick, max_tokens=length)
+    order = CertifyJob(getattr(args, "rule", "match"), args.plant, args.quick, max_tokens=length)
     if args.prompts is not None:
         order = replace(order, prompts=read_prompts(args.prompts))
     return order if (tokens := _tokens(args)) is None else _long_order(order, tokens)
@@ -90,7 +90,7 @@ def _tokens(args: argparse.Namespace) -> int | None:
     return int(args.tokens)
 
 
-def _long_order(order: Order, tokens: int) -> Order:
+def _long_order(order: CertifyJob, tokens: int) -> CertifyJob:
     """The prompts of the benches, each with its share of the tokens; they are written twice, greedily and drawn."""
     from foretell.bench.workloads import own
 
@@ -98,7 +98,7 @@ def _long_order(order: Order, tokens: int) -> Order:
     return replace(order, prompts=prompts, max_tokens=-(-tokens // (order.rounds * len(prompts))), past_the_end=True)
 
 
-def check_length(args: argparse.Namespace, order: Order) -> None:
+def check_length(args: argparse.Namespace, order: CertifyJob) -> None:
     """Refuse texts that the model's context has no room for now and not after minutes of draws."""
     from foretell.certify.text_equality import encode
 

@@ -10,7 +10,7 @@ from .command import Command
 from .common import add_output_arguments, check_out, give
 
 if TYPE_CHECKING:
-    from foretell.build.draft_compat import Pairing
+    from foretell.build.draft_compat import DraftCompat
 
 WILL_NOT = 1
 VERDICTS = {
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.works else WILL_NOT
 
 
-def as_json(found: Pairing, target: str, draft: str) -> dict[str, Any]:
+def as_json(found: DraftCompat, target: str, draft: str) -> dict[str, Any]:
     shared = found.vocabularies
     return {
         "target": target,
@@ -57,7 +57,7 @@ def as_json(found: Pairing, target: str, draft: str) -> dict[str, Any]:
     }
 
 
-def in_words(found: Pairing, target: str, draft: str) -> list[str]:
+def in_words(found: DraftCompat, target: str, draft: str) -> list[str]:
     """The verdict, its reason, what to know, and what to type."""
     lines = [VERDICTS[found.kind], found.words, *found.notes]
     if found.works:

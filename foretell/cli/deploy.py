@@ -27,10 +27,10 @@ def run(args: argparse.Namespace) -> int:
     server, engine, speculation, _ = settings(args)
     given = given_options(args, ClusterConfig)
     cluster = ClusterConfig(**({"replicas": 1} if "autoscaling" not in given else {}) | given)
-    from foretell.cluster.replica_spec import Served
+    from foretell.cluster.replica_spec import ReplicaSpec
     from foretell.cluster.run import deploy_app, remove_app
 
-    return remove_app(cluster) if args.remove else deploy_app(cluster, Served(server, engine, speculation))
+    return remove_app(cluster) if args.remove else deploy_app(cluster, ReplicaSpec(server, engine, speculation))
 
 
 DEPLOY = Command("put replicas of a model on Ray, or another version in their place", add_arguments, run)

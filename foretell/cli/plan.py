@@ -15,7 +15,7 @@ from foretell.plan.fleet.config import FleetConfig, trial_of
 from foretell.plan.fleet.table import words
 from foretell.plan.page import html, svg
 from foretell.plan.planner import Forecast, forecast
-from foretell.plan.query import Question
+from foretell.plan.query import PlanQuery
 from foretell.plan.table import markdown, plots
 
 from .command import Command
@@ -68,7 +68,7 @@ def run_steps(args: argparse.Namespace) -> int:
         raise RequestError(name, "is for a fleet; say foretell plan fleet")
     config = PlanConfig(**given_options(args, PlanConfig))
     parts = parts_of(config)
-    question = Question(
+    question = PlanQuery(
         parts.target,
         parts.guesser,
         config.count,

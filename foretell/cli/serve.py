@@ -11,7 +11,7 @@ from foretell.cluster.config import ClusterConfig
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
-from foretell.server.compat_flags import Dialect, add_foreign_flags, check_speculation, merge
+from foretell.server.compat_flags import CompatFlags, add_foreign_flags, check_speculation, merge
 from foretell.server.config import ServerConfig
 from foretell.utils.system import uncollected
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser.add_argument_group("replicas"), ClusterConfig)
     add_engine_arguments(parser)
     group = parser.add_argument_group("words of other engines")
-    add_options(group, Dialect)
+    add_options(group, CompatFlags)
     add_foreign_flags(group)
 
 
@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
     server, engine, speculation, foreign = settings(args)
     cluster = ClusterConfig(**given_options(args, ClusterConfig))
     if cluster.asked:
-        from foretell.cluster.replica_spec import Served
+        from foretell.cluster.replica_spec import ReplicaSpec
         from foretell.cluster.run import serve_replicas
 
-        return serve_replicas(cluster, Served(server, engine, speculation), foreign)
+        return serve_replicas(cluster, ReplicaSpec(server, engine, speculation), foreign)
     with uncollected():
         from foretell.server.run import serve
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def settings(args: argparse.Namespace) -> Settings:
     """Everything the flags and the file say of a server."""
     args = with_file(args)
-    theirs = Dialect(**given_options(args, Dialect))
+    theirs = CompatFlags(**given_options(args, CompatFlags))
     engine = merge(given_options(args, EngineConfig), theirs.engine_options())
     guesses = merge(given_options(args, SpeculationConfig), theirs.speculation_options())
     config = getattr(args, "speculative_config", None)

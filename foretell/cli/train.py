@@ -18,7 +18,7 @@ from .certify import EXIT, verdict
 from .command import Command
 
 if TYPE_CHECKING:
-    from foretell.train.job import Order
+    from foretell.train.job import TrainJob
     from foretell.train.run import Run
     from foretell.train.trainer import Shown
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     return finish(run)
 
 
-def order_of(args: argparse.Namespace) -> Order:
+def order_of(args: argparse.Namespace) -> TrainJob:
     """What the flags ask for, checked before anything is loaded."""
     config = TrainConfig(**given_options(args, TrainConfig))
     given = [each for each in (args.data, args.from_log, config.answers) if each is not None]
@@ -68,9 +68,9 @@ def order_of(args: argparse.Namespace) -> Order:
         raise RequestError("out", f"{args.out} is a file; name a folder")
     if not args.resume and (args.out / "checkpoint.safetensors").is_file():
         raise RequestError("out", f"{args.out} has a run already; go on with --resume, or name another folder")
-    from foretell.train.job import Order
+    from foretell.train.job import TrainJob
 
-    return Order(args.kind, args.target, args.from_log or args.data, args.out, args.resume, args.dry_run, config)
+    return TrainJob(args.kind, args.target, args.from_log or args.data, args.out, args.resume, args.dry_run, config)
 
 
 def finish(run: Run) -> int:

@@ -21,12 +21,12 @@ from .command import Command
 from .common import check_out, write_whole
 
 if TYPE_CHECKING:
-    from foretell.bench.measure import Arm
-    from foretell.bench.prompt import Item
-    from foretell.build.model_source import Opened
+    from foretell.bench.measure import Variant
+    from foretell.bench.prompt import BenchPrompt
+    from foretell.build.model_source import ModelSource
     from foretell.llm import LLM
     from foretell.tune.successive_halving import Search
-    from foretell.tune.verdict import Verdict
+    from foretell.tune.verdict import TuneResult
 
 DEFAULT_BUDGET, DEFAULT_FILE, MAX_TOKENS = "5m", Path("tuned.yaml"), 64
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     return search(args, arms, items, plan, target)
 
 
-def workload(args: argparse.Namespace) -> list[Item]:
+def workload(args: argparse.Namespace) -> list[BenchPrompt]:
     """What is asked for, of a user's own trace or of a known workload."""
     if args.trace is not None and (args.asked is not None or args.data is not None):
         raise RequestError("trace", "is a workload of its own; leave out --workload and --data")
@@ -105,7 +105,9 @@ def workload(args: argparse.Namespace) -> list[Item]:
     return load(args.asked or OWN, args.data, args.tasks)
 
 
-def arms_to_try(args: argparse.Namespace, base: SpeculationConfig, items: list[Item], target: Opened) -> list[Arm]:
+def arms_to_try(
+    args: argparse.Namespace, base: SpeculationConfig, items: list[BenchPrompt], target: ModelSource
+) -> list[Variant]:
     """All of them; a copy of the target in its own bits is left out, for it would only be the target again."""
     from foretell import draft
     from foretell.bench.variants import default_names
@@ -132,12 +134,14 @@ def heads_of(args: argparse.Namespace) -> list[str]:
     return [kind for kind in HEADS if "/" not in model and (SHIPPED / model / kind).is_dir()]
 
 
-def search(args: argparse.Namespace, arms: list[Arm], items: list[Item], plan: Plan, target: Opened) -> int:
+def search(
+    args: argparse.Namespace, arms: list[Variant], items: list[BenchPrompt], plan: Plan, target: ModelSource
+) -> int:
     """Try, write what was found after every rung, and go on with what stopped it."""
     from time import monotonic
 
-    from foretell.bench.drafter_slots import Seats, open_with
-    from foretell.bench.engine_backend import EngineStage
+    from foretell.bench.drafter_slots import DrafterSlots, open_with
+    from foretell.bench.engine_backend import EngineBackend
     from foretell.bench.progress import Progress
     from foretell.tune.space import mixed
     from foretell.tune.successive_halving import Search
@@ -145,7 +149,7 @@ def search(args: argparse.Namespace, arms: list[Arm], items: list[Item], plan: P
     began = monotonic()
     llm = open_with(arms, **given_options(args, EngineConfig))
     fitting, left_out = with_room(arms, llm)
-    stage = EngineStage(llm, Seats(llm, target))
+    stage = EngineBackend(llm, DrafterSlots(llm, target))
     items, too_long = take(items, None, lambda item: stage.fits(item, plan))
     if not items:
         raise RequestError("workload", "has no prompt that fits into this model's context; lower --max-tokens")
@@ -167,7 +171,7 @@ def search(args: argparse.Namespace, arms: list[Arm], items: list[Item], plan: P
     return 0
 
 
-def with_room(arms: list[Arm], llm: LLM) -> tuple[list[Arm], list[str]]:
+def with_room(arms: list[Variant], llm: LLM) -> tuple[list[Variant], list[str]]:
     """Those whose weights found room beside the target's, and the drafters that did not."""
     from foretell import draft
     from foretell.bench.drafter_slots import has_weights
@@ -196,7 +200,7 @@ def conditions_of(args: argparse.Namespace, llm: LLM, no_room: list[str], too_lo
     }
 
 
-def write(args: argparse.Namespace, seeker: Search, conditions: dict[str, Any]) -> Verdict:
+def write(args: argparse.Namespace, seeker: Search, conditions: dict[str, Any]) -> TuneResult:
     """The config and its evidence, whole or not at all."""
     from foretell.tune.successive_halving import evidence
     from foretell.tune.verdict import beside, choose, config_text, evidence_text
@@ -211,7 +215,7 @@ def write(args: argparse.Namespace, seeker: Search, conditions: dict[str, Any]) 
     return verdict
 
 
-def tell(args: argparse.Namespace, seeker: Search, verdict: Verdict, conditions: dict[str, Any]) -> None:
+def tell(args: argparse.Namespace, seeker: Search, verdict: TuneResult, conditions: dict[str, Any]) -> None:
     """Standard output is for the table, or with --json for the JSON alone."""
     import json
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import ASGIApp, Message, Scope
 
-from .call import Call, Head
+from .call import Call, ResponseHead
 
 ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
-async def answer(app: ASGIApp, call: Call, replica: str) -> AsyncGenerator[Head | bytes, None]:
+async def answer(app: ASGIApp, call: Call, replica: str) -> AsyncGenerator[ResponseHead | bytes, None]:
     """The head of the answer, then the rest of its body; whoever closes this early has gone away."""
     inside = _Inside(call)
     running = asyncio.ensure_future(app(_scope(call), inside.receive, inside.send))
@@ -24,7 +24,7 @@ async def answer(app: ASGIApp, call: Call, replica: str) -> AsyncGenerator[Head 
             await running  # raises what went wrong
             raise RuntimeError("the application ended without an answer")
         more = body.get("more_body", False)
-        yield Head(replica, start["status"], tuple(start.get("headers", ())), body.get("body", b""), more)
+        yield ResponseHead(replica, start["status"], tuple(start.get("headers", ())), body.get("body", b""), more)
         while more:
             parts, more = await inside.heard_since()
             if parts:

@@ -28,7 +28,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Head:
+class ResponseHead:
     """The beginning of an answer: who answers, the status, and the first of the body. `more`: bytes follow."""
 
     replica: str

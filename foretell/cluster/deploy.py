@@ -10,8 +10,8 @@ from foretell.server.run import bind
 from .config import ClusterConfig
 from .ingress import GRACE, Ingress, application
 from .replica import Replica
-from .replica_spec import Served
-from .resources import Room
+from .replica_spec import ReplicaSpec
+from .resources import ReplicaResources
 
 ROUTER = "foretell.cluster.router.PrefixRouter"
 REPLICAS, FRONT = "replica", "front"  # the names of the two deployments
@@ -51,7 +51,7 @@ def _listener() -> tuple[str, int] | None:
     return client.http_config.host, client.http_config.port
 
 
-def deploy(config: ClusterConfig, served: Served, room: Room) -> Any:
+def deploy(config: ClusterConfig, served: ReplicaSpec, room: ReplicaResources) -> Any:
     """Run the application, and wait until it answers; one that runs under this name is replaced replica by replica."""
     from ray import serve
     from ray.serve.exceptions import RayServeException
@@ -73,7 +73,7 @@ def _told(name: str) -> str:
     return "" if app is None or REPLICAS not in app.deployments else str(app.deployments[REPLICAS].message)
 
 
-def _replica_options(config: ClusterConfig, served: Served, room: Room) -> dict[str, Any]:
+def _replica_options(config: ClusterConfig, served: ReplicaSpec, room: ReplicaResources) -> dict[str, Any]:
     from ray.serve.config import RequestRouterConfig
 
     scaling = config.scaling
@@ -94,7 +94,7 @@ def _replica_options(config: ClusterConfig, served: Served, room: Room) -> dict[
     }
 
 
-def _front_options(served: Served) -> dict[str, Any]:
+def _front_options(served: ReplicaSpec) -> dict[str, Any]:
     return {
         "num_replicas": 1,
         "max_ongoing_requests": MANY,

@@ -11,12 +11,12 @@ from dataclasses import replace
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from foretell.server.errors import Failure, failure_of
+from foretell.server.errors import ApiError, failure_of
 from foretell.server.middleware import shown_key
-from foretell.server.sse import DONE, CallerGone, event, unless_gone
+from foretell.server.sse import DONE, ClientDisconnected, event, unless_gone
 
-from .call import Call, Head
-from .gateway_metrics import Ledger
+from .call import Call, ResponseHead
+from .gateway_metrics import GatewayMetrics
 from .metrics_merge import server_info, standing
 from .prefix_hashes import marks_of
 from .replicas import OK, Parts, ReplicaLost, Replicas, ask_all, opened
@@ -27,18 +27,18 @@ SETTLE = 0.5  # seconds /health waits for the others once one replica is well; l
 LARGE = 100_000  # bytes of a body that is read beside the event loop
 PAUSE = 0.1  # seconds before a request goes to another replica, doubled each time
 SHOWN = b"x-foretell-replica"
-LOST = Failure(502, "the replica that wrote this was lost; send it again", "server_error", code="replica_lost")
+LOST = ApiError(502, "the replica that wrote this was lost; send it again", "server_error", code="replica_lost")
 NOBODY = "no replica could take the request; come back later"
 LEAVING = "the server is about to stop and takes nothing new"
 
 
-class Front:
+class Gateway:
     """An ASGI application over replicas of one server."""
 
     def __init__(self, replicas: Replicas, attempts: int, patience: float) -> None:
         """`patience`: seconds until an answer must have begun, and between two of its parts."""
         self.replicas, self.attempts, self.patience = replicas, attempts, patience
-        self.ledger = Ledger()
+        self.ledger = GatewayMetrics()
         self.ongoing = 0
         self.leaving = False
         self._together: dict[str, Callable[[Call], Awaitable[Response]]] = {
@@ -63,10 +63,10 @@ class Front:
                 raise _later(LEAVING)
             else:
                 await unless_gone(receive, self._forward(call, sent))
-        except CallerGone:
+        except ClientDisconnected:
             pass
         except Exception as error:
-            if not isinstance(error, Failure):
+            if not isinstance(error, ApiError):
                 LOG.exception("a request to %s failed", scope["path"])
             if sent.begun:
                 raise  # nothing can be said any more but that it broke off
@@ -83,7 +83,7 @@ class Front:
             if head.more:
                 await self._pass_on(head, rest, send)
 
-    async def _pass_on(self, head: Head, rest: Parts, send: Send) -> None:
+    async def _pass_on(self, head: ResponseHead, rest: Parts, send: Send) -> None:
         try:
             while (part := await self._next(rest)) is not None:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -95,12 +95,12 @@ class Front:
             await send({"type": "http.response.body", "body": event(failure.body()) + DONE, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _next(self, rest: Parts) -> Head | bytes | None:
+    async def _next(self, rest: Parts) -> ResponseHead | bytes | None:
         """Wait for the next part of an answer; None at its end."""
         async with asyncio.timeout(self.patience):
             return await anext(rest, None)
 
-    async def _begin(self, call: Call) -> tuple[Head, Parts]:
+    async def _begin(self, call: Call) -> tuple[ResponseHead, Parts]:
         """How an answer begins and where its rest comes from; until it does, a lost replica costs nothing.
 
         A request that ran too long gets 504 and no Retry-After: the client would only repeat the work.
@@ -111,7 +111,7 @@ class Front:
         except TimeoutError as error:
             raise (failure_of(error) if self.replicas.names() else _later(NOBODY)) from None
 
-    async def _try(self, call: Call) -> tuple[Head, Parts]:
+    async def _try(self, call: Call) -> tuple[ResponseHead, Parts]:
         for attempt in range(self.attempts):
             if attempt:
                 self.ledger.moved.inc()
@@ -162,7 +162,7 @@ async def _read(scope: Scope, receive: Receive) -> Call:
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise CallerGone
+            raise ClientDisconnected
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
     body, key = b"".join(parts), shown_key(scope)
@@ -179,5 +179,5 @@ async def _read(scope: Scope, receive: Receive) -> Call:
     )
 
 
-def _later(words: str) -> Failure:
-    return Failure(503, words, "server_error", code="unavailable", headers={"Retry-After": "1"})
+def _later(words: str) -> ApiError:
+    return ApiError(503, words, "server_error", code="unavailable", headers={"Retry-After": "1"})

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from foretell.server.errors import Failure
+from foretell.server.errors import ApiError
 from foretell.server.metric_definitions import CREATED, PREFIX
 from foretell.server.routes.status import METRICS_TYPE
 
-from .metrics_merge import Books
+from .metrics_merge import MergedMetrics
 
 
-class Ledger:
+class GatewayMetrics:
     """What was moved and cut, and what replicas counted."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.books = Books()
+        self.books = MergedMetrics()
         self.replicas = Gauge(PREFIX + "replicas", "Replicas that answer", registry=self.registry)
         self.moved = Counter(
             PREFIX + "requests_moved", "Times a request was given to another replica before its first byte",
@@ -31,7 +31,7 @@ class Ledger:
             registry=self.registry,
         )  # fmt: skip
 
-    def refusal(self, failure: Failure) -> Response:
+    def refusal(self, failure: ApiError) -> Response:
         """Count a failure and return its response."""
         self.failures.labels(failure.code or "").inc()
         return failure.response()

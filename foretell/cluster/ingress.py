@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from foretell.server.config import ServerConfig
 from foretell.server.middleware import middleware_of, wrapped
 
-from .call import Call, Head
-from .gateway import Front
+from .call import Call, ResponseHead
+from .gateway import Gateway
 from .replicas import ReplicaLost, Running
 
 GRACE = 10.0  # seconds beyond the request timeout: a replica that ends a request reports it first
@@ -26,7 +26,7 @@ class RayReplicas:
     def names(self) -> Sequence[str]:
         return Running.names
 
-    async def ask(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def ask(self, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
         from grpc import RpcError
         from ray.exceptions import RayError, RayTaskError
 
@@ -50,7 +50,7 @@ class Ingress:
     """Where requests come in."""
 
     def __init__(self, handle: Any, attempts: int, config: ServerConfig) -> None:
-        self.front = Front(RayReplicas(handle), attempts, config.request_timeout + GRACE)
+        self.front = Gateway(RayReplicas(handle), attempts, config.request_timeout + GRACE)
         self.guarded = wrapped(self.front, middleware_of(config, self.front.ledger.refusal))
 
     async def leave(self) -> None:

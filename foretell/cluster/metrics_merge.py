@@ -64,7 +64,7 @@ class _Told(Collector):
                 yield metric
 
 
-class Books:
+class MergedMetrics:
     """The counts of replicas that live and of those that have gone: what was counted once never goes down again."""
 
     def __init__(self) -> None:

@@ -10,14 +10,14 @@ from foretell.server.logs import set_up_logs
 from foretell.server.run import load
 
 from .asgi_call import answer
-from .call import Call, Head
-from .replica_spec import Served
+from .call import Call, ResponseHead
+from .replica_spec import ReplicaSpec
 
 
 class Replica:
     """Ray Serve makes it, asks it how it is, and ends it."""
 
-    async def __init__(self, served: Served) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+    async def __init__(self, served: ReplicaSpec) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         from ray import serve
 
         set_up_logs(served.server.log_format)
@@ -28,7 +28,7 @@ class Replica:
         self._life = self.app.router.lifespan_context(self.app)
         await self._life.__aenter__()
 
-    async def answer(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def answer(self, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
         """What the server says to a request."""
         async for part in answer(self.app, call, self.name):
             yield part

@@ -9,7 +9,7 @@ from foretell.server.config import ServerConfig
 
 
 @dataclass(frozen=True)
-class Served:
+class ReplicaSpec:
     """A server's settings; frozen, so that they can be sent to where a replica starts."""
 
     server: ServerConfig
@@ -32,7 +32,7 @@ class Served:
         last = int(beside[2]) + 1 if beside[2].isdigit() else 1
         return max(self.engine.tensor_parallel_size if on_gpus else 0, last if beside[0] == "cuda" else 0)
 
-    def with_threads(self, threads: int) -> Served:
+    def with_threads(self, threads: int) -> ReplicaSpec:
         """With the threads of a replica, where none were asked for."""
         if self.engine.threads is not None:
             return self

@@ -10,14 +10,14 @@ from contextvars import Context
 from dataclasses import replace
 from typing import ClassVar, Protocol
 
-from .call import Call, Head
+from .call import Call, ResponseHead
 
 LOG = logging.getLogger("foretell")
 LIMIT = 5.0  # seconds that each replica has to answer a request that goes to all
 RETRY = 0.1  # seconds between attempts to reach any replica
 OK, FAILED, UNAVAILABLE = 200, 500, 503
 
-Parts = AsyncGenerator[Head | bytes, None]
+Parts = AsyncGenerator[ResponseHead | bytes, None]
 Answers = dict[str, tuple[int, bytes]]  # replica -> status, body
 
 
@@ -41,7 +41,7 @@ class Replicas(Protocol):
         """Yield the head of an answer, then the rest of its body; raise ReplicaLost."""
 
 
-async def opened(replicas: Replicas, call: Call) -> tuple[Head, Parts]:
+async def opened(replicas: Replicas, call: Call) -> tuple[ResponseHead, Parts]:
     """Wait for the head of an answer; return it with the parts that follow."""
     parts = replicas.ask(call)
     try:
@@ -49,7 +49,7 @@ async def opened(replicas: Replicas, call: Call) -> tuple[Head, Parts]:
     except BaseException:
         await parts.aclose()
         raise
-    assert isinstance(head, Head), "an answer begins with its head"
+    assert isinstance(head, ResponseHead), "an answer begins with its head"
     return head, parts
 
 

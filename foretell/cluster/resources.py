@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from foretell.errors import CapacityError, RequestError
 
 from .config import ClusterConfig
-from .replica_spec import Served
+from .replica_spec import ReplicaSpec
 
 
 @dataclass(frozen=True)
-class Room:
+class ReplicaResources:
     """What Ray sets aside for one replica."""
 
     cpus: float
@@ -27,7 +27,7 @@ class Room:
         return " ".join([*parts, _some(self.cpus, "core")])
 
 
-def room_for(config: ClusterConfig, served: Served, there: Mapping[str, float]) -> Room:
+def room_for(config: ClusterConfig, served: ReplicaSpec, there: Mapping[str, float]) -> ReplicaResources:
     """What each replica gets of what is `there`, in Ray's words (CPU, GPU); refused where it is too little for all."""
     cores, cards = there.get("CPU", 0), there.get("GPU", 0)
     ranks, gpus = served.engine.tensor_parallel_size, config.replica_gpus
@@ -40,7 +40,7 @@ def room_for(config: ClusterConfig, served: Served, there: Mapping[str, float]) 
         cpus = ranks if gpus else max(1, cores // config.most)  # beside a GPU, a core for each process
     _check(config.most, gpus, cards, "GPU", "replica_gpus")
     _check(config.most, cpus, cores, "core", "replica_cpus")
-    return Room(cpus, gpus)
+    return ReplicaResources(cpus, gpus)
 
 
 def _check(replicas: int, each: float, there: float, what: str, name: str) -> None:

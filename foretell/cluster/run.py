@@ -16,14 +16,14 @@ from foretell.server.logs import set_up_logs
 from .config import ClusterConfig
 from .deploy import deploy, open_port, shown_address
 from .ray_start import Ray, check_installed, connect, running_here
-from .replica_spec import Served
-from .resources import Room, room_for
+from .replica_spec import ReplicaSpec
+from .resources import ReplicaResources, room_for
 
 LOG = logging.getLogger("foretell")
 LOOK = 0.2  # seconds between two looks whether all is answered
 
 
-def serve_replicas(config: ClusterConfig, served: Served, foreign: list[str]) -> int:
+def serve_replicas(config: ClusterConfig, served: ReplicaSpec, foreign: list[str]) -> int:
     """Serve until a signal says to stop; the exit code says whether every text was finished."""
     check_installed()
     set_up_logs(served.server.log_format)
@@ -40,7 +40,7 @@ def serve_replicas(config: ClusterConfig, served: Served, foreign: list[str]) ->
         _disconnect()
 
 
-def deploy_app(config: ClusterConfig, served: Served) -> int:
+def deploy_app(config: ClusterConfig, served: ReplicaSpec) -> int:
     """Put an application up, or another version in its place, and leave it to Ray."""
     check_installed()
     set_up_logs(served.server.log_format)
@@ -73,7 +73,7 @@ def remove_app(config: ClusterConfig) -> int:
     return 0
 
 
-def _put_up(config: ClusterConfig, served: Served, ray: Ray) -> tuple[Any, str]:
+def _put_up(config: ClusterConfig, served: ReplicaSpec, ray: Ray) -> tuple[Any, str]:
     room = room_for(config, served, ray.resources)
     server = served.server
     port = open_port(server.host, server.port, server.keep_alive)
@@ -81,7 +81,7 @@ def _put_up(config: ClusterConfig, served: Served, ray: Ray) -> tuple[Any, str]:
     return handle, greeting(config, served, room, port, ray)
 
 
-def greeting(config: ClusterConfig, served: Served, room: Room, port: int, ray: Ray) -> str:
+def greeting(config: ClusterConfig, served: ReplicaSpec, room: ReplicaResources, port: int, ray: Ray) -> str:
     """The line it starts with: where, what, how many, and where the logs lie."""
     count = f"{config.least} to {config.most}" if config.most > config.least else str(config.most)
     replicas = f"{count} replica{'s' if config.most > 1 else ''}"
@@ -112,7 +112,7 @@ class Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-def _leave(handle: Any, config: ClusterConfig, served: Served, waiting: Signals) -> int:
+def _leave(handle: Any, config: ClusterConfig, served: ReplicaSpec, waiting: Signals) -> int:
     """Let what is under way finish, for as long as it may take."""
     from ray import serve
 

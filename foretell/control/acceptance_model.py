@@ -70,7 +70,7 @@ def tree_cell(wide: float, depth: int) -> int:
 
 
 @dataclass(frozen=True)
-class Belief:
+class AcceptancePrior:
     """What is believed of a drafter before anything was counted: how often a guess stands where nothing is drawn, how
     far confidence is trusted, and to which power of it a chance shrinks."""
 
@@ -98,19 +98,23 @@ def mean_power(mean: float, power: float) -> float:
     return math.gamma(a + power) / math.gamma(a) / math.gamma(2 + power)
 
 
-class Rates:
+class AcceptanceRates:
     """How often guesses stood whose forerunners stood, by cell; what is not known yet is taken from `above`."""
 
     __slots__ = ("above", "fade", "belief", "tried", "stood", "weight", "spread", "_believed", "_line")
 
-    def __init__(self, above: Rates | None, fading: tuple[float, float], belief: Belief = Belief()) -> None:
+    def __init__(
+        self, above: AcceptanceRates | None, fading: tuple[float, float], belief: AcceptancePrior = AcceptancePrior()
+    ) -> None:
         """`belief` is for where nothing is above."""
         self.above, (self.fade, self.weight), self.belief = above, fading, belief
         self.tried = [0.0] * CELLS
         self.stood = [0.0] * CELLS
         self.spread = SPREAD  # the variance of first guesses from one to another of those below
         self._believed: dict[int, float] = {}  # what untried cells are believed to be, until something is counted
-        self._line: tuple[Rates, ...] = () if above is None else (*above._line, above)  # all above, the top first
+        self._line: tuple[AcceptanceRates, ...] = (
+            () if above is None else (*above._line, above)
+        )  # all above, the top first
 
     def rate(self, at: int) -> float:
         """How likely a guess is to stand. From the top down, in one loop: it is asked for many times in a step."""
@@ -171,7 +175,7 @@ class Rates:
 
     def count(self, at: int, stood: bool, sure: int = -1) -> None:
         """Whether a guess stood, by its cell as one of whom nothing is known and, where given, by its confidence's."""
-        rates: Rates | None = self
+        rates: AcceptanceRates | None = self
         while rates is not None:
             fade, tried, right = rates.fade, rates.tried, rates.stood
             tried[at] = tried[at] * fade + 1
@@ -189,7 +193,7 @@ class Rates:
         first = self.rate(cell(None, depth))
         falls, at = 1 - first, tree_cell(wide, depth)
         weight, right = 4 * falls * falls, 2 * falls * (stood - first + falls * (1 - rescue(wide, depth)))
-        rates: Rates | None = self
+        rates: AcceptanceRates | None = self
         while rates is not None:
             rates.tried[at] = rates.tried[at] * rates.fade + weight
             rates.stood[at] = rates.stood[at] * rates.fade + right

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from foretell.control.acceptance_model import DEPTHS, DOUBTS, DRAFTER, HEATS, KIND, REQUEST, Belief, Rates, cell
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.control.acceptance_model import (
+    DEPTHS,
+    DOUBTS,
+    DRAFTER,
+    HEATS,
+    KIND,
+    REQUEST,
+    AcceptancePrior,
+    AcceptanceRates,
+    cell,
+)
+from foretell.types import Budget, Draft, Sequence, StepResult
 
 HONEST, STEADY = 20.0, 0.995  # guesses it takes to doubt the rates, and how fast those are forgotten
 
 
 @dataclass(slots=True)
-class Guess:
+class OpenDraft:
     """A draft that is not found out yet: the node the text has followed it to, and where that was.
 
     Of a drafter that is asked before it guesses `budget` is what it was given: of that one's chains the first choices
@@ -28,7 +38,7 @@ class Guess:
     first: bool = True  # whether it is the first choice of each level that has stood so far
     beside: float | None = None
 
-    def follow(self, tokens: list[int], rates: Rates) -> bool:
+    def follow(self, tokens: list[int], rates: AcceptanceRates) -> bool:
         """Count what the text says by now; True when there is nothing left to learn."""
         if self.budget is not None:
             return self._follow_plan(tokens, rates, self.budget)
@@ -48,7 +58,7 @@ class Guess:
         self.node, self.depth, self.at = node, depth, len(tokens)
         return False
 
-    def _follow_plan(self, tokens: list[int], rates: Rates, budget: Budget) -> bool:
+    def _follow_plan(self, tokens: list[int], rates: AcceptanceRates, budget: Budget) -> bool:
         wide, draft = budget.nodes / budget.depth, self.draft
         while self.at < len(tokens) and self.depth <= budget.depth:
             children, token = draft.children(self.node), tokens[self.at]
@@ -65,7 +75,7 @@ class Guess:
         return self.depth > budget.depth
 
 
-class Honesty:
+class Calibration:
     """How many guesses stood of those that should have: where luck runs out when it is counted on, this falls."""
 
     def __init__(self) -> None:
@@ -81,70 +91,70 @@ class Honesty:
 
 
 @dataclass
-class Ledger:
+class RequestAcceptance:
     """What one request has taught: rates of each drafter, and the guesses still open.
 
     `looked_up` keeps rates between two lessons: a draft has many nodes and few cells.
     """
 
     kind: str
-    rates: dict[str, Rates] = field(default_factory=dict)
-    open: list[Guess] = field(default_factory=list)
+    rates: dict[str, AcceptanceRates] = field(default_factory=dict)
+    open: list[OpenDraft] = field(default_factory=list)
     looked_up: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
 class Acceptance:
     """Rates of every drafter: of the request, over those of its kind of request, over all."""
 
-    def __init__(self, beliefs: Mapping[str, Belief] | None = None) -> None:
+    def __init__(self, beliefs: Mapping[str, AcceptancePrior] | None = None) -> None:
         """`beliefs`: what is believed of each drafter before it ever guessed."""
         self._beliefs = beliefs or {}
-        self._honesty: dict[tuple[str, str], Honesty] = {}
-        self._drafters: dict[tuple[str, str], Rates] = {}  # by how freely tokens are drawn
-        self._kinds: dict[tuple[str, str], Rates] = {}
-        self._ledgers: dict[int, Ledger] = {}
+        self._honesty: dict[tuple[str, str], Calibration] = {}
+        self._drafters: dict[tuple[str, str], AcceptanceRates] = {}  # by how freely tokens are drawn
+        self._kinds: dict[tuple[str, str], AcceptanceRates] = {}
+        self._ledgers: dict[int, RequestAcceptance] = {}
 
-    def known(self, seq_id: int) -> Ledger | None:
+    def known(self, seq_id: int) -> RequestAcceptance | None:
         """A request's ledger, if it has one."""
         return self._ledgers.get(seq_id)
 
-    def ledger(self, seq_id: int, kind: str) -> Ledger:
+    def ledger(self, seq_id: int, kind: str) -> RequestAcceptance:
         if seq_id not in self._ledgers:
-            self._ledgers[seq_id] = Ledger(kind)
+            self._ledgers[seq_id] = RequestAcceptance(kind)
         return self._ledgers[seq_id]
 
-    def tried(self, ledger: Ledger, arm: str) -> float:
+    def tried(self, ledger: RequestAcceptance, arm: str) -> float:
         """How many first guesses of a drafter were found out, in this kind of request."""
         above = self.rates(ledger, arm).above
         return 0.0 if above is None else above.tried[cell(None, 1)]
 
-    def rates(self, ledger: Ledger, arm: str) -> Rates:
+    def rates(self, ledger: RequestAcceptance, arm: str) -> AcceptanceRates:
         """A request's own rates for a drafter."""
         found = ledger.rates.get(arm)
         if found is None:
             kind = self._kinds.get((arm, ledger.kind))
             if kind is None:
-                kind = self._kinds[arm, ledger.kind] = Rates(self._whole(arm, heat_of(ledger.kind)), KIND)
-            found = ledger.rates[arm] = Rates(kind, REQUEST)
+                kind = self._kinds[arm, ledger.kind] = AcceptanceRates(self._whole(arm, heat_of(ledger.kind)), KIND)
+            found = ledger.rates[arm] = AcceptanceRates(kind, REQUEST)
         return found
 
-    def _whole(self, arm: str, heat: str) -> Rates:
+    def _whole(self, arm: str, heat: str) -> AcceptanceRates:
         """A drafter's record where tokens are drawn so freely; what stands where none is tells little of it."""
         if (arm, heat) not in self._drafters:
-            self._drafters[arm, heat] = Rates(None, DRAFTER, self._belief(arm, heat))
+            self._drafters[arm, heat] = AcceptanceRates(None, DRAFTER, self._belief(arm, heat))
         return self._drafters[arm, heat]
 
-    def _belief(self, arm: str, heat: str) -> Belief:
-        return replace(self._beliefs.get(arm, Belief()), power=HEATS.get(heat, 1.0))
+    def _belief(self, arm: str, heat: str) -> AcceptancePrior:
+        return replace(self._beliefs.get(arm, AcceptancePrior()), power=HEATS.get(heat, 1.0))
 
-    def honesty(self, ledger: Ledger, arm: str) -> Honesty:
+    def honesty(self, ledger: RequestAcceptance, arm: str) -> Calibration:
         """Of a drafter in this kind of request."""
         found = self._honesty.get((arm, ledger.kind))
         if found is None:
-            found = self._honesty[arm, ledger.kind] = Honesty()
+            found = self._honesty[arm, ledger.kind] = Calibration()
         return found
 
-    def survival(self, ledger: Ledger, arm: str, draft: Draft) -> list[float]:
+    def survival(self, ledger: RequestAcceptance, arm: str, draft: Draft) -> list[float]:
         """For each node how likely it is to enter the text."""
         rates, sure = self.rates(ledger, arm), draft.confidence
         known = ledger.looked_up.get(arm)
@@ -164,7 +174,7 @@ class Acceptance:
         return found
 
     def unseen(
-        self, ledger: Ledger, arm: str, depth: int, hopeful: bool = True, beside: float | None = None
+        self, ledger: RequestAcceptance, arm: str, depth: int, hopeful: bool = True, beside: float | None = None
     ) -> list[float]:
         """The same for a chain that is not drafted yet; in hope, because it must be tried to be known.
 
@@ -180,7 +190,7 @@ class Acceptance:
             found.append(whole)
         return found
 
-    def bushy(self, ledger: Ledger, arm: str, depth: int, wide: float) -> list[float]:
+    def bushy(self, ledger: RequestAcceptance, arm: str, depth: int, wide: float) -> list[float]:
         """For each level of a tree that is not drafted yet how likely any of its nodes is to stand, `wide` a level."""
         rates, whole = self.rates(ledger, arm), 1.0
         found: list[float] = []
@@ -191,11 +201,11 @@ class Acceptance:
             found.append(whole)
         return found
 
-    def note(self, ledger: Ledger, guess: Guess) -> None:
+    def note(self, ledger: RequestAcceptance, guess: OpenDraft) -> None:
         """A drafter has guessed how a text goes on."""
         ledger.open.append(guess)
 
-    def learn(self, ledger: Ledger, tokens: list[int]) -> None:
+    def learn(self, ledger: RequestAcceptance, tokens: list[int]) -> None:
         """The text has grown: find out the open guesses."""
         ledger.looked_up.clear()
         ledger.open = [guess for guess in ledger.open if not guess.follow(tokens, self.rates(ledger, guess.arm))]
@@ -216,7 +226,7 @@ def heat_of(kind: str) -> str:
     return kind.partition(",")[0]
 
 
-class Lessons:
+class AcceptanceObserver:
     """Keeps the records of acceptance; `is_paid` tells drafters that take time, `stood` hears of a guess that did."""
 
     def __init__(
@@ -243,7 +253,7 @@ class Lessons:
         """How likely the nodes of a chain are to stand that a drafter has not made yet."""
         return self.acceptance.unseen(self.ledger(seq), arm, depth, hopeful, self._beside.get(seq.id))
 
-    def ledger(self, seq: Sequence) -> Ledger:
+    def ledger(self, seq: Sequence) -> RequestAcceptance:
         return self.acceptance.known(seq.id) or self.acceptance.ledger(seq.id, kind_of(seq))
 
     def find_out(self, seq: Sequence) -> None:
@@ -259,7 +269,7 @@ class Lessons:
     def note_offers(self, seq: Sequence, offered: Mapping[str, Draft]) -> None:
         """Free guesses are found out by the text whether they are used or not."""
         for arm, draft in offered.items():
-            self.acceptance.note(self.ledger(seq), Guess(arm, draft, len(seq.tokens)))
+            self.acceptance.note(self.ledger(seq), OpenDraft(arm, draft, len(seq.tokens)))
 
     def likeliest(self, seq: Sequence, arms: list[str], offered: Mapping[str, Draft], nodes: int) -> str:
         """Of several drafters the one most of whose guesses should stand; nobody where all have nothing to show."""
@@ -273,7 +283,7 @@ class Lessons:
                 worth[arm] = sum(self.acceptance.survival(ledger, arm, offered[arm].cut(nodes)))
         return max(worth, key=worth.__getitem__)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: StepResult) -> None:
         """What came of a text's step."""
         share, arm = outcome.share, outcome.share.budget.drafter
         expected = self._expected.pop(share.seq.id, None)
@@ -288,12 +298,12 @@ class Lessons:
                 self.acceptance.honesty(ledger, arm).count(hoped, outcome.accepted)
         self.acceptance.learn(ledger, share.seq.tokens)
 
-    def _observe_paid(self, ledger: Ledger, arm: str, outcome: Outcome) -> None:
+    def _observe_paid(self, ledger: RequestAcceptance, arm: str, outcome: StepResult) -> None:
         if not len(outcome.draft):  # paid for, and nothing came of it
             self.acceptance.rates(ledger, arm).count(cell(None, 1), False)
             return
         share, beside = outcome.share, self._beside.get(outcome.share.seq.id)
-        guess = Guess(arm, outcome.draft, share.length, budget=share.budget, beside=beside)
+        guess = OpenDraft(arm, outcome.draft, share.length, budget=share.budget, beside=beside)
         self.acceptance.note(ledger, guess)
         if outcome.accepted:
             self.stood(arm)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 
-from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
+from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 
-from .acceptance_model import ALIKE, TRUST, Belief
-from .acceptance_tracker import Acceptance, Lessons, kind_of
+from .acceptance_model import ALIKE, TRUST, AcceptancePrior
+from .acceptance_tracker import Acceptance, AcceptanceObserver, kind_of
 from .controller import Always, Controller, Offers
 from .decision_log import (
     COMPARED,
@@ -23,19 +23,19 @@ from .decision_log import (
     TRIAL,
     UNKNOWN,
     Decision,
-    Decisions,
+    DecisionLog,
     Situation,
     in_words,
 )
 from .draft_latency import Drafting
-from .drafter_options import UNTRIED, Foresight, Prospects
-from .exploration import Probes, Yardstick
-from .host_gap import Waits
+from .drafter_options import UNTRIED, DrafterOptions, PlanCache
+from .exploration import BaselineSteps, DrafterExploration
+from .host_gap import HostGap
 from .latency_model import StepCosts
-from .length_optimizer import PLAIN, Market, Plan, best_plan, break_even, given, let_pass, share_out
-from .poll_limiter import Patience
-from .settings import TREE_ROWS, AllHere, ArmTraits, Presence, Settings
-from .slo import Hurry
+from .length_optimizer import PLAIN, DraftPlan, StepCostView, best_plan, break_even, given, let_pass, share_out
+from .poll_limiter import PollLimiter
+from .settings import TREE_ROWS, AllHere, ControllerSettings, DrafterTraits, Presence
+from .slo import SloTracker
 
 SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
 STRETCH_EVERY = 24  # of so many drafts one goes a node farther
@@ -48,23 +48,25 @@ class AdaptiveController(Controller):
 
     def __init__(
         self,
-        arms: Mapping[str, ArmTraits],
-        settings: Settings = Settings(),
+        arms: Mapping[str, DrafterTraits],
+        settings: ControllerSettings = ControllerSettings(),
         costs: StepCosts | None = None,
         clock: Callable[[], float] = perf_counter,
         presence: Presence = AllHere(),
     ) -> None:
         self.arms, self.settings, self.presence = dict(arms), settings, presence
         self.costs = costs or StepCosts()
-        self.drafting, self.patience = Drafting(arms), Patience(clock)
+        self.drafting, self.patience = Drafting(arms), PollLimiter(clock)
         self.draft_costs = self.drafting.costs
-        beliefs = {name: Belief(traits.prior, TRUST if traits.free else ALIKE) for name, traits in arms.items()}
+        beliefs = {
+            name: AcceptancePrior(traits.prior, TRUST if traits.free else ALIKE) for name, traits in arms.items()
+        }
         self.acceptance = Acceptance(beliefs)
-        self.decisions, self.probes, self.hurry = Decisions(), Probes(), Hurry(clock)
-        self.lessons = Lessons(self.acceptance, self.drafting.is_paid, self.probes.succeeded)
-        self.yardstick, self.waits = Yardstick(), Waits()
-        self.prospects = Prospects(self.arms, settings, self.lessons, self.drafting)
-        self.foresight = Foresight(self.prospects)
+        self.decisions, self.probes, self.hurry = DecisionLog(), DrafterExploration(), SloTracker(clock)
+        self.lessons = AcceptanceObserver(self.acceptance, self.drafting.is_paid, self.probes.succeeded)
+        self.yardstick, self.waits = BaselineSteps(), HostGap()
+        self.prospects = DrafterOptions(self.arms, settings, self.lessons, self.drafting)
+        self.foresight = PlanCache(self.prospects)
         self.always = Always(self.arms, settings, self.lessons, presence, self._call)
         self._free = self.drafting.free
         self._paid = sorted(arm for arm in arms if arm not in self._free)
@@ -178,7 +180,7 @@ class AdaptiveController(Controller):
     def watches(self, seq: Sequence) -> bool:
         return bool(seq.request.drafters) and not self.patience.left_alone(seq.id)
 
-    def _market(self, seqs: list[Sequence]) -> Market:
+    def _market(self, seqs: list[Sequence]) -> StepCostView:
         writers = rows = cached = 0
         for seq in seqs:
             pending = len(seq.tokens) - seq.cached
@@ -191,9 +193,11 @@ class AdaptiveController(Controller):
         sizes = self.costs.sizes if rows == 1 else ()
         held, further = self.costs.looking(cached), self.costs.pair * cached / len(seqs)
         waiting = self.waits.seconds(writers)
-        return Market(writers, rows, curve, held, further, waiting, self.waits.hidden(writers), sizes)
+        return StepCostView(writers, rows, curve, held, further, waiting, self.waits.hidden(writers), sizes)
 
-    def _adapted(self, market: Market, due: list[Sequence], offers: Offers, late: bool = False) -> dict[int, Budget]:
+    def _adapted(
+        self, market: StepCostView, due: list[Sequence], offers: Offers, late: bool = False
+    ) -> dict[int, Budget]:
         """`late`: what should be guessed in the next step, for this one is under way."""
         first = self._with_priority(market, due, offers) if self._hurried else {}
         plans = [first.get(seq.id) or self._plan(market, seq, offers.get(seq.id, {})) for seq in due]
@@ -216,7 +220,7 @@ class AdaptiveController(Controller):
         self.decisions.step(bool(found or compared), lambda: self._reason(market, due))
         return found
 
-    def _with_priority(self, market: Market, due: list[Sequence], offers: Offers) -> dict[int, Plan]:
+    def _with_priority(self, market: StepCostView, due: list[Sequence], offers: Offers) -> dict[int, DraftPlan]:
         """Plan sequences behind their SLO as if no other one drafted; priority ends for those that miss it even so."""
         alone = replace(market, writers=1)
         plans = {seq.id: self._plan(alone, seq, offers.get(seq.id, {})) for seq in due if seq.id in self._hurried}
@@ -238,7 +242,7 @@ class AdaptiveController(Controller):
         return {}
 
     def _found(
-        self, market: Market, due: list[Sequence], plans: list[Plan], nodes: list[int], late: bool
+        self, market: StepCostView, due: list[Sequence], plans: list[DraftPlan], nodes: list[int], late: bool
     ) -> dict[int, Budget]:
         """Budgets of those who guess, and what that should save."""
         found: dict[int, Budget] = {}
@@ -251,7 +255,7 @@ class AdaptiveController(Controller):
                 self.lessons.expect(seq, plan.survival)
         return found
 
-    def _budget(self, market: Market, seq: Sequence, plan: Plan, nodes: int, farther: int) -> Budget:
+    def _budget(self, market: StepCostView, seq: Sequence, plan: DraftPlan, nodes: int, farther: int) -> Budget:
         """`farther`: levels to be tried behind those planned."""
         if nodes <= plan.depth:
             return Budget(nodes + farther, plan.arm, self.drafting.floor(market, seq, plan.arm))
@@ -261,7 +265,7 @@ class AdaptiveController(Controller):
         floor = self.drafting.floor(market, seq, plan.arm, tree=True, filling=filling)
         return Budget(max(nodes, min(wanted, most)), plan.arm, floor, levels=plan.depth + farther)
 
-    def _plan(self, market: Market, seq: Sequence, offered: Mapping[str, Draft]) -> Plan:
+    def _plan(self, market: StepCostView, seq: Sequence, offered: Mapping[str, Draft]) -> DraftPlan:
         """The best there is; a better drafter that is away is called."""
         margin, shown = self.settings.margin, self.prospects.shown(seq, offered)
         found = best_plan(market, shown, margin) if shown else PLAIN
@@ -277,7 +281,7 @@ class AdaptiveController(Controller):
         self.drafting.lose(arm)
         self.presence.call(arm)
 
-    def _shared(self, market: Market, plans: list[Plan], hurried: list[bool]) -> list[int]:
+    def _shared(self, market: StepCostView, plans: list[DraftPlan], hurried: list[bool]) -> list[int]:
         """Nodes for each; where somebody is in a hurry, drafters that take time guess for nobody else."""
         throughput, margin = self.settings.throughput, self.settings.margin
         if not any(hurried):
@@ -285,7 +289,7 @@ class AdaptiveController(Controller):
             drafting = 0.0 if alone else self.drafting.for_all(market, plans)
             return share_out(market, plans, drafting, throughput, margin)
         pairs = zip(plans, hurried, strict=True)
-        kept = [plan if first or plan.arm in self._free else Plan() for plan, first in pairs]
+        kept = [plan if first or plan.arm in self._free else DraftPlan() for plan, first in pairs]
         return let_pass(market, kept, hurried, throughput, margin)
 
     @property
@@ -300,7 +304,7 @@ class AdaptiveController(Controller):
     def switches(self) -> int:
         return self.decisions.switches
 
-    def _stretch(self, seq: Sequence, plan: Plan, nodes: int) -> int:
+    def _stretch(self, seq: Sequence, plan: DraftPlan, nodes: int) -> int:
         """Now and then farther than it pays: what is never tried is never found out. Free guesses are, all the same."""
         if plan.arm in self._free:
             return 0
@@ -318,14 +322,14 @@ class AdaptiveController(Controller):
             self._why[seq.id] = self.decisions.note_all(seq.request.drafters, guessed, budget.drafter, FIXED)
         return found
 
-    def trim(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
+    def trim(self, plan: list[ScheduledSequence], drafts: list[Draft]) -> list[Draft]:
         """Leave out what is too short, unless it was drawn: to drop a draw for what it led to would be a bias."""
         least = self.settings.shortest
         if not least:
             return drafts
         return [Draft() if len(draft) < least and not any(draft.drawn or ()) else draft for draft in drafts]
 
-    def _probe(self, market: Market, due: list[Sequence], found: dict[int, Budget], late: bool) -> set[int]:
+    def _probe(self, market: StepCostView, due: list[Sequence], found: dict[int, Budget], late: bool) -> set[int]:
         """Try a drafter that is not used, rarely and for one sequence, so that its day is noticed when it comes."""
         tried: set[int] = set()
         used, step = {budget.drafter for budget in found.values()}, self.patience.step
@@ -334,7 +338,7 @@ class AdaptiveController(Controller):
             if not able or not self.probes.is_rested(arm, arm in used, step):
                 continue
             seq = min(able, key=lambda each: self.drafting.behind(each, arm))
-            nodes = min(max(Probes.NODES, self.settings.shortest), self.settings.cap(seq))
+            nodes = min(max(DrafterExploration.NODES, self.settings.shortest), self.settings.cap(seq))
             seconds = self.drafting.for_trial(market, seq, arm, nodes)
             cost = seconds + market.extra(nodes), market.plain
             if self.probes.is_due(arm, step, *cost):
@@ -349,7 +353,7 @@ class AdaptiveController(Controller):
                 tried.add(seq.id)
         return tried
 
-    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
         if times.waiting is not None and not times.odd:
             paid = any(each.share.budget.nodes and each.share.budget.drafter in self._paid for each in outcomes)
             self.waits.observe(len(outcomes), times.waiting, paid)
@@ -372,7 +376,7 @@ class AdaptiveController(Controller):
                 if outcome.verdict is not None and outcome.share.seq.id in looked:
                     self.lessons.observe(outcome)
 
-    def _reason(self, market: Market, due: list[Sequence]) -> str:
+    def _reason(self, market: StepCostView, due: list[Sequence]) -> str:
         arms = sorted({arm for seq in due for arm in seq.request.drafters})
         needs = {arm: break_even(market, self.drafting.node(market, arm)) for arm in arms}
         ((kind, _),) = Counter(map(kind_of, due)).most_common(1)

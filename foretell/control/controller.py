@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from foretell.control.acceptance_tracker import Lessons
+from foretell.control.acceptance_tracker import AcceptanceObserver
 from foretell.control.decision_log import Decision
-from foretell.control.settings import ArmTraits, Presence, Settings
-from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
+from foretell.control.settings import ControllerSettings, DrafterTraits, Presence
+from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 
 Offers = Mapping[int, Mapping[str, Draft]]  # by sequence and drafter
 
@@ -34,11 +34,11 @@ class Controller(ABC):
         """A look that comes late, at a step that runs already and guesses nothing: whether the next should not, too."""
         return not any(budget.nodes for budget in self.budgets(seqs, offers))
 
-    def trim(self, plan: list[Share], drafts: list[Draft]) -> list[Draft]:
+    def trim(self, plan: list[ScheduledSequence], drafts: list[Draft]) -> list[Draft]:
         """Cut drafts by their confidence."""
         return drafts
 
-    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:  # noqa: B027 - a fixed one learns nothing
+    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:  # noqa: B027 - a fixed one learns nothing
         """What came of a step, and what it cost."""
 
     def watches(self, seq: Sequence) -> bool:
@@ -96,9 +96,9 @@ class Always:
 
     def __init__(
         self,
-        arms: Mapping[str, ArmTraits],
-        settings: Settings,
-        lessons: Lessons,
+        arms: Mapping[str, DrafterTraits],
+        settings: ControllerSettings,
+        lessons: AcceptanceObserver,
         presence: Presence,
         call: Callable[[str], None],
     ) -> None:

@@ -21,7 +21,7 @@ LATE = "late"  # it would have paid, but the step was under way before its text 
 Decision = tuple[str, str, str]  # a drafter, whether it was let guess, and why
 
 
-class Decisions:
+class DecisionLog:
     """Counts steps of texts by what was decided for each drafter, and says in the log when drafting goes off or on."""
 
     def __init__(self) -> None:

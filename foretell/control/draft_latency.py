@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from foretell.types import Outcome, Sequence
+from foretell.types import Sequence, StepResult
 
 from .latency_model import DraftCosts
-from .length_optimizer import Market, Plan
-from .settings import ArmTraits
+from .length_optimizer import DraftPlan, StepCostView
+from .settings import DrafterTraits
 
 READ_AHEAD = 64  # tokens over which it must pay that a drafter has to read the text first
 READ_ON_TRIAL = 16  # the same for a drafter that has hardly been tried
@@ -19,7 +19,7 @@ TREES = ", trees"  # behind a drafter's name: what its trees cost, which may be 
 class Drafting:
     """Prices of each drafter, and how far it has read each text."""
 
-    def __init__(self, arms: Mapping[str, ArmTraits]) -> None:
+    def __init__(self, arms: Mapping[str, DrafterTraits]) -> None:
         self.arms = dict(arms)
         self.costs = {name: DraftCosts(t.share, SIDE_BY_SIDE if t.grows else ALONE) for name, t in arms.items()}
         grow = [name for name, traits in arms.items() if traits.grows and not traits.free]
@@ -39,7 +39,7 @@ class Drafting:
         return self.costs.get(arm + TREES, self.costs[arm]) if tree else self.costs[arm]
 
     def for_one(
-        self, market: Market, seq: Sequence, arm: str, on_trial: bool, tree: bool = False
+        self, market: StepCostView, seq: Sequence, arm: str, on_trial: bool, tree: bool = False
     ) -> Callable[[int, int], float]:
         """Seconds a sequence pays for so many nodes and levels, if its neighbours do alike."""
         start, level, node, token = self.of(arm, tree).prices(market.plain)
@@ -49,7 +49,7 @@ class Drafting:
         reading, level = reading + (start - market.hidden) / market.writers, level / market.writers
         return lambda nodes, depth: reading + level * depth + node * nodes
 
-    def for_all(self, market: Market, plans: list[Plan]) -> float:
+    def for_all(self, market: StepCostView, plans: list[DraftPlan]) -> float:
         """Seconds of all drafts that are planned; what must be read was weighed already."""
         total = 0.0
         for arm, tree in {(plan.arm, plan.levels > 0) for plan in plans if plan.nodes and plan.arm not in self.free}:
@@ -58,17 +58,17 @@ class Drafting:
             total += self.of(arm, tree).seconds(deepest, nodes, 0, market.plain)
         return total - market.hidden if total else 0.0
 
-    def for_trial(self, market: Market, seq: Sequence, arm: str, nodes: int) -> float:
+    def for_trial(self, market: StepCostView, seq: Sequence, arm: str, nodes: int) -> float:
         """Seconds to try a drafter once, what it must read included."""
         return self.costs[arm].seconds(nodes, nodes, self.behind(seq, arm), market.plain)
 
-    def node(self, market: Market, arm: str) -> float:
+    def node(self, market: StepCostView, arm: str) -> float:
         """What a sequence pays for one node, if all draft."""
         if arm in self.free:
             return 0.0
         return self.costs[arm].seconds(1, market.writers, 0, market.plain) / market.writers
 
-    def floor(self, market: Market, seq: Sequence, arm: str, tree: bool = False, filling: bool = False) -> float:
+    def floor(self, market: StepCostView, seq: Sequence, arm: str, tree: bool = False, filling: bool = False) -> float:
         """How likely a branch must be for one more node to pay; a drafter that doubts its own guess stops there.
 
         A node of a tree pays for its row and its place in a level; that there is a level others have paid for. One that
@@ -82,7 +82,7 @@ class Drafting:
         own = prices.node if tree else made
         return min(0.9, 0.7 * (own + row) * market.writers / market.plain)
 
-    def observe(self, outcomes: list[Outcome], seconds: float | None, plain: float) -> None:
+    def observe(self, outcomes: list[StepResult], seconds: float | None, plain: float) -> None:
         """What a step's drafts took; None: longer than they will take again. Where two drafters shared it, or trees and
         chains, nobody can say whose time it was."""
         mine = [each for each in outcomes if each.share.budget.nodes and self.is_paid(each.share.budget.drafter)]
@@ -98,7 +98,7 @@ class Drafting:
         if seconds is not None:
             self.of(arm, tree).observe(depth, nodes, behind, seconds, plain)
 
-    def _levels(self, outcome: Outcome, arm: str) -> int:
+    def _levels(self, outcome: StepResult, arm: str) -> int:
         """Levels that were made, if only to be left out."""
         share = outcome.share
         return share.budget.depth if self._is_whole(arm, share.seq) else max(outcome.draft.depths(), default=0)
@@ -109,7 +109,7 @@ class Drafting:
         drawn = seq.request.params.temperature > 0 and seq.request.rule != "match"
         return traits.whole and (traits.draws_whole or not drawn)
 
-    def _read_now(self, outcome: Outcome, arm: str) -> int:
+    def _read_now(self, outcome: StepResult, arm: str) -> int:
         """Tokens the drafter had to read for this step; from now on it knows them."""
         read = self._read.setdefault(outcome.share.seq.id, {})
         before, read[arm] = read.get(arm, 0), outcome.share.length

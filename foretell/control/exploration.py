@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Probes:
+class DrafterExploration:
     """Rarely, and the more rarely the more often it was in vain; never for more than a small share of the time."""
 
     NODES = 2
@@ -42,7 +42,7 @@ SOONEST, KNOWN, LATEST = 8, 64, 256
 LESSONS = 32  # steps after which it is known what steps cost
 
 
-class Yardstick:
+class BaselineSteps:
     """Counts steps since one was plain; each that was plain for this reason doubles the wait for the next."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ SOON, SELDOM = 16, 256  # steps that begin early until one does not, so that a w
 HOPE = 0.25  # how fast it is learnt what guesses are worth in steps of late
 
 
-class Waits:
+class HostGap:
     """Seconds by how many texts are written, in doublings, for the host looks at each of them; and what guesses have
     been worth of late, which a step that begins before its tokens are known does without."""
 

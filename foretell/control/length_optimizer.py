@@ -16,7 +16,7 @@ Seconds = Callable[[int, int], float]  # of nodes in so many levels
 
 
 @dataclass(frozen=True)
-class Bushes:
+class TreeOptions:
     """Trees of up to so many nodes, of several widths in nodes a level, the narrowest first: how likely each level of
     one is to stand, by its width, and what drafting costs."""
 
@@ -27,17 +27,17 @@ class Bushes:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DrafterOption:
     """What one drafter could guess for a sequence: for each node how likely it is to stand, and what drafting costs."""
 
     arm: str
     survival: list[float]
     draft_seconds: Seconds | None = None  # None where they cost nothing
-    bushes: Bushes | None = None  # where it makes trees
+    bushes: TreeOptions | None = None  # where it makes trees
 
 
 @dataclass
-class Market:
+class StepCostView:
     """The step to be planned: `writers` sequences write, `rows` are run anyway, `curve[i]` prices a step of i rows.
 
     `held` is what the step costs besides its rows, such as looking at what is cached, `further` what each further row
@@ -95,7 +95,7 @@ class Market:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DraftPlan:
     """Nodes for one sequence, and how much faster than plain it should go; 0 nodes is plain."""
 
     arm: str = ""
@@ -109,10 +109,10 @@ class Plan:
         return self.levels or self.nodes
 
 
-PLAIN = Plan()
+PLAIN = DraftPlan()
 
 
-def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Plan:
+def best_plan(market: StepCostView, candidates: list[DrafterOption], margin: float) -> DraftPlan:
     """The drafter and length that make a sequence fastest, if its neighbours do alike; plain unless it wins clearly."""
     best, length, chosen = 1 + margin, 0, None
     share, taken = market.share, market.taken
@@ -133,13 +133,13 @@ def best_plan(market: Market, candidates: list[Candidate], margin: float) -> Pla
     if chosen is None:
         return PLAIN
     # A node counts for no more than those before it: what is cut is always the end.
-    return Plan(chosen.arm, length, best, tuple(accumulate(chosen.survival[:length], min)))
+    return DraftPlan(chosen.arm, length, best, tuple(accumulate(chosen.survival[:length], min)))
 
 
-def _best_tree(market: Market, candidates: list[Candidate], best: float) -> Plan | None:
+def _best_tree(market: StepCostView, candidates: list[DrafterOption], best: float) -> DraftPlan | None:
     """The tree that makes a sequence fastest, if any is faster than `best`. Where rows are too dear for one, none that
     is wider is looked at."""
-    found: tuple[Candidate, int, int, float] | None = None
+    found: tuple[DrafterOption, int, int, float] | None = None
     for candidate in candidates:
         bushes = candidate.bushes
         for wide in () if bushes is None else bushes.widths:
@@ -161,10 +161,10 @@ def _best_tree(market: Market, candidates: list[Candidate], best: float) -> Plan
     # Cut to its depth it would be a chain; what the others add, each of them adds alike.
     chain = candidate.survival[:depth]
     more = max(0.0, expected - 1 - sum(chain)) / (nodes - depth)
-    return Plan(candidate.arm, nodes, best, tuple(accumulate([*chain, *[more] * (nodes - depth)], min)), depth)
+    return DraftPlan(candidate.arm, nodes, best, tuple(accumulate([*chain, *[more] * (nodes - depth)], min)), depth)
 
 
-def _grown(market: Market, bushes: Bushes, wide: int) -> Iterator[tuple[int, int, float]]:
+def _grown(market: StepCostView, bushes: TreeOptions, wide: int) -> Iterator[tuple[int, int, float]]:
     """Trees of a width, or of as many nodes more as cost no row: nodes, levels, and the tokens a step should give."""
     levels: dict[float, list[float]] = {}
     for depth in range(1, bushes.most // wide + 1):
@@ -179,7 +179,12 @@ def _grown(market: Market, bushes: Bushes, wide: int) -> Iterator[tuple[int, int
 
 
 def share_out(
-    market: Market, plans: list[Plan], drafting: float, throughput: bool, margin: float, most: int | None = None
+    market: StepCostView,
+    plans: list[DraftPlan],
+    drafting: float,
+    throughput: bool,
+    margin: float,
+    most: int | None = None,
 ) -> list[int]:
     """Nodes for each sequence, `most` in all, such that the whole batch goes fastest; `drafting` is paid if any drafts.
 
@@ -201,14 +206,14 @@ def share_out(
     return nodes
 
 
-def given(market: Market, plan: Plan, nodes: int) -> float:
+def given(market: StepCostView, plan: DraftPlan, nodes: int) -> float:
     """How much faster than plain a sequence should go that was given some of the nodes of its plan."""
     if nodes >= plan.nodes:
         return plan.gain
     return min(plan.gain, market.gain(1 + sum(plan.survival[:nodes]), nodes))
 
 
-def _items(plans: list[Plan], throughput: bool) -> list[tuple[float, int]]:
+def _items(plans: list[DraftPlan], throughput: bool) -> list[tuple[float, int]]:
     """For each node what it is worth, and whose it is; a sequence's nodes are worth less and less."""
     items = []
     for sequence, plan in enumerate(plans):
@@ -221,7 +226,9 @@ def _items(plans: list[Plan], throughput: bool) -> list[tuple[float, int]]:
     return items
 
 
-def let_pass(market: Market, plans: list[Plan], hurried: list[bool], throughput: bool, margin: float) -> list[int]:
+def let_pass(
+    market: StepCostView, plans: list[DraftPlan], hurried: list[bool], throughput: bool, margin: float
+) -> list[int]:
     """Those in a hurry get what they planned, as long as the step stays bearable for all; of the others guess who can
     without making it longer."""
     first = [plan if mine else PLAIN for plan, mine in zip(plans, hurried, strict=True)]
@@ -237,7 +244,7 @@ def let_pass(market: Market, plans: list[Plan], hurried: list[bool], throughput:
     return [mine + other for mine, other in zip(nodes, given, strict=True)]
 
 
-def break_even(market: Market, draft_seconds: float = 0.0) -> float:
+def break_even(market: StepCostView, draft_seconds: float = 0.0) -> float:
     """How often a single guess must stand to pay for its row."""
     row = (market.extra(market.writers) + market.waiting) / market.writers
     return (row + draft_seconds) / (market.plain / market.writers)

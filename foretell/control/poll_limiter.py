@@ -33,7 +33,7 @@ class _Looks:
     texts: int = 0  # written at once
 
 
-class Patience:
+class PollLimiter:
     """Each look costs its time and earns what its guesses should save. A sequence that has used up its credit is looked
     at out of a purse, which every step fills a little.
 

@@ -11,7 +11,7 @@ from foretell.types import Sequence
 TREE_ROWS = 256  # of all texts' trees in one step: more rows than that cost what they are on any machine
 
 
-class Seen(Protocol):
+class ObservedDrafter(Protocol):
     """A drafter, as far as the controller can tell from the outside."""
 
     free: bool
@@ -24,7 +24,7 @@ class Seen(Protocol):
 
 
 @dataclass(frozen=True)
-class ArmTraits:
+class DrafterTraits:
     """What the controller knows of a drafter at first sight: whether it guesses for nothing, whether it must read the
     text itself, what a node costs, as a share of a plain step, how often a guess should stand, whether it can make
     trees, whether a draft takes what all its levels take, though it be cut short in the end, and whether one does so,
@@ -39,7 +39,7 @@ class ArmTraits:
     draws_whole: bool = True
 
     @classmethod
-    def of(cls, drafter: Seen) -> ArmTraits:
+    def of(cls, drafter: ObservedDrafter) -> DrafterTraits:
         known = (drafter.free, drafter.reads, drafter.cost_share, drafter.prior, drafter.grows)
         return cls(*known, drafter.whole, drafter.draws_whole)
 
@@ -63,7 +63,7 @@ class AllHere:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ControllerSettings:
     """How the controller may act. `fixed` gives the nodes for a batch of so many, where lengths are not adapted."""
 
     most: int = 16

@@ -9,7 +9,17 @@ from heapq import heappop, heappush
 from itertools import accumulate
 
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, StepTimes, Verdict
+from foretell.types import (
+    Budget,
+    Draft,
+    Request,
+    ScheduledSequence,
+    Sequence,
+    SpeculationChoice,
+    StepResult,
+    StepTimes,
+    VerifyResult,
+)
 
 from .controller import Controller
 
@@ -129,7 +139,7 @@ class World:
         free = [arm for arm in self.arms.values() if arm.free]
         offers = {seq.id: {arm.name: self.draft(seq, arm, nodes) for arm in free} for seq in asked}
         budgets = self.controller.budgets(self.running, offers)
-        shares = [Share.of(seq, 1, budget) for seq, budget in zip(self.running, budgets, strict=True)]
+        shares = [ScheduledSequence.of(seq, 1, budget) for seq, budget in zip(self.running, budgets, strict=True)]
         drafts = [self._drafted(share) for share in shares]
         rows, context = len(shares) + sum(map(len, drafts)), sum(len(seq.tokens) for seq in self.running)
         drafting = self._drafting(budgets)
@@ -157,7 +167,7 @@ class World:
                 total += arm.start + arm.seconds * ((1 - arm.node) * deepest + arm.node * nodes)
         return total
 
-    def _drafted(self, share: Share) -> Draft:
+    def _drafted(self, share: ScheduledSequence) -> Draft:
         budget = share.budget
         if budget.branches and self.arms[budget.drafter].others:
             return self.tree(share.seq, self.arms[budget.drafter], budget)
@@ -195,7 +205,7 @@ class World:
     def text(self, seq: Sequence, place: int) -> int:
         return place + 1000 * seq.id
 
-    def _judge(self, share: Share, draft: Draft) -> Outcome:
+    def _judge(self, share: ScheduledSequence, draft: Draft) -> StepResult:
         seq, path = share.seq, list[int]()
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
             if token != WRONG and parent == (path[-1] if path else -1):
@@ -204,7 +214,7 @@ class World:
         seq.tokens += kept
         seq.cached = len(seq.tokens) - 1
         self.result.tokens += len(kept)
-        return Outcome(share, draft, Verdict(tuple(path), kept[-1]), kept=kept)
+        return StepResult(share, draft, VerifyResult(tuple(path), kept[-1]), kept=kept)
 
 
 def _drawn(number: float, rates: list[float]) -> int:

@@ -18,7 +18,7 @@ def is_promised(seq: Sequence) -> bool:
     return choice.min_tokens_per_second is not None or choice.deadline is not None
 
 
-class Hurry:
+class SloTracker:
     """Knows when each of these texts was taken up, and when its first token came."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -12,18 +12,18 @@ from foretell.models.draft_heads.loading import recognised
 from foretell.models.quantize import Bits
 
 from .base import Drafter, NoDrafter
-from .idle_unload import Resident
+from .idle_unload import UnloadableDrafter
 from .load import Loader, Planner, bits_of, fit, helper_of
 from .mix import MixDrafter
-from .registry import KINDS, Helper, Kind, Parts, PlacedHead, find_kind, is_head, make
-from .tree_merge import Merged
+from .registry import KINDS, DrafterKind, DrafterParts, LoadedDraftModel, PlacedHead, find_kind, is_head, make
+from .tree_merge import MergedDrafter
 
 __all__ = [
     "Drafter",
-    "Helper",
-    "Kind",
+    "LoadedDraftModel",
+    "DrafterKind",
     "Loader",
-    "Parts",
+    "DrafterParts",
     "PlacedHead",
     "arms",
     "build",
@@ -103,7 +103,7 @@ def fitted(config: SpeculationConfig, plan: Planner) -> SpeculationConfig:
     return fit(config, names, tuple(name for name in names if _is_heavy(name)), plan)
 
 
-def build(parts: Parts, again: Callable[[str], Parts] | None = None) -> Drafter:
+def build(parts: DrafterParts, again: Callable[[str], DrafterParts] | None = None) -> Drafter:
     """The drafters a config names, behind one. `again` loads what one of them is made of once more."""
     named = arms(parts.config)
     if not named:
@@ -113,13 +113,13 @@ def build(parts: Parts, again: Callable[[str], Parts] | None = None) -> Drafter:
     if idle is not None and again is not None:
         made = [_resident(drafter, again, idle) if _rests(drafter.name) else drafter for drafter in made]
     by_name = {drafter.name: drafter for drafter in made}
-    several = [Merged(name, [by_name[part] for part in parts_of(name)]) for name in named if parts_of(name)]
+    several = [MergedDrafter(name, [by_name[part] for part in parts_of(name)]) for name in named if parts_of(name)]
     return MixDrafter([*made, *several], defaults(parts.config))
 
 
-def _resident(drafter: Drafter, again: Callable[[str], Parts], idle: float) -> Resident:
+def _resident(drafter: Drafter, again: Callable[[str], DrafterParts], idle: float) -> UnloadableDrafter:
     name = drafter.name
-    return Resident(drafter, lambda: make(again(name), name), idle)
+    return UnloadableDrafter(drafter, lambda: make(again(name), name), idle)
 
 
 def _is_heavy(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import Budget, Draft, Sequence, StepResult
 
 from .backoff import Supervisor
 
@@ -38,10 +38,10 @@ class Drafter(ABC):
         """These texts are about to be written, and the host has time while a device reads them: do what guesses for
         them would else wait for. Nobody has to call it."""
 
-    def follow(self, outcomes: list[Outcome]) -> None:  # noqa: B027 - most drafters keep nothing beside the target
+    def follow(self, outcomes: list[StepResult]) -> None:  # noqa: B027 - most drafters keep nothing beside the target
         """What a step ran, of every text and before its pages are offered to others; for who has `taps`."""
 
-    def observe(self, outcomes: list[Outcome]) -> None:  # noqa: B027 - most drafters learn nothing
+    def observe(self, outcomes: list[StepResult]) -> None:  # noqa: B027 - most drafters learn nothing
         """What the target made of a step, whoever drafted it."""
 
     def forget(self, seq: Sequence) -> None:  # noqa: B027 - most drafters keep nothing
@@ -124,10 +124,10 @@ class Wrapper(Drafter):
     def prepare(self, seqs: list[Sequence]) -> None:
         self.inner.prepare(seqs)
 
-    def follow(self, outcomes: list[Outcome]) -> None:
+    def follow(self, outcomes: list[StepResult]) -> None:
         self.inner.follow(outcomes)
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         self.inner.observe(outcomes)
 
     def forget(self, seq: Sequence) -> None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from foretell.runner.native.head_draft import Told
+from foretell.runner.native.head_draft import DraftResult
 from foretell.types import Budget
 
 
 @dataclass(frozen=True)
-class Guesses:
+class DraftTokens:
     """One for each text."""
 
     tokens: Tensor  # [texts]
@@ -20,7 +20,7 @@ class Guesses:
 
 
 @dataclass
-class Chain:
+class ChainBuilder:
     """A draft in the making, which goes on while it is likely enough to stand."""
 
     budget: Budget
@@ -44,7 +44,7 @@ class Chain:
             self.probs.append(probs)
 
 
-def extend(chains: list[Chain], guesses: Guesses, confidence: list[float] | None = None) -> bool:
+def extend(chains: list[ChainBuilder], guesses: DraftTokens, confidence: list[float] | None = None) -> bool:
     """Hang a guess on each chain that goes on; whether any does after that."""
     tokens: list[int] = guesses.tokens.tolist()
     for i, chain in enumerate(chains):
@@ -54,7 +54,7 @@ def extend(chains: list[Chain], guesses: Guesses, confidence: list[float] | None
     return any(chain.goes_on for chain in chains)
 
 
-def hang(chains: list[Chain], told: Told) -> None:
+def hang(chains: list[ChainBuilder], told: DraftResult) -> None:
     """Hang on each chain what was guessed for it in one go."""
     for i, chain in enumerate(chains):
         chain.spread = None if told.probs is None else told.probs[i]

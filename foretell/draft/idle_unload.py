@@ -10,7 +10,7 @@ from time import monotonic
 
 import torch
 
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import Budget, Draft, Sequence, StepResult
 
 from .backoff import Backoff
 from .base import Drafter
@@ -33,7 +33,7 @@ class Background:
         timer.start()
 
 
-class Resident(Drafter):
+class UnloadableDrafter(Drafter):
     """Another drafter while it is here. It leaves when it was not used for `idle` seconds, and comes back when called.
 
     A trial does not count as use: what is only ever tried does not pay for its room.
@@ -71,12 +71,12 @@ class Resident(Drafter):
                 self._used = self._clock()
             return self._inner.propose(seqs, budgets)
 
-    def follow(self, outcomes: list[Outcome]) -> None:
+    def follow(self, outcomes: list[StepResult]) -> None:
         with self._lock:
             if self._inner is not None:
                 self._inner.follow(outcomes)
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         with self._lock:
             if self._inner is not None:
                 self._inner.observe(outcomes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import Budget, Draft, Sequence, StepResult
 
 from .base import Drafter, Wrapper
 
@@ -29,10 +29,10 @@ class Isolated(Wrapper):
     def prepare(self, seqs: list[Sequence]) -> None:
         self.inner.prepare(_copies(seqs))
 
-    def follow(self, outcomes: list[Outcome]) -> None:
+    def follow(self, outcomes: list[StepResult]) -> None:
         self.inner.follow([_with_copy(outcome) for outcome in outcomes])
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         self.inner.observe([_with_copy(outcome) for outcome in outcomes])
 
     def forget(self, seq: Sequence) -> None:
@@ -70,5 +70,5 @@ def _copies(seqs: list[Sequence]) -> list[Sequence]:
     return [_copy(seq) for seq in seqs]
 
 
-def _with_copy(outcome: Outcome) -> Outcome:
+def _with_copy(outcome: StepResult) -> StepResult:
     return replace(outcome, share=replace(outcome.share, seq=_copy(outcome.share.seq)))

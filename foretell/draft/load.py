@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 
 from foretell.config import SpeculationConfig
-from foretell.draft.cross_tokenizer.vocab_map import Vocabularies
+from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.model import MAX_ROWS
-from foretell.draft.registry import Helper, Parts, PlacedHead, is_head
+from foretell.draft.registry import DrafterParts, LoadedDraftModel, PlacedHead, is_head
 from foretell.errors import CapacityError
 from foretell.models.decoder import Decoder
 from foretell.models.quantize import Bits
@@ -47,21 +47,21 @@ class Loader:
     target: Source
     runner: ModelRunner
     helpers: Mapping[str, Source]
-    vocabularies: Mapping[str, Vocabularies | None]
+    vocabularies: Mapping[str, VocabMap | None]
     run: Callable[[str], ModelRunner]
     tokens: int
     heads: Mapping[str, PlacedHead] = field(default_factory=dict)
     max_rows: int = MAX_ROWS  # of one forward of a draft model
 
-    def parts(self, models: Iterable[str], copies: Mapping[Bits, Decoder]) -> Parts:
+    def parts(self, models: Iterable[str], copies: Mapping[Bits, Decoder]) -> DrafterParts:
         """What drafters are made of, with these draft models and copies of the target."""
         loaded = {
-            name: Helper(self.run(name), self.helpers[name].tokenizer, self.vocabularies[name], self.max_rows)
+            name: LoadedDraftModel(self.run(name), self.helpers[name].tokenizer, self.vocabularies[name], self.max_rows)
             for name in models
         }
-        return Parts(self.config, self.runner, self.target.tokenizer, loaded, copies, self.heads)
+        return DrafterParts(self.config, self.runner, self.target.tokenizer, loaded, copies, self.heads)
 
-    def again(self, drafter: str) -> Parts:
+    def again(self, drafter: str) -> DrafterParts:
         """What one drafter is made of; refused where there is no room for it now."""
         need, free = self._bytes(drafter), device_memory(self.target.device)
         if need > free:

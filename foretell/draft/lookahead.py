@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from foretell.draft.heads.tree import ROOT, GrowingTree
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.draft.heads.tree import ROOT, BestFirstTree
+from foretell.types import Budget, Draft, Sequence, StepResult
 
 from .base import Drafter
 
@@ -24,7 +24,7 @@ TOKENS = 4096  # first tokens of n-grams, those that were met last
 SCATTER, SALTS = 0x9E3779B97F4A7C15, 64  # to pick tokens all over the text, and others each time
 
 
-class Text:
+class TokenPositions:
     """Where each token stood last: a value of the tokens it has read."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Window:
         self.columns, self.depth = columns, depth
         self.levels: list[list[int]] = [[]]
 
-    def plant(self, tree: GrowingTree[State]) -> Iterator[int]:
+    def plant(self, tree: BestFirstTree[State]) -> Iterator[int]:
         """Hang the window on a tree; stops at each node that was not there before.
 
         The first level is one chain and each column hangs on its own token of it, so that a token sees the text, the
@@ -154,7 +154,7 @@ class _Known:
     """What is kept for a sequence."""
 
     pool: Pool
-    text: Text = field(default_factory=Text)
+    text: TokenPositions = field(default_factory=TokenPositions)
     window: Window | None = None  # None: the target's own tokens are not told, so to probe would teach nothing
 
     def invent(self, tokens: list[int], length: int, token: int, salt: int) -> int:
@@ -189,16 +189,16 @@ class LookaheadDrafter(Drafter):
         known = self._of(seq)
         known.text.catch_up(seq.tokens, len(seq.tokens))
         start = State(seq.tokens[-1], _copies(known.text, seq.tokens), [])
-        tree = GrowingTree(start, lambda state: _followers(state, seq.tokens, known.pool))
+        tree = BestFirstTree(start, lambda state: _followers(state, seq.tokens, known.pool))
         _mingle(tree, iter(()) if known.window is None else known.window.plant(tree), budget)
         return tree.draft(self.name)
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         for outcome in outcomes:
             if outcome.kept:
                 self._learn(outcome, self._of(outcome.share.seq))
 
-    def _learn(self, outcome: Outcome, known: _Known) -> None:
+    def _learn(self, outcome: StepResult, known: _Known) -> None:
         tokens, length = outcome.share.seq.tokens, outcome.share.length + len(outcome.kept)
         said = outcome.chosen or tuple(top[0] for top in outcome.top)
         known.text.catch_up(tokens, length)
@@ -212,7 +212,7 @@ class LookaheadDrafter(Drafter):
         window.move(found, len(outcome.kept), invent)
         window.pad(tokens[length - 1], invent)
 
-    def _push(self, outcome: Outcome, said: tuple[int, ...], pool: Pool) -> None:
+    def _push(self, outcome: StepResult, said: tuple[int, ...], pool: Pool) -> None:
         """Each row ends an n-gram, and shorter ones; those of the text itself come last and so first in the pool."""
         draft, length = outcome.draft, outcome.share.length
         paths = [tuple(outcome.share.seq.tokens[max(0, length + 1 - self.ngram) : length])]
@@ -238,7 +238,7 @@ class LookaheadDrafter(Drafter):
         return sum(known.text.memory + known.pool.memory for known in self._known.values())
 
 
-def _mingle(tree: GrowingTree[State], probes: Iterator[int], budget: Budget) -> None:
+def _mingle(tree: BestFirstTree[State], probes: Iterator[int], budget: Budget) -> None:
     """Guesses and probes in turn, so that a draft that is cut keeps some of both."""
     planted, growing = 0, True
     while len(tree) < budget.nodes:
@@ -251,7 +251,7 @@ def _mingle(tree: GrowingTree[State], probes: Iterator[int], budget: Budget) -> 
             return
 
 
-def _copies(text: Text, tokens: list[int]) -> list[_Copy]:
+def _copies(text: TokenPositions, tokens: list[int]) -> list[_Copy]:
     """Where the text was like its end before, latest first."""
     return [_Copy(_alike(tokens, place), place, len(tokens) - place) for place in reversed(text.after(tokens[-1]))]
 

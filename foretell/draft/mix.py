@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import TypeVar
 
-from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence
+from foretell.types import NO_DRAFT, Budget, Draft, Sequence, StepResult
 
 from .backoff import Supervisor
 from .base import Drafter, may_be_shown
-from .tree_merge import Merged
+from .tree_merge import MergedDrafter
 from .validate import valid_drafts
 
 SURE = 0.8  # of its first guess: who is so sure is seldom outdone
@@ -41,7 +41,7 @@ class MixDrafter(Drafter):
         self._readers = [arm.name for arm in arms if type(arm).prepare is not Drafter.prepare]
         self._learners = [arm.name for arm in arms if type(arm).observe is not Drafter.observe]
         assert len(self._arms) == len(arms), "each arm has a name of its own"
-        self._mergers = {arm.name: arm for arm in arms if isinstance(arm, Merged)}
+        self._mergers = {arm.name: arm for arm in arms if isinstance(arm, MergedDrafter)}
         self._leavers = [arm for arm in arms if type(arm).ready is not Drafter.ready]
         self._shown: dict[int, tuple[int, int, Mapping[str, Draft]]] = {}  # by sequence: its length, nodes, the guesses
         self.supervisor = supervisor or Supervisor()
@@ -115,7 +115,7 @@ class MixDrafter(Drafter):
             name, "propose", lambda arm: valid_drafts(arm.propose(seqs, budgets), len(seqs), name), nothing
         )
 
-    def _merged(self, arm: Merged, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
+    def _merged(self, arm: MergedDrafter, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         """What its parts guess; one that fails leaves it to the others."""
         if arm.name in self.supervisor.disabled:
             return [NO_DRAFT] * len(seqs)
@@ -135,11 +135,11 @@ class MixDrafter(Drafter):
         if seqs:
             self._guarded(name, "prepare", lambda arm: arm.prepare(seqs), None)
 
-    def follow(self, outcomes: list[Outcome]) -> None:
+    def follow(self, outcomes: list[StepResult]) -> None:
         for name in self._followers:
             self._guarded(name, "follow", lambda arm: arm.follow(outcomes), None, always=True)
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         for name in self._learners:
             self._guarded(name, "observe", lambda arm: arm.observe(outcomes), None)
 

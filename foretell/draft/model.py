@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretell.draft.heads.sampling import DraftTemperature, Drawn, draw_nodes
+from foretell.draft.heads.sampling import DraftTemperature, SampledToken, draw_nodes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import NO_DRAFT, Budget, Draft, Request, Sequence, Share
+from foretell.types import NO_DRAFT, Budget, Draft, Request, ScheduledSequence, Sequence
 
 from .base import Drafter
 
@@ -85,13 +85,13 @@ class ModelDrafter(Drafter):
             for share in shares:
                 share.seq.cached += share.take
 
-    def _chunks(self, shadows: list[Sequence]) -> list[Share]:
+    def _chunks(self, shadows: list[Sequence]) -> list[ScheduledSequence]:
         """Return the next forward of a prefill; the last token of a sequence runs with its first draft token."""
-        shares, left = list[Share](), self.max_rows
+        shares, left = list[ScheduledSequence](), self.max_rows
         for shadow in shadows:
             take = min(shadow.pending - 1, left)
             if take > 0:
-                shares.append(Share.of(shadow, take))
+                shares.append(ScheduledSequence.of(shadow, take))
                 left -= take
         return shares
 
@@ -127,12 +127,14 @@ class ModelDrafter(Drafter):
         """Decided by what was drawn before, never by the token to come."""
         return offset < budget.depth and chain.sureness >= max(self.min_confidence, budget.floor)
 
-    def _draw(self, seqs: list[Sequence], offset: int) -> Drawn:
+    def _draw(self, seqs: list[Sequence], offset: int) -> SampledToken:
         shadows = [self._shadows[seq.id].seq for seq in seqs]
-        output = self.runner.forward([Share.of(shadow, shadow.pending) for shadow in shadows], [Draft()] * len(seqs))
+        output = self.runner.forward(
+            [ScheduledSequence.of(shadow, shadow.pending) for shadow in shadows], [Draft()] * len(seqs)
+        )
         return draw_nodes(_fit(output.logits, self.vocab), seqs, offset, self.draft_temperature)
 
-    def _append(self, seq: Sequence, chain: _Chain, drawn: Drawn, i: int) -> None:
+    def _append(self, seq: Sequence, chain: _Chain, drawn: SampledToken, i: int) -> None:
         shadow = self._shadows[seq.id].seq
         shadow.cached = len(shadow.tokens)
         shadow.tokens.append(drawn.tokens[i])

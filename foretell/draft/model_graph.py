@@ -9,16 +9,16 @@ from typing import Any
 from torch import Tensor
 
 from foretell.draft.heads.sampling import must_draw
-from foretell.runner.cuda.draft_chain import MadeChains
+from foretell.runner.cuda.draft_chain import PendingChains
 from foretell.runner.cuda.graph_shapes import FEW
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.cuda_sampler import Draws
-from foretell.types import NO_DRAFT, Budget, Draft, Sequence, Share
+from foretell.types import NO_DRAFT, Budget, Draft, ScheduledSequence, Sequence
 
 from .model import ModelDrafter, _Chain
 
 
-class ChainedDrafter(ModelDrafter):
+class GraphModelDrafter(ModelDrafter):
     """Guesses what `ModelDrafter` guesses; a token never visits the host before the next one is made.
 
     Drawn tokens are as sure as if nothing were left out of the draw, so a chain that has to be likely may end sooner.
@@ -42,7 +42,7 @@ class ChainedDrafter(ModelDrafter):
             return [Draft()] * len(seqs)
         shadows = [self._shadows[seq.id].seq for seq, _ in live]
         self._read(shadows)
-        shares = [Share.of(shadow, shadow.pending) for shadow in shadows]
+        shares = [ScheduledSequence.of(shadow, shadow.pending) for shadow in shadows]
         draws = _draws([seq for seq, _ in live])
         found = self.runner.chain(shares, max(budget.depth for _, budget in live), self.vocab, draws)
         if found is None:
@@ -54,7 +54,7 @@ class ChainedDrafter(ModelDrafter):
         chains = self._kept(live, found)
         return [self._alone(chains.get(seq.id, _Chain())) for seq in seqs]
 
-    def _kept(self, live: list[tuple[Sequence, Budget]], found: MadeChains) -> dict[int, _Chain]:
+    def _kept(self, live: list[tuple[Sequence, Budget]], found: PendingChains) -> dict[int, _Chain]:
         """By sequence what was guessed, when it is known."""
         chains = {seq.id: _Chain() for seq, _ in live}
         for (seq, budget), tokens, sure in zip(live, *found.wait(), strict=True):
@@ -74,7 +74,9 @@ class ChainedDrafter(ModelDrafter):
         self._prefill(shadows)
         new = [shadow for shadow in shadows if shadow.pending > FEW]
         if new:
-            self.runner.forward([Share.of(shadow, shadow.pending - 1) for shadow in new], [NO_DRAFT] * len(new))
+            self.runner.forward(
+                [ScheduledSequence.of(shadow, shadow.pending - 1) for shadow in new], [NO_DRAFT] * len(new)
+            )
             for shadow in new:
                 shadow.cached = len(shadow.tokens) - 1
 
@@ -103,7 +105,7 @@ class ChainedDrafter(ModelDrafter):
 class _Left:
     """Guesses of a step that lie on the device; the drafter takes note of all of them when the first is asked for."""
 
-    def __init__(self, drafter: ChainedDrafter, found: MadeChains, live: list[tuple[Sequence, Budget]]) -> None:
+    def __init__(self, drafter: GraphModelDrafter, found: PendingChains, live: list[tuple[Sequence, Budget]]) -> None:
         self.drafter, self.found, self.live = drafter, found, live
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from foretell.types import Budget, Draft, Sequence
 
 from .base import Drafter
-from .ngram_index import Occurrences, chain, copied
+from .ngram_index import NGramIndex, chain, copied
 
 NOTHING = Draft()
 
@@ -18,7 +18,7 @@ class NGramDrafter(Drafter):
 
     def __init__(self, shortest: int = 2, longest: int = 4) -> None:
         self.shortest, self.longest = shortest, longest
-        self._kept: dict[int, Occurrences] = {}
+        self._kept: dict[int, NGramIndex] = {}
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [
@@ -30,10 +30,10 @@ class NGramDrafter(Drafter):
         for seq in seqs:
             self._caught_up(seq)
 
-    def _caught_up(self, seq: Sequence) -> Occurrences:
+    def _caught_up(self, seq: Sequence) -> NGramIndex:
         known = self._kept.get(seq.id)
         if known is None:
-            known = self._kept[seq.id] = Occurrences(seq.tokens)
+            known = self._kept[seq.id] = NGramIndex(seq.tokens)
         known.catch_up()
         return known
 
@@ -45,7 +45,7 @@ class NGramDrafter(Drafter):
         sure = 1 - 1 / (1 + length)
         return chain(copied(seq.tokens, place, nodes), [sure] * nodes, self.name)
 
-    def _match(self, known: Occurrences) -> tuple[int, int]:
+    def _match(self, known: NGramIndex) -> tuple[int, int]:
         """How many tokens agree, and the place behind them."""
         best, behind = 0, 0
         if self.longest > 1:

@@ -14,7 +14,7 @@ LONG = 6  # tokens of a run that leads to its latest place at once, however ofte
 Match = tuple[int, int]  # tokens that agree, and the place that follows them
 
 
-class Occurrences:
+class NGramIndex:
     """For each token, and each pair of them, the places that followed. Reading a token costs a few entries, no more."""
 
     def __init__(self, tokens: list[int] | None = None) -> None:

@@ -66,7 +66,7 @@ class _Pointer:
         return found == 1 or (length > 1 or distance > 0) and abs(distance) <= self.reach**length
 
 
-class PredictionDrafter(Drafter):
+class PredictedOutputDrafter(Drafter):
     """The request's own prediction as the draft; where the text departs from it, nothing until it is found again."""
 
     name = "prediction"

@@ -11,8 +11,8 @@ from typing import Any
 
 from foretell.config import SpeculationConfig
 from foretell.draft.base import Drafter
-from foretell.draft.cross_tokenizer.drafter import Translator
-from foretell.draft.cross_tokenizer.vocab_map import Vocabularies
+from foretell.draft.cross_tokenizer.drafter import CrossTokenizerDrafter
+from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.heads.distilled import DistilledDrafter
@@ -22,15 +22,15 @@ from foretell.draft.heads.sampling import DraftTemperature
 from foretell.draft.isolated import isolated
 from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.model import MAX_ROWS, ModelDrafter
-from foretell.draft.model_graph import ChainedDrafter
+from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.predicted_output import PredictionDrafter
-from foretell.draft.self_draft import SharedDrafter
+from foretell.draft.predicted_output import PredictedOutputDrafter
+from foretell.draft.self_draft import SelfDrafter
 from foretell.draft.suffix import SuffixDrafter
-from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import BlockHead, DistilledHead, EagleHead, Head, MtpHead
+from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MtpHead
 from foretell.models.draft_heads.loading import recognised
 from foretell.models.quantize import Bits
 from foretell.models.variants import first_layers
@@ -42,7 +42,7 @@ from foretell.tokenizer import Tokenizer
 
 def head_drafter(
     runner: ModelRunner,
-    head: Head[Any],
+    head: DraftHead[Any],
     first: int,
     name: str,
     draft_temperature: DraftTemperature = "fixed",
@@ -65,12 +65,12 @@ OUTSIDE = "foretell.drafters"  # the entry points under which other packages off
 
 
 @dataclass(frozen=True)
-class Helper:
+class LoadedDraftModel:
     """A draft model, loaded."""
 
     runner: ModelRunner
     tokenizer: Tokenizer | None = None
-    vocabularies: Vocabularies | None = None  # where its tokenizer is not the target's
+    vocabularies: VocabMap | None = None  # where its tokenizer is not the target's
     max_rows: int = MAX_ROWS  # of one forward, as memory was planned
 
 
@@ -78,18 +78,18 @@ class Helper:
 class PlacedHead:
     """A head, loaded, whose layers stand in the target's cache from `first` on."""
 
-    head: Head[Any]
+    head: DraftHead[Any]
     first: int
 
 
 @dataclass(frozen=True)
-class Parts:
+class DrafterParts:
     """What drafters are made of."""
 
     config: SpeculationConfig
     target: ModelRunner
     tokenizer: Tokenizer | None = None
-    helpers: Mapping[str, Helper] = field(default_factory=dict)  # draft models by name
+    helpers: Mapping[str, LoadedDraftModel] = field(default_factory=dict)  # draft models by name
     copies: Mapping[Bits, Decoder] = field(default_factory=dict)  # the target's weights in so many bits
     heads: Mapping[str, PlacedHead] = field(default_factory=dict)  # by the name of their drafter
 
@@ -102,11 +102,11 @@ class Parts:
         return "entropy" if self.config.draft_temperature == "entropy" else "fixed"
 
 
-Maker = Callable[[Parts, str], Drafter]  # the second is what stands behind the colon of its name
+Maker = Callable[[DrafterParts, str], Drafter]  # the second is what stands behind the colon of its name
 
 
 @dataclass(frozen=True)
-class Kind:
+class DrafterKind:
     """One way to guess ahead. `argument` shows what stands behind the colon, where something does."""
 
     name: str
@@ -130,11 +130,11 @@ class Kind:
             raise RequestError("drafter", f"{self.name} is written {self.shown}, not {self.name}:{argument}")
 
 
-def _draft_model(parts: Parts, name: str) -> Drafter:
+def _draft_model(parts: DrafterParts, name: str) -> Drafter:
     return _model_drafter(parts, name, f"model:{name}")
 
 
-def _distilled(parts: Parts, folder: str) -> Drafter:
+def _distilled(parts: DrafterParts, folder: str) -> Drafter:
     name = named("distilled", folder)
     if name in parts.heads:
         drafter = _head("distilled")(parts, folder)
@@ -145,35 +145,35 @@ def _distilled(parts: Parts, folder: str) -> Drafter:
     return drafter
 
 
-def _model_drafter(parts: Parts, helper_name: str, name: str) -> Drafter:
+def _model_drafter(parts: DrafterParts, helper_name: str, name: str) -> Drafter:
     helper, settings = parts.helpers[helper_name], (name, parts.sharpening, parts.config.min_confidence)
     drafter: ModelDrafter
     if helper.vocabularies is not None:
-        drafter = Translator(helper.runner, helper.vocabularies, *settings)
+        drafter = CrossTokenizerDrafter(helper.runner, helper.vocabularies, *settings)
     else:
-        kind = ChainedDrafter if helper.runner.device.type == "cuda" else ModelDrafter
+        kind = GraphModelDrafter if helper.runner.device.type == "cuda" else ModelDrafter
         drafter = kind(helper.runner, parts.vocab, *settings)
     drafter.max_rows = helper.max_rows
     return drafter
 
 
-def _early_exit(parts: Parts, layers: str) -> Drafter:
+def _early_exit(parts: DrafterParts, layers: str) -> Drafter:
     most = parts.target.model.config.layers - 1
     if int(layers) > most:
         raise RequestError("drafter", f"exit:{layers} leaves nothing out; this model can exit after 1 to {most} layers")
     runner = parts.target.lend(first_layers(parts.target.model, int(layers)))
-    return SharedDrafter(runner, parts.vocab, f"exit:{layers}", parts.sharpening, parts.config.min_confidence)
+    return SelfDrafter(runner, parts.vocab, f"exit:{layers}", parts.sharpening, parts.config.min_confidence)
 
 
-def _quantized_self(parts: Parts, form: str) -> Drafter:
+def _quantized_self(parts: DrafterParts, form: str) -> Drafter:
     runner = parts.target.lend(parts.copies[8 if form == "int8" else 4])
-    drafter = SharedDrafter(runner, parts.vocab, f"self:{form}", parts.sharpening, parts.config.min_confidence)
+    drafter = SelfDrafter(runner, parts.vocab, f"self:{form}", parts.sharpening, parts.config.min_confidence)
     drafter.prior = 0.9
     return drafter
 
 
 def _head(kind: str) -> Maker:
-    def make_drafter(parts: Parts, folder: str) -> Drafter:
+    def make_drafter(parts: DrafterParts, folder: str) -> Drafter:
         name = named(kind, folder)
         placed = parts.heads[name]
         settings = (name, parts.sharpening, parts.config.min_confidence)
@@ -198,24 +198,24 @@ def is_head(drafter: str) -> bool:
     return kind in HEADS
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, DrafterKind] = {
     kind.name: kind
     for kind in (
-        Kind("ngram", lambda parts, _: NGramDrafter(*parts.config.match_lengths)),
-        Kind("suffix", lambda parts, _: SuffixDrafter()),
-        Kind("recycle", lambda parts, _: RecycleDrafter()),
-        Kind("lookahead", lambda parts, _: LookaheadDrafter()),
-        Kind("prediction", lambda parts, _: PredictionDrafter()),
-        Kind("model", _draft_model, "NAME", heavy=True),
-        Kind("self", _quantized_self, "int8", "int8|int4", heavy=True),
-        Kind("exit", _early_exit, "N", r"[1-9]\d*"),
-        *(Kind(kind, _head(kind), "FOLDER", ".*", heavy=True, rests=False) for kind in HEADS),
-        Kind("distilled", _distilled, "FOLDER", ".*", heavy=True, rests=False),
+        DrafterKind("ngram", lambda parts, _: NGramDrafter(*parts.config.match_lengths)),
+        DrafterKind("suffix", lambda parts, _: SuffixDrafter()),
+        DrafterKind("recycle", lambda parts, _: TokenRecyclingDrafter()),
+        DrafterKind("lookahead", lambda parts, _: LookaheadDrafter()),
+        DrafterKind("prediction", lambda parts, _: PredictedOutputDrafter()),
+        DrafterKind("model", _draft_model, "NAME", heavy=True),
+        DrafterKind("self", _quantized_self, "int8", "int8|int4", heavy=True),
+        DrafterKind("exit", _early_exit, "N", r"[1-9]\d*"),
+        *(DrafterKind(kind, _head(kind), "FOLDER", ".*", heavy=True, rests=False) for kind in HEADS),
+        DrafterKind("distilled", _distilled, "FOLDER", ".*", heavy=True, rests=False),
     )
 }
 
 
-def find_kind(name: str) -> Kind:
+def find_kind(name: str) -> DrafterKind:
     """The kind of that name, ours or another package's."""
     if name in KINDS:
         return KINDS[name]
@@ -223,10 +223,10 @@ def find_kind(name: str) -> Kind:
     if name not in outside:
         shown = [kind.shown for kind in KINDS.values()]
         raise RequestError("drafter", f"{name!r} is not known; {nearest(name, ['none', 'auto', *shown, *outside])}")
-    return Kind(name, outside[name].load(), "...", ".*")
+    return DrafterKind(name, outside[name].load(), "...", ".*")
 
 
-def make(parts: Parts, name: str) -> Drafter:
+def make(parts: DrafterParts, name: str) -> Drafter:
     """The drafter of that name."""
     kind, _, argument = name.partition(":")
     drafter = find_kind(kind).make(parts, argument)

@@ -7,7 +7,7 @@ from foretell.types import Sequence
 from .model import ModelDrafter
 
 
-class SharedDrafter(ModelDrafter):
+class SelfDrafter(ModelDrafter):
     """Reads the target's pages for what is cached and writes behind it; the check that follows writes over that.
 
     It keeps nothing of its own: pages for a step's guesses are reserved with the step, and what a draft left there is

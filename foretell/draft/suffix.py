@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import NamedTuple
 
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import Budget, Draft, Sequence, StepResult
 
 from .base import Drafter
-from .ngram_index import END, Match, Occurrences, chain, copied
+from .ngram_index import END, Match, NGramIndex, chain, copied
 
 TRIES = 4  # lengths of match followed for a guess, longest first
 RETURN = 6  # tokens that must agree before one that differs, for the copy to be gone on with behind it
@@ -20,16 +20,16 @@ class Store:
 
     def __init__(self, tokens: int, tenants: int) -> None:
         self.half, self.tenants = tokens // 2, tenants  # to take out single texts would mean to rebuild
-        self._shelves: OrderedDict[str, list[Occurrences]] = OrderedDict()  # least recently used first
+        self._shelves: OrderedDict[str, list[NGramIndex]] = OrderedDict()  # least recently used first
 
     def add(self, tenant: str, text: list[int]) -> None:
         text = text[-self.half + 1 :] if self.half > 1 else []
         if not text or not self.tenants:
             return
-        shelf = self._shelves.setdefault(tenant, [Occurrences()])
+        shelf = self._shelves.setdefault(tenant, [NGramIndex()])
         self.touch(tenant)
         if len(shelf[0]) + len(text) + 1 > self.half:
-            shelf[:] = [Occurrences(), shelf[0]]
+            shelf[:] = [NGramIndex(), shelf[0]]
         shelf[0].tokens += [*text, END]
         shelf[0].catch_up()
         if len(self._shelves) > self.tenants:
@@ -39,7 +39,7 @@ class Store:
         if tenant in self._shelves:
             self._shelves.move_to_end(tenant)
 
-    def texts(self, tenant: str) -> list[Occurrences]:
+    def texts(self, tenant: str) -> list[NGramIndex]:
         """Newest first."""
         return self._shelves.get(tenant, [])
 
@@ -73,7 +73,7 @@ class SuffixDrafter(Drafter):
         """A match of m tokens guesses `factor` * m + `offset`; `store_tokens` are kept for each of `tenants`."""
         self.factor, self.offset, self.min_token_prob = factor, offset, min_token_prob
         self.store = Store(store_tokens, tenants)
-        self._kept: dict[int, Occurrences] = {}  # of the texts themselves
+        self._kept: dict[int, NGramIndex] = {}  # of the texts themselves
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [self._guess(seq, budget.depth) for seq, budget in zip(seqs, budgets, strict=True)]
@@ -82,7 +82,7 @@ class SuffixDrafter(Drafter):
         for seq in seqs:
             self._caught_up(seq)
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         """A tenant who writes is in use; to ask for a guess must not count, or guesses would depend on who asked."""
         for tenant in dict.fromkeys(outcome.share.seq.request.tenant for outcome in outcomes):
             self.store.touch(tenant)
@@ -96,10 +96,10 @@ class SuffixDrafter(Drafter):
     def memory(self) -> int:
         return self.store.memory + sum(own.memory for own in self._kept.values())
 
-    def _caught_up(self, seq: Sequence) -> Occurrences:
+    def _caught_up(self, seq: Sequence) -> NGramIndex:
         own = self._kept.get(seq.id)
         if own is None:
-            own = self._kept[seq.id] = Occurrences(seq.tokens)
+            own = self._kept[seq.id] = NGramIndex(seq.tokens)
         own.catch_up()
         return own
 
@@ -121,7 +121,7 @@ class SuffixDrafter(Drafter):
                 best = self._better(known, ones, nodes, best, 0)
         return chain(best.tokens, best.shares, self.name) if best.tokens else NOTHING
 
-    def _better(self, known: Occurrences, matches: list[Match], nodes: int, best: _Path, skipped: int) -> _Path:
+    def _better(self, known: NGramIndex, matches: list[Match], nodes: int, best: _Path, skipped: int) -> _Path:
         """The better of `best` and what follows the matches; a shorter one must promise more than a longer one."""
         if not matches:
             return best

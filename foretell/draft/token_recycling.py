@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from heapq import heappop, heappush, heapreplace
 
-from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence
+from foretell.types import NO_DRAFT, Budget, Draft, Sequence, StepResult
 
 from .base import Drafter
 
@@ -124,7 +124,7 @@ class Tables:
         return sum(table.memory for table in self._tables.values())
 
 
-class RecycleDrafter(Drafter):
+class TokenRecyclingDrafter(Drafter):
     """Token recycling: a tree of known successors from the text's end on, the likeliest branch first."""
 
     name = "recycle"
@@ -154,7 +154,7 @@ class RecycleDrafter(Drafter):
                 self._read.add(seq.id)
                 self.tables.use(seq.request.tenant).read(seq.request.prompt[-READ:])
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         for outcome in outcomes:
             if outcome.verdict is not None:
                 table = self.tables.use(outcome.share.seq.request.tenant)
@@ -210,7 +210,7 @@ def extended(context: Run, token: int) -> Run:
     return (*context[1 - LONGEST :], token)
 
 
-def _learn(table: Table, outcome: Outcome) -> None:
+def _learn(table: Table, outcome: StepResult) -> None:
     """Every row that was run teaches, accepted or not; what the text itself says stands above what guesses say."""
     share, draft, verdict = outcome.share, outcome.draft, outcome.verdict
     assert verdict is not None, "a step that wrote"

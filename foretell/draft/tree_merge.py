@@ -17,7 +17,7 @@ UNSAID = 0.5  # how likely a node is of a drafter that does not say
 ASIDE = 4  # one of so many nodes is kept for each drafter that does not draw, beside one that does
 
 
-class Merged(Drafter):
+class MergedDrafter(Drafter):
     """Several drafters as one, `a+b`. They are asked by who holds them all; here their guesses become one tree."""
 
     def __init__(self, name: str, parts: Values[Drafter]) -> None:

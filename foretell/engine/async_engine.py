@@ -15,13 +15,13 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.engine.fault_isolation import is_well, rescue
-from foretell.engine.streams import Load, Piece, QueueFull, StepClock, StepFailed, StepReport, Stream, Unavailable
+from foretell.engine.streams import Load, QueueFull, StepClock, StepFailed, StepReport, Stream, StreamItem, Unavailable
 from foretell.errors import RankError
 from foretell.types import StepTimes
 
 if TYPE_CHECKING:
     from foretell.engine.engine import Engine
-    from foretell.engine.sequence_state import Track
+    from foretell.engine.sequence_state import SequenceState
     from foretell.sampling.grammar import Grammar
     from foretell.types import Delta, Request
 
@@ -107,7 +107,7 @@ class AsyncEngine:
         self._commands: set[Future[Any]] = set()  # of `between_steps`, not done yet
         self._has_ended = False  # whether the thread has, as far as the loop knows
         self._streams: dict[str, Stream] = {}
-        self._tracks: dict[tuple[str, int], Track] = {}  # the thread's own
+        self._tracks: dict[tuple[str, int], SequenceState] = {}  # the thread's own
         self._idle = asyncio.Event()
         self._idle.set()
         self._ended: deque[float] = deque(maxlen=ENDINGS)
@@ -333,13 +333,13 @@ class AsyncEngine:
         hurry = any(not piece.track.patient or piece.delta.finish is not None for piece in pieces)
         self._tell(self._deliver, StepReport(pieces, clock, self._load(), drafters), hurry=hurry)
 
-    def _piece(self, delta: Delta, clock: StepClock) -> Piece:
+    def _piece(self, delta: Delta, clock: StepClock) -> StreamItem:
         key = (delta.request_id, delta.choice)
         track = self._tracks[key]
         track.outbox.clear()  # the piece is on its way
         if delta.finish is not None:
             del self._tracks[key]
-        return Piece(delta, track, track.speculation.steps == 1, clock)
+        return StreamItem(delta, track, track.speculation.steps == 1, clock)
 
     def _add(self, requests: list[Request], grammar: Grammar | None, asked: float, patient: bool) -> None:
         try:

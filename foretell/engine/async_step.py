@@ -8,18 +8,18 @@ from time import perf_counter
 
 from foretell.draft.base import Drafter
 from foretell.engine.scheduler import Scheduler
-from foretell.runner.executor import Landed, StepOutput
+from foretell.runner.executor import StepOutput, StepTokens
 from foretell.sampling.cuda_sampler import Draws
-from foretell.types import Budget, Draft, Share, StepTimes
+from foretell.types import Budget, Draft, ScheduledSequence, StepTimes
 
 UNSEEN_ROWS = 64  # of a step whose guesses the host has not seen
 
 
 @dataclass
-class Flight:
+class InFlightStep:
     """A step that was given to the device, and when; what it was planned for and how long guessing took."""
 
-    plan: list[Share]
+    plan: list[ScheduledSequence]
     drafts: list[Draft]
     output: StepOutput
     began: float  # when it was planned
@@ -30,7 +30,7 @@ class Flight:
     moment: tuple[int, int] = (0, 0)  # steps its device has run, and texts that had to leave: after more it is lost
     is_ahead: bool = False  # whether it began before the tokens were known that it begins with
     odd: bool = False  # whether to begin it took longer than it will take again
-    landed: Callable[[], Landed] | None = None  # set where another was sent behind it: its logits are lost
+    landed: Callable[[], StepTokens] | None = None  # set where another was sent behind it: its logits are lost
     arrived: float = 0.0  # when its tokens were known; what is done with them comes after
 
     @property
@@ -46,7 +46,7 @@ class Flight:
         self.drafts = drafts
 
 
-def may_stay_unseen(plan: list[Share], budgets: list[Budget], drafter: Drafter, device: str) -> bool:
+def may_stay_unseen(plan: list[ScheduledSequence], budgets: list[Budget], drafter: Drafter, device: str) -> bool:
     """Whether a step there can run guesses that no host has seen: all of one drafter, behind texts that write and hold
     guesses against their own tokens, and so few rows that it does not matter that none is left out as unlikely."""
     names = {budget.drafter for budget in budgets if budget.nodes}
@@ -58,7 +58,10 @@ def may_stay_unseen(plan: list[Share], budgets: list[Budget], drafter: Drafter, 
 
 
 def followers(
-    flight: Flight, scheduler: Scheduler, lives: Callable[[Share], bool], alone: Callable[[Share], bool]
+    flight: InFlightStep,
+    scheduler: Scheduler,
+    lives: Callable[[ScheduledSequence], bool],
+    alone: Callable[[ScheduledSequence], bool],
 ) -> list[int]:
     """The rows of a step whose texts go on in the next, if that can begin before the tokens are known; else none.
 
@@ -85,13 +88,13 @@ def followers(
     return [] if comes_in or there < len(scheduler.running) else going
 
 
-def next_shares(flight: Flight, rows: list[int]) -> list[Share]:
+def next_shares(flight: InFlightStep, rows: list[int]) -> list[ScheduledSequence]:
     """Of these rows' texts one token each, behind the one that the step comes to."""
     shares = [flight.plan[row] for row in rows]
-    return [Share(share.seq, 1, start=share.length, length=share.length + 1) for share in shares]
+    return [ScheduledSequence(share.seq, 1, start=share.length, length=share.length + 1) for share in shares]
 
 
-def draws_of(flight: Flight) -> Draws | None:
+def draws_of(flight: InFlightStep) -> Draws | None:
     """How the tokens of a step's rows are drawn; None: all are the likeliest."""
     requests = [share.seq.request for share in flight.plan]
     if all(request.params.temperature == 0 for request in requests):
@@ -103,7 +106,7 @@ def draws_of(flight: Flight) -> Draws | None:
 LATE = 0.9  # of a step's time: if the host was elsewhere for so much of it, the device was done before it came back
 
 
-class Stopwatch:
+class StepTimer:
     """Where nothing is sent ahead, all that the host does belongs to the step it does it for. Where steps are, it runs
     beside the device, and what counts is when a step had its tokens and how long the device had nothing to do."""
 
@@ -123,12 +126,12 @@ class Stopwatch:
         """What came of it is given back."""
         self._left = perf_counter()
 
-    def apart(self, flight: Flight, curious: float) -> StepTimes:
+    def apart(self, flight: InFlightStep, curious: float) -> StepTimes:
         """Of a step that is over and written down; `curious` are seconds of what only drafters want to know of it."""
         running = perf_counter() - flight.drafted - curious
         return StepTimes(flight.drafted - flight.began + curious, running, flight.proposing, flight.odd)
 
-    def beside(self, flight: Flight, curious: float) -> StepTimes:
+    def beside(self, flight: InFlightStep, curious: float) -> StepTimes:
         """Of one that has arrived, on a device that steps are sent to ahead. What the host does with its tokens is no
         part of it, and what the next one waits for, unless that was sent ahead: a step would else seem longer for
         nothing but that the host had looked on."""

@@ -15,8 +15,8 @@ from typing import Any
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.draft_latency import TREES as OF_TREES
 from foretell.runner.cuda.graphs import freely
-from foretell.runner.dummy_sequences import MadeUp
-from foretell.types import Budget, Draft, Sequence, Share
+from foretell.runner.dummy_sequences import DummySequences
+from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 
 from .engine import Engine
 
@@ -32,7 +32,7 @@ MOST_BYTES = 1 << 20  # of a file of costs
 
 
 @dataclass(frozen=True)
-class Piece:
+class ProfileStep:
     """One measurement: a step of the target, or with an arm named a draft. One that warms up is not counted."""
 
     texts: int
@@ -58,26 +58,28 @@ def read_costs(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     return steps, drafts
 
 
-class Profiler:
+class CostProfiler:
     """Feeds a controller's cost curves with made-up texts, and keeps what was learnt in a file."""
 
     def __init__(self, engine: Engine, controller: AdaptiveController, file: Path | None = None) -> None:
         self.engine, self.controller, self.file = engine, controller, file
-        self._made_up = MadeUp(engine.runner)
+        self._made_up = DummySequences(engine.runner)
         self._left = self._pieces()
 
-    def _pieces(self, wanted: Container[str] | None = None) -> Iterator[Piece]:
+    def _pieces(self, wanted: Container[str] | None = None) -> Iterator[ProfileStep]:
         """The small ones first: they tell most."""
         steps = TEXTS_AND_ROWS if wanted is None else ()
         short, long = (min(tokens, self.engine.runner.context // 2) for tokens in (CACHED, LONG))
         paid = [name for name, traits in self.controller.arms.items() if not traits.free]
         arms = [name for name in paid if wanted is None or name in wanted or name + OF_TREES in wanted]
         for turn in range(ROUNDS + 1):
-            yield from (Piece(texts, rows, short, warms_up=not turn) for texts, rows in steps)
-            yield from (Piece(1, rows, long, warms_up=not turn) for rows in ROWS_OF_LONG if steps)
-            yield from (Piece(texts, depth, short, arm, not turn) for arm in arms for texts, depth in TEXTS_AND_DEPTHS)
+            yield from (ProfileStep(texts, rows, short, warms_up=not turn) for texts, rows in steps)
+            yield from (ProfileStep(1, rows, long, warms_up=not turn) for rows in ROWS_OF_LONG if steps)
+            yield from (
+                ProfileStep(texts, depth, short, arm, not turn) for arm in arms for texts, depth in TEXTS_AND_DEPTHS
+            )
             grow = [arm for arm in arms if self.controller.arms[arm].grows and self.controller.settings.tree]
-            yield from (Piece(1, nodes, short, arm, not turn, levels) for arm in grow for nodes, levels in TREES)
+            yield from (ProfileStep(1, nodes, short, arm, not turn, levels) for arm in grow for nodes, levels in TREES)
         self.save()
 
     def load(self) -> bool:
@@ -123,7 +125,7 @@ class Profiler:
         while self.piece():
             pass
 
-    def _measure(self, piece: Piece, seqs: list[Sequence]) -> None:
+    def _measure(self, piece: ProfileStep, seqs: list[Sequence]) -> None:
         if piece.arm:
             budgets = [Budget(piece.rows, piece.arm, levels=piece.levels)] * len(seqs)
             self.engine.drafter.propose(seqs, budgets)  # reads the texts, and is not what is to be measured
@@ -139,7 +141,7 @@ class Profiler:
             return
         drafts = [Draft.chain([0] * (piece.rows - 1), "profile")] * len(seqs)
         began = perf_counter()
-        output = self.engine.runner.forward([Share.of(seq, 1) for seq in seqs], drafts)
+        output = self.engine.runner.forward([ScheduledSequence.of(seq, 1) for seq in seqs], drafts)
         if self.engine.runner.goes_ahead and output.likeliest is not None:
             began = perf_counter()  # what the host did before is no part of a step there, as while texts are written
             output.likeliest()

@@ -18,7 +18,7 @@ class Taken(NamedTuple):
     finish: FinishReason | None
 
 
-class Writer:
+class Detokenizer:
     """Cuts at end tokens, stop strings and the limit; holds back what may be the beginning of a stop string.
 
     Tokens are taken first, and what they say is told when somebody asks: while a device waits for the next step, words

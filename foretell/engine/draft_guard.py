@@ -11,7 +11,7 @@ from foretell.draft.base import Drafter
 from foretell.draft.isolated import is_ours
 from foretell.draft.validate import valid_draft, valid_offers, valid_probs
 from foretell.sampling.grammar_matcher import Matcher
-from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence, Share, Unseen
+from foretell.types import NO_DRAFT, Budget, DeviceDraft, Draft, ScheduledSequence, Sequence, StepResult
 
 
 def admitted(draft: object, budget: Budget, vocab: int, trusted: bool = False) -> Draft:
@@ -62,7 +62,7 @@ def distinct(draft: Draft) -> Draft:
 Answer = TypeVar("Answer")
 
 
-class Guard:
+class SafeDrafter:
     """Asks the drafter, and goes on without an answer where there is none."""
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
@@ -99,7 +99,7 @@ class Guard:
         found = self.drafter.offers(seqs, nodes)
         return found if self._is_mix else valid_offers(found, len(seqs), self._name)
 
-    def propose(self, plan: list[Share], budgets: list[Budget]) -> list[Draft]:
+    def propose(self, plan: list[ScheduledSequence], budgets: list[Budget]) -> list[Draft]:
         """A draft for each share, of those that can be checked; nobody is asked where nobody may draft."""
         nothing = [NO_DRAFT] * len(plan)
         if not any(budget.nodes for budget in budgets):
@@ -132,7 +132,7 @@ class Guard:
         """With the tokens that were left on a device; where they cannot be had, with such as never stand."""
         return [draft if draft.unseen is None else self._seen(draft, draft.unseen) for draft in drafts]
 
-    def _seen(self, draft: Draft, unseen: Unseen) -> Draft:
+    def _seen(self, draft: Draft, unseen: DeviceDraft) -> Draft:
         nodes, nothing = len(draft), (list[int](), list[float]())
         name = draft.source if self._is_mix else self._name
         tokens, sure = self.supervisor.call(name, "seen", unseen.seen, nothing, always=True)
@@ -144,12 +144,12 @@ class Guard:
         """There is time for what has to be done before anything is guessed for them."""
         self._guarded("prepare", lambda: self.drafter.prepare(seqs), None)
 
-    def follow(self, outcomes: list[Outcome]) -> None:
+    def follow(self, outcomes: list[StepResult]) -> None:
         """Who keeps states beside the target's has to keep them of every text: its pages may become another's."""
         if self.drafter.taps:
             self._guarded("follow", lambda: self.drafter.follow(outcomes), None, always=True)
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         if outcomes:
             self._guarded("observe", lambda: self.drafter.observe(outcomes), None)
 

@@ -11,7 +11,7 @@ from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
 from foretell.errors import CapacityError
 from foretell.kv.shortage import lacks_memory
-from foretell.runner.cuda.graphs import Watch, note_odd
+from foretell.runner.cuda.graphs import TimingGuard, note_odd
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.grammar import Grammar
 from foretell.sampling.grammar_matcher import GrammarError
@@ -21,21 +21,21 @@ from foretell.types import (
     Budget,
     Delta,
     Draft,
-    Outcome,
     Request,
+    ScheduledSequence,
     Sequence,
-    Share,
+    StepResult,
     StepTimes,
 )
 
-from .async_step import Flight, Stopwatch, draws_of, followers, may_stay_unseen, next_shares
-from .detokenizer import Writer
-from .draft_guard import Guard, constrain
-from .oom_backoff import Relief
+from .async_step import InFlightStep, StepTimer, draws_of, followers, may_stay_unseen, next_shares
+from .detokenizer import Detokenizer
+from .draft_guard import SafeDrafter, constrain
+from .oom_backoff import OomBackoff
 from .scheduler import Scheduler
-from .sequence_state import News, Track, told
+from .sequence_state import PendingDelta, SequenceState, told
 from .stats import Speculation, Stats
-from .verifier import Court, Judge
+from .verifier import SequenceVerifier, Verifier
 
 LOG = logging.getLogger("foretell")
 
@@ -50,17 +50,17 @@ class Engine:
         controller: Controller,
         scheduler: Scheduler,
         tokenizer: Tokenizer | None = None,
-        judge: Judge | None = None,
+        judge: SequenceVerifier | None = None,
     ) -> None:
         self.runner, self.controller, self.scheduler = runner, controller, scheduler
-        self.tokenizer, self.judge = tokenizer, judge or Judge()
+        self.tokenizer, self.judge = tokenizer, judge or SequenceVerifier()
         self.stats = Stats()
-        self.tracks: dict[int, Track] = {}
+        self.tracks: dict[int, SequenceState] = {}
         self._ids = itertools.count()
-        self.guard = Guard(drafter, runner.model.config.vocab)
-        self.relief = Relief(scheduler)
-        self._ahead: Flight | None = None  # a step that was begun and not ended
-        self._clock, self.court = Stopwatch(), Court(self)
+        self.guard = SafeDrafter(drafter, runner.model.config.vocab)
+        self.relief = OomBackoff(scheduler)
+        self._ahead: InFlightStep | None = None  # a step that was begun and not ended
+        self._clock, self.court = StepTimer(), Verifier(self)
 
     @property
     def drafter(self) -> Drafter:
@@ -71,20 +71,20 @@ class Engine:
         if drafter.taps:  # what it keeps beside the target's it has not kept yet: all texts are read anew
             self.scheduler.start_over()
         self._ahead = None  # nothing is lost: it writes the same once more
-        self.guard = Guard(drafter, self.runner.model.config.vocab)
+        self.guard = SafeDrafter(drafter, self.runner.model.config.vocab)
 
     @property
     def busy(self) -> bool:
         return bool(self.tracks)
 
-    def add(self, request: Request, grammar: Grammar | None = None) -> Track:
+    def add(self, request: Request, grammar: Grammar | None = None) -> SequenceState:
         """Take a request in; it is written from the next steps on. `grammar` is its `structured_outputs`, compiled."""
         self.check(request)
         assert (grammar is None) == (request.params.structured_outputs is None), "a grammar comes compiled"
         seq = Sequence(next(self._ids), request, list(request.prompt))
-        writer = Writer(request, self.tokenizer)
+        writer = Detokenizer(request, self.tokenizer)
         matcher = None if grammar is None else grammar.matcher(writer.ends)
-        track = self.tracks[seq.id] = Track(seq, writer, matcher, Speculation(rule=request.rule))
+        track = self.tracks[seq.id] = SequenceState(seq, writer, matcher, Speculation(rule=request.rule))
         self.scheduler.add(seq)
         return track
 
@@ -113,12 +113,12 @@ class Engine:
         """Run every planned sequence once; each that reached its end grows by at least one token."""
         self._clock.enter()
         try:
-            with Watch() as watch:
+            with TimingGuard() as watch:
                 return self._step(watch)
         finally:
             self._clock.leave()
 
-    def _step(self, watch: Watch) -> list[Delta]:
+    def _step(self, watch: TimingGuard) -> list[Delta]:
         flight, self._ahead = self._ahead, None  # what fails in here leaves nothing behind that is half done
         if flight is None or flight.moment != self._moment or not any(map(self.lives, flight.plan)):
             flight = self._begin()
@@ -141,11 +141,13 @@ class Engine:
         flight.odd |= watch.odd
         return self._write(flight, outcomes, curious, ahead)
 
-    def _write(self, flight: Flight, outcomes: list[Outcome], curious: float, ahead: Flight | None) -> list[Delta]:
+    def _write(
+        self, flight: InFlightStep, outcomes: list[StepResult], curious: float, ahead: InFlightStep | None
+    ) -> list[Delta]:
         """Let what came of a step into the texts, learn from it, and tell it: behind the beginning of the next step
         where a device has nothing to do until then. `ahead` is a step that was sent before."""
         clock, goes_ahead = self._clock, self.runner.goes_ahead
-        news: list[News] = []
+        news: list[PendingDelta] = []
         deltas: list[Delta] = []
         try:
             outcomes = [self.commit(outcome, news) for outcome in outcomes]
@@ -162,11 +164,11 @@ class Engine:
         self._ahead = ahead if self.tracks else None
         return deltas
 
-    def _may_begin_next(self, flight: Flight) -> bool:
+    def _may_begin_next(self, flight: InFlightStep) -> bool:
         """Not behind somebody's first words, which would wait for guesses."""
         return bool(self.tracks) and self.controller.lets_next_begin and not flight.brings_first_words
 
-    def _begin(self) -> Flight | None:
+    def _begin(self) -> InFlightStep | None:
         """Plan a step, guess, and give it to the device; None: there is nothing to do, or too little memory for it, and
         less is planned from now on."""
         began = perf_counter()
@@ -181,11 +183,11 @@ class Engine:
             self._shed(plan, error)
             return None
 
-    def _begin_next(self) -> Flight | None:
+    def _begin_next(self) -> InFlightStep | None:
         """The next step, begun as soon as it is known what this one wrote: that is told while the device works. What
         fails here is nothing of this step's; it is tried again when the next one is asked for, and fails there."""
         try:
-            with Watch() as watch:
+            with TimingGuard() as watch:
                 flight = self._begin()
         except Exception:
             LOG.warning("a step could not begin early; it is tried again when it is asked for", exc_info=True)
@@ -194,7 +196,7 @@ class Engine:
             flight.odd = watch.odd
         return flight
 
-    def _launch(self, plan: list[Share], began: float) -> Flight:
+    def _launch(self, plan: list[ScheduledSequence], began: float) -> InFlightStep:
         """Guess, and give the step to the device."""
         self._note_starts(plan)
         planned = perf_counter()
@@ -206,9 +208,9 @@ class Engine:
         output = self.runner.forward(plan, drafts)
         # Several passes begin while the host still sends the next.
         launched = drafted if output.likeliest is None else perf_counter()
-        return Flight(plan, drafts, output, began, drafted, launched, proposing, self._clock.away, self._moment)
+        return InFlightStep(plan, drafts, output, began, drafted, launched, proposing, self._clock.away, self._moment)
 
-    def _prepare(self, flight: Flight) -> None:
+    def _prepare(self, flight: InFlightStep) -> None:
         """While a device reads new texts, let drafters read them, too."""
         first = [share.seq for share in flight.plan if share.reaches_end and not share.seq.written]
         new = [seq for seq in first if seq.request.drafters and seq.id in self.tracks]
@@ -222,7 +224,7 @@ class Engine:
         """What a step that was sent ahead does not outlive: what it is behind is lost, or lies on other pages."""
         return self.runner.steps if self.runner.goes_ahead else 0, self.scheduler.preemptions
 
-    def _send_ahead(self, flight: Flight) -> Flight | None:
+    def _send_ahead(self, flight: InFlightStep) -> InFlightStep | None:
         """The step behind this one, begun before this one's tokens are known, where it will guess nothing; a text whose
         end they bring is in it for nothing."""
         running = self.scheduler.running
@@ -235,7 +237,7 @@ class Engine:
             return None
         wants = any(map(self.court.wants_top, flight.plan, flight.drafts)) if self.drafter.wants_top else False
         began = perf_counter()
-        with Watch() as watch:
+        with TimingGuard() as watch:
             sent = self.runner.ahead(shares, rows, draws_of(flight), self.drafter.wants_top if wants else 0)
         if watch.odd:  # so is the step that it kept the host from
             note_odd()
@@ -244,22 +246,22 @@ class Engine:
         flight.landed = sent.landed
         times = began, began, perf_counter()
         none = [NO_DRAFT] * len(shares)
-        return Flight(shares, none, sent.output, *times, moment=self._moment, is_ahead=True, odd=watch.odd)
+        return InFlightStep(shares, none, sent.output, *times, moment=self._moment, is_ahead=True, odd=watch.odd)
 
     def _stays_plain(self, running: list[Sequence]) -> bool:
         """A look at texts whose step runs already. What it finds cannot help that step, and costs no time either."""
         asked, nodes = self.controller.asks(running)
         return self.controller.stays_plain(running, self.guard.offers(asked, nodes))
 
-    def _is_alone(self, share: Share) -> bool:
+    def _is_alone(self, share: ScheduledSequence) -> bool:
         return self.tracks[share.seq.id].stands_alone
 
-    def lives(self, share: Share) -> bool:
+    def lives(self, share: ScheduledSequence) -> bool:
         """Whether its text still stands where the step was planned for: one that was sent ahead may have ended since,
         or had to leave its pages."""
         return share.seq.id in self.tracks and share.seq.cached == share.start
 
-    def _finish(self, outcomes: list[Outcome], times: StepTimes) -> None:
+    def _finish(self, outcomes: list[StepResult], times: StepTimes) -> None:
         """All that is written: let others learn from it, and give back what is not needed."""
         if not times.odd:
             self.scheduler.learn([outcome.share for outcome in outcomes], times.running)
@@ -269,7 +271,7 @@ class Engine:
             for outcome in outcomes:
                 self.settle(outcome.share.seq)
 
-    def _shed(self, plan: list[Share], error: Exception) -> None:
+    def _shed(self, plan: list[ScheduledSequence], error: Exception) -> None:
         """Nothing was written: the same texts go on in smaller steps."""
         self.relief.shed(plan, error)
         for share in plan:
@@ -280,7 +282,7 @@ class Engine:
         asked, nodes = self.controller.asks(running)
         return self.controller.budgets(running, self.guard.offers(asked, nodes))
 
-    def _propose(self, plan: list[Share]) -> list[Draft]:
+    def _propose(self, plan: list[ScheduledSequence]) -> list[Draft]:
         budgets = [self._asked(share) for share in plan]
         if self.runner.goes_ahead and may_stay_unseen(plan, budgets, self.drafter, str(self.runner.device)):
             free = [self.tracks[share.seq.id].matcher is None for share in plan]
@@ -288,20 +290,20 @@ class Engine:
                 budgets = [replace(budget, unseen=True) for budget in budgets]
         return self.guard.propose(plan, budgets)
 
-    def _asked(self, share: Share) -> Budget:
+    def _asked(self, share: ScheduledSequence) -> Budget:
         """What the drafter may guess. A budget that names nobody is room for what a grammar forces."""
         budget = share.budget
         nobody = budget.nodes and not budget.drafter and self.drafter.name
         return Budget() if nobody and self.tracks[share.seq.id].matcher is not None else budget
 
-    def _learn(self, outcomes: list[Outcome], times: StepTimes) -> None:
+    def _learn(self, outcomes: list[StepResult], times: StepTimes) -> None:
         """The same outcomes for the controller, and for the drafter where it may learn from them."""
         self.guard.follow(outcomes)
         self.guard.observe([outcome for outcome in outcomes if self.controller.watches(outcome.share.seq)])
         self.stats.drafter_failures = self.guard.failures
         self.controller.observe(outcomes, times)
 
-    def _constrain(self, share: Share, draft: Draft) -> Draft:
+    def _constrain(self, share: ScheduledSequence, draft: Draft) -> Draft:
         """What a grammar forces is guessed for free; what it forbids takes along only what hangs below it."""
         matcher = self.tracks[share.seq.id].matcher
         if matcher is None:
@@ -311,7 +313,7 @@ class Engine:
         except GrammarError:  # if it is more than this guess, the text itself will say so
             return Draft()
 
-    def commit(self, outcome: Outcome, news: list[News]) -> Outcome:
+    def commit(self, outcome: StepResult, news: list[PendingDelta]) -> StepResult:
         """Let what was accepted enter the text, and note that it is to be told. The only place where a sequence
         grows."""
         share, verdict = outcome.share, outcome.verdict
@@ -325,7 +327,7 @@ class Engine:
         seq.tokens += kept
         seq.cached = min(share.length + len(verdict.path), len(seq.tokens) - 1)
         outcome, track.untold = outcome.with_kept(kept), True
-        news.append(News(track, outcome, "" if len(draft) else self.controller.why(seq)))
+        news.append(PendingDelta(track, outcome, "" if len(draft) else self.controller.why(seq)))
         return outcome
 
     def settle(self, seq: Sequence) -> None:
@@ -334,7 +336,7 @@ class Engine:
         if seq.finish is not None:
             self._leave(self.tracks[seq.id])
 
-    def _leave(self, track: Track) -> None:
+    def _leave(self, track: SequenceState) -> None:
         del self.tracks[track.seq.id]
         self.scheduler.remove(track.seq)
         self.controller.forget(track.seq)
@@ -344,7 +346,7 @@ class Engine:
             self._clock.rest()
         self.stats.drafter_failures = self.guard.failures
 
-    def _note_starts(self, plan: list[Share]) -> None:
+    def _note_starts(self, plan: list[ScheduledSequence]) -> None:
         for share in plan:
             track = self.tracks[share.seq.id]
             if track.timings.started is None:

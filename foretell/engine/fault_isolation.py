@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from foretell.control.controller import Controller, Offers
 from foretell.control.decision_log import Decision
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Delta, Draft, Outcome, Request, Sequence, Share, StepTimes
+from foretell.types import Budget, Delta, Draft, Request, ScheduledSequence, Sequence, StepResult, StepTimes
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .sequence_state import Track
+    from .sequence_state import SequenceState
 
 LOG = logging.getLogger("foretell")
 
 
-class Torn(Exception):
+class PartialCommit(Exception):
     """A step broke off in the midst of a text's own commit: what it has written cannot be trusted."""
 
 
-class Plainly(Controller):
+class NoDraftController(Controller):
     """Lets nothing be guessed, so that no draft can be what fails; all else is left to whom it stands in for."""
 
     lets_next_begin = False  # each step is one of its own
@@ -39,7 +39,7 @@ class Plainly(Controller):
     def rests(self, seqs: list[Sequence]) -> bool:
         return False
 
-    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
         self.inner.observe(outcomes, times)
 
     def watches(self, seq: Sequence) -> bool:
@@ -73,7 +73,7 @@ class Rescue:
     went_on: int = 0  # texts
 
 
-def rescue(engine: Engine, tracks: Iterable[Track], error: Exception) -> Rescue:
+def rescue(engine: Engine, tracks: Iterable[SequenceState], error: Exception) -> Rescue:
     """Bring every running text a step further, those apart that cannot be; `tracks` are all whose caller waits.
 
     What was committed before the failure stays and waits in its outbox. Of the others nothing has changed: their keys
@@ -93,15 +93,17 @@ def rescue(engine: Engine, tracks: Iterable[Track], error: Exception) -> Rescue:
     engine.scheduler.preempt_excess()  # a step alone may have run out of memory, which lowers the limits for all
     for track in tracks:  # one that ended in the step, and nobody can be told of it
         if track.untold and track.seq.request.id not in found.lost:
-            found.lost[track.seq.request.id] = Torn(f"what was written of text {track.seq.request.id} cannot be told")
+            found.lost[track.seq.request.id] = PartialCommit(
+                f"what was written of text {track.seq.request.id} cannot be told"
+            )
     return found
 
 
-def _go_on(engine: Engine, track: Track, found: Rescue) -> None:
+def _go_on(engine: Engine, track: SequenceState, found: Rescue) -> None:
     seq = track.seq
     try:
         if track.untold or seq.finish is not None or track.writer.count != seq.written or _grammar_is_ahead(track):
-            raise Torn(f"text {seq.request.id} was left half written")
+            raise PartialCommit(f"text {seq.request.id} was left half written")
         with _alone(engine, seq):
             engine.step()
     except Exception as error:
@@ -113,7 +115,7 @@ def _go_on(engine: Engine, track: Track, found: Rescue) -> None:
     found.went_on += 1
 
 
-def _grammar_is_ahead(track: Track) -> bool:
+def _grammar_is_ahead(track: SequenceState) -> bool:
     return track.matcher is not None and track.matcher.followed != track.seq.written
 
 
@@ -123,7 +125,7 @@ def _alone(engine: Engine, seq: Sequence) -> Iterator[None]:
     scheduler, controller = engine.scheduler, engine.controller
     running, waiting = scheduler.running, scheduler.waiting
     place = running.index(seq)
-    scheduler.running, scheduler.waiting, engine.controller = [seq], deque(), Plainly(controller)
+    scheduler.running, scheduler.waiting, engine.controller = [seq], deque(), NoDraftController(controller)
     try:
         yield
     finally:
@@ -138,7 +140,7 @@ def is_well(engine: Engine) -> bool:
     seq = Sequence(-1, request, [0])
     try:
         if engine.runner.reserve(seq, 1):
-            engine.runner.forward([Share.of(seq, 1)], [Draft()]).logits.argmax(-1).tolist()
+            engine.runner.forward([ScheduledSequence.of(seq, 1)], [Draft()]).logits.argmax(-1).tolist()
         return True
     except Exception:
         LOG.exception("not even a made-up text can be run")

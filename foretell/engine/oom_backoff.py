@@ -7,7 +7,7 @@ import traceback
 
 import torch
 
-from foretell.types import Share
+from foretell.types import ScheduledSequence
 
 from .scheduler import Scheduler
 
@@ -15,7 +15,7 @@ LOG = logging.getLogger("foretell")
 PATIENCE = 64  # good steps after which twice as much is tried again
 
 
-class Relief:
+class OomBackoff:
     """Halves what a scheduler plans when a step runs out of memory, and doubles it again when steps go well."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -24,7 +24,7 @@ class Relief:
         self._limits = (scheduler.max_num_seqs, scheduler.max_step_tokens)
         self._good = 0
 
-    def shed(self, plan: list[Share], error: Exception) -> None:
+    def shed(self, plan: list[ScheduledSequence], error: Exception) -> None:
         """Plan at most half of what failed; a single row that failed is a failure like any other."""
         rows = sum(share.take + share.budget.nodes for share in plan)
         if rows <= 1:

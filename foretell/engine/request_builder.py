@@ -12,7 +12,7 @@ from foretell.options import nearest
 from foretell.sampling.noise import mix
 from foretell.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from foretell.tokenizer import Tokenizer
-from foretell.types import Banned, Request, SpeculationChoice, Thinking
+from foretell.types import Banned, ReasoningMarkers, Request, SpeculationChoice
 from foretell.verify.lossy import ThresholdSettings
 from foretell.verify.rules import LOSSLESS, LOSSY
 from foretell.verify.workload_class import detect_workload
@@ -47,7 +47,7 @@ class Limits:
         return 0 <= token < self.vocab
 
 
-class RequestMaker:
+class RequestBuilder:
     """Settles requests for one engine."""
 
     lossless, lossy = tuple(LOSSLESS), tuple(LOSSY)  # the rules there are, by what they do to the text
@@ -185,13 +185,13 @@ class RequestMaker:
         expected = speculation.prediction[: most * self.tokenizer.longest_token]
         return tuple(self.tokenizer.encode(expected, add_special=False)[:most])
 
-    def _thinking(self, params: SamplingParams) -> Thinking | None:
+    def _thinking(self, params: SamplingParams) -> ReasoningMarkers | None:
         if params.thinking_budget is None or self.tokenizer is None:
             return None
         opens, closes = (tuple(self.tokenizer.encode(mark, add_special=False)) for mark in ("<think>", "</think>"))
         if not all(map(self.limits.has, closes)):
             raise RequestError("thinking_budget", "needs </think>, which this model's vocabulary lacks; leave it out")
-        return Thinking(opens, closes)
+        return ReasoningMarkers(opens, closes)
 
 
 def check_pace(choice: SpeculationChoice, drafters: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
 from foretell.runner.model_runner import ModelRunner
-from foretell.types import Budget, Sequence, Share
+from foretell.types import Budget, ScheduledSequence, Sequence
 
 ROWS_WITH_LOGITS = 256  # the most rows of a prompt that keep their logits, a vocabulary wide, in one step
 
@@ -53,12 +53,12 @@ class Scheduler:
             self.swap.forget(seq)
         self._give_back(seq)
 
-    def learn(self, plan: list[Share], seconds: float) -> None:
+    def learn(self, plan: list[ScheduledSequence], seconds: float) -> None:
         """What a step took: whether a text is read again or copied hangs on it."""
         if self.swap is not None:
             self.swap.observe(sum(share.take for share in plan), seconds)
 
-    def plan(self, budgets: list[Budget]) -> list[Share]:
+    def plan(self, budgets: list[Budget]) -> list[ScheduledSequence]:
         """The next step; `budgets` are for `running` as it stands. Pages are reserved for all of it."""
         wishes = {seq.id: budget for seq, budget in zip(self.running, budgets, strict=True)}
         before = self.preemptions
@@ -78,10 +78,10 @@ class Scheduler:
             shares += self._admit(self._left(shares), alone=not shares)
         return shares
 
-    def _left(self, shares: list[Share]) -> int:
+    def _left(self, shares: list[ScheduledSequence]) -> int:
         return self.max_step_tokens - sum(share.take + share.budget.nodes for share in shares)
 
-    def _plan_writing(self, writing: list[Sequence], wishes: dict[int, Budget], left: int) -> list[Share]:
+    def _plan_writing(self, writing: list[Sequence], wishes: dict[int, Budget], left: int) -> list[ScheduledSequence]:
         shares = []
         context, size = self.runner.context, self.runner.pool.page_size
         for seq in writing:
@@ -92,18 +92,18 @@ class Scheduler:
                 reserved = self.runner.reserve(seq, behind + nodes)
                 assert reserved, "a draft asks for no more pages than there are"
             left -= nodes
-            shares.append(Share.of(seq, 1, wish if nodes == wish.nodes else replace(wish, nodes=nodes)))
+            shares.append(ScheduledSequence.of(seq, 1, wish if nodes == wish.nodes else replace(wish, nodes=nodes)))
         return shares
 
-    def _plan_reading(self, reading: list[Sequence], left: int, alone: bool) -> list[Share]:
-        shares: list[Share] = []
+    def _plan_reading(self, reading: list[Sequence], left: int, alone: bool) -> list[ScheduledSequence]:
+        shares: list[ScheduledSequence] = []
         for seq in reading:
             if left <= 0:
                 break
             if alone and not shares:  # somebody must go on, or nobody ever would
                 self._secure(seq, seq.cached + 1)
             if seq in self.running and (take := self._chunk(seq, left)) > 0:
-                shares.append(Share.of(seq, take))
+                shares.append(ScheduledSequence.of(seq, take))
                 left -= take
         return shares
 
@@ -114,8 +114,8 @@ class Scheduler:
         take = min(seq.pending, most, fit)
         return take if take > 0 and self.runner.reserve(seq, seq.cached + take) else 0
 
-    def _admit(self, left: int, alone: bool) -> list[Share]:
-        shares: list[Share] = []
+    def _admit(self, left: int, alone: bool) -> list[ScheduledSequence]:
+        shares: list[ScheduledSequence] = []
         self._refused = None
         for seq in list(self.waiting):
             if left <= 0 or len(self.running) >= self.max_num_seqs:
@@ -127,7 +127,7 @@ class Scheduler:
                 break
             take = self._chunk(seq, left)
             assert take > 0, "a sequence enters only where it can go on"
-            shares.append(Share.of(seq, take))
+            shares.append(ScheduledSequence.of(seq, take))
             left -= take
         return shares
 

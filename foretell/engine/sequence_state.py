@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from foretell.sampling.grammar_matcher import GrammarError, Matcher
 from foretell.sampling.logits_processors import looks_back
-from foretell.types import Delta, Outcome, Sequence, TokenLogprob
+from foretell.types import Delta, Sequence, StepResult, TokenLogprob
 from foretell.verify.rules import LOSSLESS
 
-from .detokenizer import Writer
+from .detokenizer import Detokenizer
 from .stats import Speculation, origins
 
 
@@ -27,11 +27,11 @@ class Timings:
 
 
 @dataclass
-class Track:
+class SequenceState:
     """Of one text: its words, its grammar, its record, its clock."""
 
     seq: Sequence
-    writer: Writer
+    writer: Detokenizer
     matcher: Matcher | None = None
     speculation: Speculation = field(default_factory=Speculation)
     timings: Timings = field(default_factory=lambda: Timings(perf_counter()))
@@ -75,7 +75,7 @@ class Track:
             self.writer.close()
         return tuple(tokens[:entered])
 
-    def note(self, outcome: Outcome, skip: str) -> Delta:
+    def note(self, outcome: StepResult, skip: str) -> Delta:
         """A step has written: keep its record, and tell it. `skip`: why nothing was guessed, where that is known."""
         text = self.writer.tell()
         self.untold = False
@@ -105,15 +105,15 @@ class Track:
         return delta
 
 
-class News(NamedTuple):
-    """What a step has written of one text, and nobody was told yet. `skip`: as in `Track.note`."""
+class PendingDelta(NamedTuple):
+    """What a step has written of one text, and nobody was told yet. `skip`: as in `SequenceState.note`."""
 
-    track: Track
-    outcome: Outcome
+    track: SequenceState
+    outcome: StepResult
     skip: str
 
 
-def told(news: list[News]) -> list[Delta]:
+def told(news: list[PendingDelta]) -> list[Delta]:
     """Tell all of it; then it is no news any more. A text of which nothing can be told keeps nobody else from hearing;
     what went wrong is raised behind all others."""
     deltas: list[Delta] = []

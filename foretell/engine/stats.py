@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from foretell.types import TARGET, Outcome, StepTimes
+from foretell.types import TARGET, StepResult, StepTimes
 from foretell.verify.rules import LOSSLESS
 
 
@@ -39,12 +39,12 @@ class Speculation:
         """Whether the text, or its distribution, is the target's own."""
         return self.rule in LOSSLESS or self.drafted == 0
 
-    def observe(self, outcome: Outcome, written_by: tuple[str, ...]) -> None:
+    def observe(self, outcome: StepResult, written_by: tuple[str, ...]) -> None:
         """Count one step, and note who proposed its tokens."""
         self.count(outcome)
         self.origins += written_by
 
-    def count(self, outcome: Outcome) -> None:
+    def count(self, outcome: StepResult) -> None:
         """Count one step."""
         if outcome.verdict is None:
             return
@@ -84,7 +84,7 @@ class Speculation:
         return whole
 
 
-def origins(outcome: Outcome) -> tuple[str, ...]:
+def origins(outcome: StepResult) -> tuple[str, ...]:
     """Who proposed each token that entered the text."""
     accepted, draft = outcome.accepted, outcome.draft
     path = () if outcome.verdict is None else outcome.verdict.path[:accepted]
@@ -104,7 +104,7 @@ class Stats:
     running_seconds: float = 0.0  # the target's forwards and their judgement
     speculation: Speculation = field(default_factory=Speculation)
 
-    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
         """Count one step of the whole batch."""
         self.forwards += 1
         self.drafting_seconds += times.drafting

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from foretell.errors import ForetellError
 
 if TYPE_CHECKING:
-    from foretell.engine.sequence_state import Track
+    from foretell.engine.sequence_state import SequenceState
     from foretell.types import Delta, Request, StepTimes
 
 MOST_GATHERED = (
@@ -58,11 +58,11 @@ class StepClock:
 
 
 @dataclass(frozen=True)
-class Piece:
+class StreamItem:
     """What one step brought one text. The text's record is safe to read once `delta.finish` is set."""
 
     delta: Delta
-    track: Track
+    track: SequenceState
     first: bool  # whether these are the text's first tokens
     clock: StepClock | None = None  # of the step, where somebody held one
 
@@ -82,7 +82,7 @@ class Load:
 class StepReport:
     """What a step did and how the engine stands after it."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StreamItem, ...]
     clock: StepClock
     load: Load
     drafters: dict[str, tuple[int, int]]  # since the start, of each drafter: guesses, and those accepted
@@ -95,18 +95,20 @@ class Stream:
     requests: list[Request]
     patient: bool = False  # whether nobody looks before the texts have ended, so that pieces may gather
     close: Callable[[], None] = lambda: None
-    take: Callable[[Piece], bool] = lambda piece: False  # takes a piece at once, where somebody waits; False: it cannot
+    take: Callable[[StreamItem], bool] = lambda piece: (
+        False
+    )  # takes a piece at once, where somebody waits; False: it cannot
     unfinished: int = 0
     timer: asyncio.TimerHandle | None = None  # ends it when it has taken too long
 
     def __post_init__(self) -> None:
         self.unfinished = len(self.requests)
         self.names = tuple(dict.fromkeys(request.id for request in self.requests))
-        self._came: list[Piece] = []
+        self._came: list[StreamItem] = []
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: StreamItem) -> None:
         """The next piece has come; `unfinished` knows of it."""
         waiter = self._waiter
         if piece.delta.finish is None and waiter is not None and not waiter.done():  # nothing stands before it
@@ -129,7 +131,7 @@ class Stream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def some(self) -> list[Piece]:
+    async def some(self) -> list[StreamItem]:
         """What has come since one asked last, or comes next; none when every text has ended. A failure is raised behind
         what came before it."""
         if not self._came and self._failure is None and self.unfinished:
@@ -140,7 +142,7 @@ class Stream:
             raise self._failure
         return came
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def pieces(self) -> AsyncGenerator[StreamItem, None]:
         """Until every text has ended; a failure is raised where it comes. Leaving early ends all of them."""
         try:
             while came := await self.some():

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from foretell.sampling.logits_processors import History
 from foretell.sampling.sampling import adjusted, probabilities
-from foretell.types import Draft, FallenGuess, TokenDetail, Verdict
+from foretell.types import Draft, RejectedToken, TokenDetail, VerifyResult
 
 if TYPE_CHECKING:
-    from .verifier import Case
+    from .verifier import VerifyCase
 
 ROOT = -1
 
 
-def details_of(case: Case, verdict: Verdict) -> tuple[TokenDetail, ...] | None:
+def details_of(case: VerifyCase, verdict: VerifyResult) -> tuple[TokenDetail, ...] | None:
     """Of the tokens the verdict lets in, each by the row that foretold it; None where nobody asked."""
     if not case.request.speculation.details:
         return None
@@ -30,10 +30,10 @@ def details_of(case: Case, verdict: Verdict) -> tuple[TokenDetail, ...] | None:
     )
 
 
-def _detail(draft: Draft, verdict: Verdict, row: Tensor, parent: int, node: int | None) -> TokenDetail:
+def _detail(draft: Draft, verdict: VerifyResult, row: Tensor, parent: int, node: int | None) -> TokenDetail:
     token = verdict.next_token if node is None else draft.tokens[node]
     fallen = [
-        FallenGuess(draft.tokens[child], _confidence(draft, child), float(row[draft.tokens[child]]))
+        RejectedToken(draft.tokens[child], _confidence(draft, child), float(row[draft.tokens[child]]))
         for child in draft.children(parent)
         if child != node
     ]
@@ -46,7 +46,7 @@ def _confidence(draft: Draft, node: int) -> float | None:
     return float(draft.probs[node, draft.tokens[node]]) if draft.probs is not None and draft.was_drawn(node) else None
 
 
-def _distributions(case: Case, rows: list[int]) -> Tensor:
+def _distributions(case: VerifyCase, rows: list[int]) -> Tensor:
     """[rows, vocab] as the settings make them; greedy, what lies behind the choice."""
     params, logits = case.request.params, case.logits[rows]
     if case.history is not None:
@@ -55,7 +55,7 @@ def _distributions(case: Case, rows: list[int]) -> Tensor:
     return logits.softmax(-1) if params.temperature == 0 else probabilities(logits, [params] * len(rows))
 
 
-def _quiet_history(case: Case) -> History | None:
+def _quiet_history(case: VerifyCase) -> History | None:
     """What comes before, without the caller's own functions: they may count their calls, and a text must not change
     because somebody asked."""
     request = case.request

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from foretell.engine.async_step import Flight
+from foretell.engine.async_step import InFlightStep
 from foretell.engine.token_details import details_of
 from foretell.runner.batch_layout import logit_rows
 from foretell.runner.executor import StepOutput
@@ -22,22 +22,26 @@ from foretell.sampling.logits_processors import History, looks_back
 from foretell.sampling.logprobs import token_logprobs
 from foretell.sampling.sampling import Row, adjusted, choose, likeliest, probabilities
 from foretell.sampling.topk import top
-from foretell.types import Draft, Outcome, Request, Share, TokenDetail, TokenLogprob, Verdict
+from foretell.types import Draft, Request, ScheduledSequence, StepResult, TokenDetail, TokenLogprob, VerifyResult
 from foretell.verify import batched
 from foretell.verify.lossy import DEFAULTS, ThresholdSettings
 from foretell.verify.match import walk
-from foretell.verify.randomness import Coins
+from foretell.verify.randomness import StepRandom
 from foretell.verify.rules import LOSSY, Rule, find_rule
 
 if TYPE_CHECKING:
     from .engine import Engine
 
-Pair = tuple[Share, Draft]
+Pair = tuple[ScheduledSequence, Draft]
 Top = tuple[tuple[int, ...], ...]
 
 
 def row_topk(
-    pairs: list[Pair], logits: torch.Tensor, ends: list[int], count: int, wants: Callable[[Share, Draft], bool]
+    pairs: list[Pair],
+    logits: torch.Tensor,
+    ends: list[int],
+    count: int,
+    wants: Callable[[ScheduledSequence, Draft], bool],
 ) -> Iterable[Top]:
     """The `count` row_topk tokens of each row, for the shares that want them; others pay nothing. A share's rows end
     at its place in `ends`."""
@@ -69,22 +73,22 @@ def split_features(output: StepOutput, pairs: list[Pair]) -> Iterable[torch.Tens
 
 
 def outcome_of(
-    share: Share, draft: Draft, judged: Judgement | None, features: torch.Tensor | None, top: Top
-) -> Outcome:
+    share: ScheduledSequence, draft: Draft, judged: Verification | None, features: torch.Tensor | None, top: Top
+) -> StepResult:
     """What a step taught about one sequence; nothing was judged where the prompt goes on."""
     if judged is None:
-        return Outcome(share, draft, features=features)
-    return Outcome(share, draft, judged.verdict, judged.chosen, (), judged.logprobs, features, top, judged.details)
+        return StepResult(share, draft, features=features)
+    return StepResult(share, draft, judged.verdict, judged.chosen, (), judged.logprobs, features, top, judged.details)
 
 
 BATCHED = {"rejection": batched.rejection, "block": batched.block}
 
 
 @dataclass
-class Case:
+class VerifyCase:
     """One draft to be judged: its rows among a step's logits, from `first` on, and a grammar's masks."""
 
-    share: Share
+    share: ScheduledSequence
     draft: Draft
     step: Tensor  # [rows, vocab]
     first: int
@@ -125,10 +129,10 @@ class Case:
         ]
 
 
-class Judgement(NamedTuple):
+class Verification(NamedTuple):
     """A verdict, the target's own tokens where the rule drew them, and what the request wants to know of its tokens."""
 
-    verdict: Verdict
+    verdict: VerifyResult
     chosen: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
     details: tuple[TokenDetail, ...] | None = None
@@ -143,17 +147,17 @@ def rule_of(request: Request) -> Rule:
     return find_rule(request.rule, settings)
 
 
-class Judge:
+class SequenceVerifier:
     """Judges the drafts of a step, each by its request's rule. `rules` finds those that judge by distributions."""
 
     def __init__(self, rules: Callable[[Request], Rule] = rule_of) -> None:
         self.rules = rules
 
     def __call__(
-        self, cases: list[Case], logits: Tensor, known: Callable[[], list[int]] | None = None
-    ) -> list[Judgement]:
+        self, cases: list[VerifyCase], logits: Tensor, known: Callable[[], list[int]] | None = None
+    ) -> list[Verification]:
         """`logits` are those of a step, of which each case has its rows; `known` gives the likeliest of each."""
-        found: dict[int, Judgement] = {}
+        found: dict[int, Verification] = {}
         by_rule: dict[str, list[int]] = {}
         for i, case in enumerate(cases):
             by_rule.setdefault(case.request.rule, []).append(i)
@@ -165,12 +169,12 @@ class Judge:
             else:
                 judged = self._by_distribution(rule, some, rows)
             for i, case, (verdict, chosen) in zip(members, some, judged, strict=True):
-                found[i] = Judgement(verdict, chosen, _logprobs(case, verdict), details_of(case, verdict))
+                found[i] = Verification(verdict, chosen, _logprobs(case, verdict), details_of(case, verdict))
         return [found[i] for i in range(len(cases))]
 
     def _match(
-        self, cases: list[Case], logits: Tensor, known: Callable[[], list[int]] | None
-    ) -> list[tuple[Verdict, tuple[int, ...]]]:
+        self, cases: list[VerifyCase], logits: Tensor, known: Callable[[], list[int]] | None
+    ) -> list[tuple[VerifyResult, tuple[int, ...]]]:
         rows: list[Row] = []
         for case in cases:
             if not case.is_greedy:  # most are, and what decides a row need not be looked up
@@ -185,13 +189,15 @@ class Judge:
             first = behind
         return judged
 
-    def _by_distribution(self, rule: str, cases: list[Case], logits: Tensor) -> list[tuple[Verdict, tuple[int, ...]]]:
+    def _by_distribution(
+        self, rule: str, cases: list[VerifyCase], logits: Tensor
+    ) -> list[tuple[VerifyResult, tuple[int, ...]]]:
         rows = [row for case in cases for row in case.rows()]
         logits = adjusted(logits, rows)
         probs = probabilities(logits, [row.params for row in rows])
         sizes = [len(case.draft) + 1 for case in cases]
         parts = list(zip(cases, torch.split(probs, sizes), torch.split(logits, sizes), strict=True))
-        verdicts: dict[int, Verdict] = {}
+        verdicts: dict[int, VerifyResult] = {}
         if rule in BATCHED and self.rules is rule_of:  # all chains at once, each tree by itself
             chains = [i for i, case in enumerate(cases) if case.draft.is_chain]
             mine = probs if len(chains) == len(cases) else torch.cat([probs[:0], *(parts[i][1] for i in chains)])
@@ -201,12 +207,12 @@ class Judge:
                 verdicts[i] = self._judge_one(_lawful(case, scores), each)
         return [(verdicts[i], ()) for i in range(len(cases))]
 
-    def _judge_one(self, case: Case, probs: Tensor) -> Verdict:
+    def _judge_one(self, case: VerifyCase, probs: Tensor) -> VerifyResult:
         probs = probs[: len(case.draft) + 1]
-        return self.rules(case.request)(case.draft, probs, Coins(case.request.seed, case.share.length))
+        return self.rules(case.request)(case.draft, probs, StepRandom(case.request.seed, case.share.length))
 
 
-def gather(cases: list[Case], logits: Tensor) -> Tensor:
+def gather(cases: list[VerifyCase], logits: Tensor) -> Tensor:
     """The rows of the cases, one after the other; those of a whole step lie so already."""
     count = 0
     for case in cases:
@@ -216,7 +222,7 @@ def gather(cases: list[Case], logits: Tensor) -> Tensor:
     return cases[0].logits if len(cases) == 1 else torch.cat([case.logits for case in cases])
 
 
-def _lawful(case: Case, scores: Tensor) -> Case:
+def _lawful(case: VerifyCase, scores: Tensor) -> VerifyCase:
     """Under a lossy rule: without guesses that are forbidden outright, which it might let in."""
     if case.request.rule not in LOSSY:
         return case
@@ -228,7 +234,7 @@ def _lawful(case: Case, scores: Tensor) -> Case:
     return replace(case, draft=draft if all(lawful) else draft.cut(lawful.index(False)))
 
 
-def _judge_chains(rule: str, cases: list[Case], probs: Tensor) -> list[Verdict]:
+def _judge_chains(rule: str, cases: list[VerifyCase], probs: Tensor) -> list[VerifyResult]:
     """All chains at once; decides as the definition does."""
     if not cases:
         return []
@@ -239,10 +245,10 @@ def _judge_chains(rule: str, cases: list[Case], probs: Tensor) -> list[Verdict]:
     race = noise.pick_noise(seeds, roots, torch.arange(probs.shape[-1], device=probs.device))
     found = BATCHED[rule](chains, coins, race)
     pairs = zip(found.accepted.tolist(), found.next_tokens.tolist(), strict=True)
-    return [Verdict(tuple(range(accepted)), token) for accepted, token in pairs]
+    return [VerifyResult(tuple(range(accepted)), token) for accepted, token in pairs]
 
 
-def prompt_logprobs(share: Share, logits: Tensor) -> dict[int, TokenLogprob]:
+def prompt_logprobs(share: ScheduledSequence, logits: Tensor) -> dict[int, TokenLogprob]:
     """How likely the model found the prompt's tokens that these rows foretell, by place."""
     prompt, top = share.seq.request.prompt, share.seq.request.params.prompt_logprobs
     assert top is not None, "asked for"
@@ -251,7 +257,7 @@ def prompt_logprobs(share: Share, logits: Tensor) -> dict[int, TokenLogprob]:
     return {share.start + 1 + i: each for i, each in enumerate(found)}
 
 
-def _logprobs(case: Case, verdict: Verdict) -> tuple[TokenLogprob, ...] | None:
+def _logprobs(case: VerifyCase, verdict: VerifyResult) -> tuple[TokenLogprob, ...] | None:
     """Of the tokens the verdict lets in, each by the row that foretold it."""
     top = case.request.params.logprobs
     if top is None:
@@ -261,13 +267,13 @@ def _logprobs(case: Case, verdict: Verdict) -> tuple[TokenLogprob, ...] | None:
     return tuple(token_logprobs(case.logits[rows], tokens, top))
 
 
-class Court:
+class Verifier:
     """Hears the texts of a step that still live, each by its rule; what only drafters want to know comes last."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def __call__(self, flight: Flight) -> tuple[list[Outcome], float]:
+    def __call__(self, flight: InFlightStep) -> tuple[list[StepResult], float]:
         """What the target makes of each draft, and the seconds in this of what only drafters want to know."""
         if flight.landed is not None:
             tokens, best = flight.landed()
@@ -284,7 +290,7 @@ class Court:
         top, curious = self._top(flight, ends)
         return self._walked(flight, tokens, top), curious
 
-    def _land(self, flight: Flight, tokens: list[int], best: list[list[int]]) -> list[Outcome]:
+    def _land(self, flight: InFlightStep, tokens: list[int], best: list[list[int]]) -> list[StepResult]:
         """A step without guesses that another was sent behind: its tokens are all there is of it."""
         top: list[Top] = [()] * len(flight.plan)
         if best:
@@ -292,7 +298,7 @@ class Court:
             top = [(tuple(row),) if wants else () for row, wants in zip(best, wanted, strict=True)]
         return self._walked(flight, tokens, top)
 
-    def _walked(self, flight: Flight, tokens: list[int], top: Iterable[Top]) -> list[Outcome]:
+    def _walked(self, flight: InFlightStep, tokens: list[int], top: Iterable[Top]) -> list[StepResult]:
         """Where the target's own token of each row says what stands, and nothing else is wanted of it."""
         pairs = list(zip(flight.plan, flight.drafts, strict=True))
         outcomes, end = [], 0
@@ -300,13 +306,13 @@ class Court:
             first, end = end, end + 1 + len(draft)
             if self.engine.lives(share):
                 chosen = tuple(tokens[first:end])
-                outcomes.append(Outcome(share, draft, walk(draft, chosen), chosen, (), None, states, best))
+                outcomes.append(StepResult(share, draft, walk(draft, chosen), chosen, (), None, states, best))
         return outcomes
 
-    def _judge(self, flight: Flight) -> tuple[list[Outcome], float]:
+    def _judge(self, flight: InFlightStep) -> tuple[list[StepResult], float]:
         """Row by row of logits."""
         engine, output, pairs = self.engine, flight.output, list(zip(flight.plan, flight.drafts, strict=True))
-        cases: list[Case] = []
+        cases: list[VerifyCase] = []
         ends: list[int] = []
         end = 0
         for share, draft in pairs:
@@ -315,7 +321,7 @@ class Court:
             if not engine.lives(share):
                 continue
             if share.reaches_end:
-                cases.append(Case(share, draft, output.logits, end - 1 - len(draft), self._masks(share, draft)))
+                cases.append(VerifyCase(share, draft, output.logits, end - 1 - len(draft), self._masks(share, draft)))
             if share.reads_prompt_logprobs:
                 found = prompt_logprobs(share, output.logits[first:end])
                 engine.tracks[share.seq.id].prompt_logprobs |= found
@@ -331,7 +337,7 @@ class Court:
             if engine.lives(share)
         ], curious
 
-    def _is_greedy(self, share: Share) -> bool:
+    def _is_greedy(self, share: ScheduledSequence) -> bool:
         """Whether a text's tokens are the row_topk of their rows, and guesses are held against those. Also of one that
         has gone meanwhile: its rows are still there, as many as were asked for."""
         request = share.seq.request
@@ -341,13 +347,13 @@ class Court:
             return False
         return not self.engine.lives(share) or self.engine.tracks[share.seq.id].stands_alone
 
-    def _top(self, flight: Flight, ends: list[int]) -> tuple[Iterable[Top], float]:
+    def _top(self, flight: InFlightStep, ends: list[int]) -> tuple[Iterable[Top], float]:
         """The row_topk tokens of rows whose drafters learn from them, and the seconds that took."""
         began, pairs = perf_counter(), list(zip(flight.plan, flight.drafts, strict=True))
         found = row_topk(pairs, flight.output.logits, ends, self.engine.drafter.wants_top, self.wants_top)
         return found, perf_counter() - began
 
-    def wants_top(self, share: Share, draft: Draft) -> bool:
+    def wants_top(self, share: ScheduledSequence, draft: Draft) -> bool:
         """Whether a drafter of this text's learns from the row_topk tokens in this step. Not where the text is copied:
         to find them costs as much as to guess, and who copies finds the place again."""
         seq, guard = share.seq, self.engine.guard
@@ -355,7 +361,7 @@ class Court:
             return False
         return self.engine.lives(share) and self.engine.controller.watches(seq)
 
-    def _masks(self, share: Share, draft: Draft) -> torch.Tensor | None:
+    def _masks(self, share: ScheduledSequence, draft: Draft) -> torch.Tensor | None:
         track = self.engine.tracks[share.seq.id]
         if track.matcher is None:
             return None

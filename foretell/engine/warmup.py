@@ -12,17 +12,17 @@ from typing import Any
 
 from foretell.draft.base import Drafter
 from foretell.draft.heads.warmup import SERVING, TEXT, Guessing, chains, model_chains, rehearse_guess, trees
-from foretell.draft.tree_merge import Merged
+from foretell.draft.tree_merge import MergedDrafter
 from foretell.runner.cuda.graphs import freely
-from foretell.runner.cuda.warmup import Nothing, chain, tree
-from foretell.runner.dummy_sequences import MadeUp
+from foretell.runner.cuda.warmup import DummyStep, chain, tree
+from foretell.runner.dummy_sequences import DummySequences
 from foretell.runner.executor import StepOutput
 from foretell.sampling.topk import top
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Sequence, Share
+from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 
 from .engine import Engine
-from .verifier import Case
+from .verifier import VerifyCase
 
 LOG = logging.getLogger("foretell")
 
@@ -40,16 +40,16 @@ UNREAD = (24, 48, 96, 180, 250)  # tokens of a text that a draft model has to re
 MOST_FAILURES = 3  # of a rehearsal that goes on
 
 
-class Rehearsal:
+class Warmup:
     """Does it piece by piece, the likeliest first: some at the start, the rest while nobody waits.
 
     Texts are made up and have pages of their own, so that no other text, no drafter that learns and no cost that is
     known hears of it. What fails is left to the requests themselves.
     """
 
-    def __init__(self, engine: Engine, pieces: Callable[[Rehearsal], Iterable[Callable[[], None]]]) -> None:
+    def __init__(self, engine: Engine, pieces: Callable[[Warmup], Iterable[Callable[[], None]]]) -> None:
         """`pieces`: what is to be done, such as `all_pieces`."""
-        self.engine, self.made_up = engine, MadeUp(engine.runner)
+        self.engine, self.made_up = engine, DummySequences(engine.runner)
         self.done = self.failures = 0  # pieces
         self._left: Iterator[Callable[[], None]] = iter(pieces(self))
 
@@ -82,11 +82,11 @@ class Rehearsal:
         self._left = iter(())
         return False
 
-    def step(self, step: Nothing) -> None:
+    def step(self, step: DummyStep) -> None:
         """A step of the target, and what its logits are asked for."""
         cached = max(0, min(step.cached, self.engine.runner.context - step.take - len(step.draft)))
         with self.made_up.texts(step.texts, cached, step.take, len(step.draft)) as seqs:
-            shares = [Share.of(seq, step.take) for seq in seqs]
+            shares = [ScheduledSequence.of(seq, step.take) for seq in seqs]
             for _ in range(TIMES if shares else 0):
                 output = self.engine.runner.forward(shares, [step.draft] * len(shares))
                 self._judge(shares, step.draft, output)
@@ -94,11 +94,11 @@ class Rehearsal:
                 for share in shares:
                     self.engine.runner.keep(share.seq, share.length - 1, (1, 2)[: len(step.draft) - 1])
 
-    def _judge(self, shares: list[Share], draft: Draft, output: StepOutput) -> None:
+    def _judge(self, shares: list[ScheduledSequence], draft: Draft, output: StepOutput) -> None:
         """Which tokens are likeliest, which are drawn, and what drafters learn from."""
         for drawn in (False, True):
             rows = [_drawn(share) if drawn else share for share in shares]
-            cases = [Case(share, draft, output.logits, i * (1 + len(draft))) for i, share in enumerate(rows)]
+            cases = [VerifyCase(share, draft, output.logits, i * (1 + len(draft))) for i, share in enumerate(rows)]
             self.engine.judge(cases, output.logits, output.likeliest)
         if self.engine.drafter.wants_top:
             top(output.logits, self.engine.drafter.wants_top)
@@ -110,14 +110,14 @@ class Rehearsal:
             rehearse_guess(drafter, self.made_up, guessing, TIMES)
 
 
-def _drawn(share: Share) -> Share:
+def _drawn(share: ScheduledSequence) -> ScheduledSequence:
     """The same of a text whose tokens are drawn."""
     seq = share.seq
     request = replace(seq.request, params=SamplingParams(temperature=1.0))
     return replace(share, seq=Sequence(seq.id, request, seq.tokens, seq.cached, seq.pages))
 
 
-def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: int) -> Iterator[Callable[[], None]]:
+def all_pieces(rehearsal: Warmup, named: Container[str], nodes: int, most: int) -> Iterator[Callable[[], None]]:
     """For these drafters, chains and trees of up to `nodes` nodes, and trees of heads of up to `most`. The likeliest
     come first: a prompt, one text alone, what drafters that take time do for it, greedy and drawn, and drafts of all
     sizes behind it; then what serves for longer texts and for several; and in the end what would do that in less time.
@@ -135,45 +135,45 @@ def all_pieces(rehearsal: Rehearsal, named: Container[str], nodes: int, most: in
             some = (replace(each, **changes) for each in several if depths is None or each.budget.depth in depths)
             yield from (partial(rehearsal.guess, name, each) for each in some for name in names)
 
-    def steps(several: Iterable[Nothing]) -> Iterator[Callable[[], None]]:
+    def steps(several: Iterable[DummyStep]) -> Iterator[Callable[[], None]]:
         return (partial(rehearsal.step, each) for each in several)
 
-    yield from steps((Nothing(cached=0, take=PROMPT), Nothing(cached=TEXT)))
+    yield from steps((DummyStep(cached=0, take=PROMPT), DummyStep(cached=TEXT)))
     yield from guesses()
     unread = [Guessing(Budget(min(2, nodes)), cached=cached) for cached in UNREAD]
     yield from (partial(rehearsal.guess, name, each) for each in unread for name in readers if nodes)
     yield from steps(_drafts(nodes, widest, TEXT))
     yield from guesses(temperature=1.0)
-    yield from steps((Nothing(cached=LONG), *_drafts(nodes, widest, LONG, (7,), (15, 30))))
+    yield from steps((DummyStep(cached=LONG), *_drafts(nodes, widest, LONG, (7,), (15, 30))))
     for heat in (0.0, 1.0):
         yield from guesses(serving, cached=LONG, temperature=heat)
     if (several := min(MANY, rehearsal.engine.scheduler.max_num_seqs)) > 1:
-        yield from steps(Nothing(texts, TEXT) for texts in FEW_TEXTS if texts <= several)
+        yield from steps(DummyStep(texts, TEXT) for texts in FEW_TEXTS if texts <= several)
         guessed = (chain(3), tree(7), tree(11), tree(31)) if nodes else ()  # of eight texts 32, 64, 96 and 256 rows
-        yield from steps(Nothing(several, LONG, draft=each) for each in (chain(0), *guessed))
-        yield from steps((Nothing(several, cached=0, take=PROMPT // several),))
+        yield from steps(DummyStep(several, LONG, draft=each) for each in (chain(0), *guessed))
+        yield from steps((DummyStep(several, cached=0, take=PROMPT // several),))
         for heat in (0.0, 1.0):
             yield from guesses(serving, cached=LONG, texts=several, temperature=heat)
-    yield from steps(Nothing(cached=0, take=take) for take in PROMPTS)
+    yield from steps(DummyStep(cached=0, take=take) for take in PROMPTS)
     crowds = [texts for texts in CROWDS if texts <= rehearsal.engine.scheduler.max_num_seqs]
-    yield from steps(Nothing(texts, cached) for texts in crowds for cached in (TEXT, *LONGER[:1], LONG))
+    yield from steps(DummyStep(texts, cached) for texts in crowds for cached in (TEXT, *LONGER[:1], LONG))
     for cached in (*LONGER, LONG):
-        yield from steps((Nothing(cached=cached), *_drafts(nodes, widest, cached)))
+        yield from steps((DummyStep(cached=cached), *_drafts(nodes, widest, cached)))
         yield from guesses(cached=cached)
         yield from guesses(cached=cached, temperature=1.0)
 
 
 def _drafts(
     nodes: int, widest: int, cached: int, in_chains: tuple[int, ...] = IN_CHAINS, in_trees: tuple[int, ...] = IN_TREES
-) -> Iterator[Nothing]:
+) -> Iterator[DummyStep]:
     """Chains and trees behind a text, the smaller ones first. The last serve for all others: the largest tree, and one
     that was let go a node farther."""
-    yield from (Nothing(cached=cached, draft=chain(count)) for count in in_chains if count <= nodes)
-    yield from (Nothing(cached=cached, draft=tree(count)) for count in in_trees if count < widest)
+    yield from (DummyStep(cached=cached, draft=chain(count)) for count in in_chains if count <= nodes)
+    yield from (DummyStep(cached=cached, draft=tree(count)) for count in in_trees if count < widest)
     if nodes:
-        yield from (Nothing(cached=cached, draft=tree(count)) for count in (widest, widest + 1))
+        yield from (DummyStep(cached=cached, draft=tree(count)) for count in (widest, widest + 1))
 
 
 def _takes_time(drafter: Drafter) -> bool:
     """Not one whose guesses are found on the host, nor several behind one name, who are there by their own, too."""
-    return not drafter.free and not isinstance(drafter, Merged)
+    return not drafter.free and not isinstance(drafter, MergedDrafter)

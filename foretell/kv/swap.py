@@ -20,7 +20,7 @@ LEAST_READ = 64  # tokens of a step from which reading can be timed
 
 
 @dataclass(frozen=True)
-class Stash:
+class SwappedPages:
     """The pages of one text: for each tensor of the cache [pages, page_size, kv_heads, head_dim]."""
 
     tokens: int
@@ -37,7 +37,7 @@ class Swap:
     def __init__(self, cache: KVCache, room: int) -> None:
         self.cache, self.room = cache, room
         self.used = self.kept = self.brought_back = 0  # bytes; texts
-        self._stashes: dict[int, Stash] = {}
+        self._stashes: dict[int, SwappedPages] = {}
         self._copying: list[float] = []  # seconds a token, there and back
         self._reading: float | None = None  # seconds a token
 
@@ -63,7 +63,7 @@ class Swap:
             return
         began = perf_counter()
         try:
-            stash = Stash(seq.cached, [_to_host(tensor, seq.pages[:pages]) for tensor in self._tensors])
+            stash = SwappedPages(seq.cached, [_to_host(tensor, seq.pages[:pages]) for tensor in self._tensors])
         except Exception as error:  # usually out of memory, on the device or on the host
             LOG.warning("could not copy the pages of a preempted sequence; it is prefilled again: %s", error)
             return

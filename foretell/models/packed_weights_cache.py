@@ -47,7 +47,7 @@ FORGOTTEN = 24 * 3600.0  # seconds after which nobody is writing a file any more
 
 
 @dataclass(frozen=True)
-class Kept:
+class PackedWeightsCache:
     """The file of one checkpoint in so many bits; None for floats."""
 
     checkpoint: Checkpoint

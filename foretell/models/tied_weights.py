@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .config import ModelConfig
 from .decoder import Decoder
-from .draft_heads import Lender
+from .draft_heads import TargetWeights
 from .load import sketch, take_memory
 from .tensor_slices import CHUNK
 from .weights import fill_weights, output_tensor
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint
 
 
-def lend(checkpoint: Checkpoint, model: Decoder) -> Lender:
+def lend(checkpoint: Checkpoint, model: Decoder) -> TargetWeights:
     """To heads that lie where the target does; what is packed away is read once more. Which tokens a head can guess is
     dealt evenly, wherever the target has their rows: those are read, too."""
     if model.shard is None:
-        return Lender.of(model) if model.lends else read_whole(checkpoint, model)
+        return TargetWeights.of(model) if model.lends else read_whole(checkpoint, model)
 
     def find(tokens: Tensor) -> Tensor:
         return read_output_rows(checkpoint, model.config, tokens.cpu()).to(model.embed)
 
-    return replace(Lender.of(model), find=find)
+    return replace(TargetWeights.of(model), find=find)
 
 
 def read_output_rows(checkpoint: Checkpoint, config: ModelConfig, tokens: Tensor) -> Tensor:
@@ -41,12 +41,12 @@ def read_output_rows(checkpoint: Checkpoint, config: ModelConfig, tokens: Tensor
     return torch.cat(found)
 
 
-def read_whole(checkpoint: Checkpoint, model: Decoder) -> Lender:
+def read_whole(checkpoint: Checkpoint, model: Decoder) -> TargetWeights:
     """The whole embedding, output and last norm of the target that `model` is, or a part of, read once more."""
     ends = take_memory(sketch(_ends(model.config), model.dtype), model.embed.device)
     with torch.no_grad():
         fill_weights(ends, checkpoint)
-    return Lender.of(ends)
+    return TargetWeights.of(ends)
 
 
 def whole_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .bench_reader import Observation
-from .drafter_cost import FREE, Guesser, round_of
+from .drafter_cost import FREE, DrafterCost, round_of
 from .efficiency import Efficiency
 from .steps import Placed
 
@@ -45,7 +45,7 @@ class Calibration:
     doubts: tuple[str, ...] = ()  # whether the steps are those of this target on this device
 
 
-def calibrate(target: Placed, guesser: Guesser, observations: Sequence[Observation]) -> Calibration:
+def calibrate(target: Placed, guesser: DrafterCost, observations: Sequence[Observation]) -> Calibration:
     """Fit a machine's efficiency to steps of `target`, and of the guesser's model where there is one."""
     told = [each for each in observations if each.drafter != "model" or guesser.model is not None]
     told = [each for each in told if not each.of_draft or guesser.model is not None]
@@ -68,7 +68,7 @@ def calibrate(target: Placed, guesser: Guesser, observations: Sequence[Observati
     return Calibration(reached, len(told), sum(errors) / max(1, len(errors)), max(errors, default=0.0))
 
 
-def foretold(target: Placed, guesser: Guesser, reached: Efficiency, seen: Observation) -> float:
+def foretold(target: Placed, guesser: DrafterCost, reached: Efficiency, seen: Observation) -> float:
     """The seconds an observation should have taken."""
     placed = target.but(reached)
     drafts = None if guesser.model is None else guesser.model.but(reached)
@@ -77,7 +77,7 @@ def foretold(target: Placed, guesser: Guesser, reached: Efficiency, seen: Observ
         return drafts.step(seen.texts, seen.length + 1, seen.context).total
     if not seen.wall:
         return placed.step(seen.texts, seen.length + 1, seen.context).total
-    who = Guesser(FREE[0]) if seen.drafter != "model" else replace(guesser, model=drafts)
+    who = DrafterCost(FREE[0]) if seen.drafter != "model" else replace(guesser, model=drafts)
     return round_of(placed, who, seen.texts, seen.context, seen.length).seconds
 
 

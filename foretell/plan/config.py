@@ -13,7 +13,7 @@ from foretell.options import option, strict
 from .bench_reader import read_observations
 from .calibrate import Calibration, calibrate
 from .devices import Device, find_device
-from .drafter_cost import FREE, HEAD, Guesser, find_guesser
+from .drafter_cost import FREE, HEAD, DrafterCost, find_guesser
 from .efficiency import usual
 from .precision import AUTO, TYPES, cache_bytes, precision_of
 from .provenance import Origin
@@ -76,7 +76,7 @@ class Parts:
     """What a plan reckons with."""
 
     target: Placed
-    guesser: Guesser
+    guesser: DrafterCost
     calibration: Calibration | None = None
 
 

@@ -26,7 +26,7 @@ def expected_tokens(acceptance: float, length: int) -> float:
 
 
 @dataclass(frozen=True)
-class Guesser:
+class DrafterCost:
     """What drafts: a model with steps of its own, or something that costs the device nothing."""
 
     name: str
@@ -38,7 +38,7 @@ class Guesser:
         """On the device, for a chain of so many tokens: one behind the other."""
         return 0.0 if self.model is None else length * self.model.step(texts, 1, context).total
 
-    def beside(self, split: int) -> Guesser:
+    def beside(self, split: int) -> DrafterCost:
         """With a target that is split over so many devices; a model of its own takes no more of them than it did."""
         if self.model is None:
             return self
@@ -54,24 +54,24 @@ class Guesser:
         return 0.0 if self.model is None or self.shares_cache else self.model.token_bytes
 
 
-def find_guesser(spec: str, target: Placed, dtype: str = AUTO, split: int = 1) -> Guesser:
+def find_guesser(spec: str, target: Placed, dtype: str = AUTO, split: int = 1) -> DrafterCost:
     """Who a user means: a drafter without weights, a head on the target, the target in fewer bits, or a model."""
     if spec == "none":
         raise RequestError("draft", "none is plain decoding, which every plan has beside it; leave it out")
     if spec in FREE:
-        return Guesser(spec)
+        return DrafterCost(spec)
     if spec == HEAD:
         shape = head_on(target.shape)
         head = _beside(target, shape, precision_of(dtype, shape, "draft_dtype"), target.split)
-        return Guesser(spec, head, part_of_target=True)
+        return DrafterCost(spec, head, part_of_target=True)
     if spec.startswith(SELF):
         bits = spec.removeprefix(SELF)
         if bits not in ("int8", "int4"):
             raise RequestError("draft", f"self is written self:int8 or self:int4, not {spec}")
         own = _beside(target, target.shape, Precision(bits, BITS[bits]), target.split)
-        return Guesser(spec, own, shares_cache=True, part_of_target=True)
+        return DrafterCost(spec, own, shares_cache=True, part_of_target=True)
     shape = find_shape(spec.removeprefix("model:"), "draft")
-    return Guesser(spec, _beside(target, shape, precision_of(dtype, shape, "draft_dtype"), split))
+    return DrafterCost(spec, _beside(target, shape, precision_of(dtype, shape, "draft_dtype"), split))
 
 
 def head_on(target: Shape) -> Shape:
@@ -116,7 +116,7 @@ class Round:
 
 
 def round_of(
-    target: Placed, guesser: Guesser, texts: float, context: float, length: int, acceptance: float = 0.0
+    target: Placed, guesser: DrafterCost, texts: float, context: float, length: int, acceptance: float = 0.0
 ) -> Round:
     """One step with drafts of so many tokens; none is plain decoding."""
     return Round(
@@ -128,7 +128,9 @@ def round_of(
     )
 
 
-def best_round(target: Placed, guesser: Guesser, texts: float, context: float, most: int, acceptance: float) -> Round:
+def best_round(
+    target: Placed, guesser: DrafterCost, texts: float, context: float, most: int, acceptance: float
+) -> Round:
     """The length that writes fastest; 0 where guessing does not pay."""
     rounds = (round_of(target, guesser, texts, context, length, acceptance) for length in range(most + 1))
     return max(rounds, key=lambda each: each.rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .drafter_cost import Guesser
+from .drafter_cost import DrafterCost
 from .steps import ACTIVATION, LOGIT, Placed
 
 GIB = 1 << 30
@@ -45,7 +45,7 @@ class Memory:
         return max(0, int(left // self.text))
 
 
-def memory_of(target: Placed, guesser: Guesser, texts: int, context: int, length: int) -> Memory:
+def memory_of(target: Placed, guesser: DrafterCost, texts: int, context: int, length: int) -> Memory:
     """With so many texts of so many tokens, and drafts of so many."""
     pages = math.ceil((context + length + 1) / PAGE)
     shape = target.shape

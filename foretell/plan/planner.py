@@ -7,7 +7,7 @@ from typing import Any
 
 from .calibrate import Calibration
 from .memory import GIB
-from .query import Question
+from .query import PlanQuery
 from .result import Row, row_of
 
 DRAWN_LENGTHS = (1, 2, 4, 8)
@@ -18,7 +18,7 @@ DRAWN_RATES = tuple(rate / 20 for rate in range(6, 20))
 class Forecast:
     """All that a plan says."""
 
-    question: Question
+    question: PlanQuery
     rows: tuple[Row, ...]
     splits: tuple[tuple[int, Row], ...]  # devices a copy is split over, and the largest batch that way
     by_length: dict[int, dict[int, float]]  # batch, then length: the ratio at the first context
@@ -48,7 +48,7 @@ class Forecast:
         }
 
 
-def forecast(question: Question, calibration: Calibration | None = None) -> Forecast:
+def forecast(question: PlanQuery, calibration: Calibration | None = None) -> Forecast:
     """Everything that was asked, and the curves that go with it."""
     rows = tuple(row_of(question, texts, context) for context in question.contexts for texts in question.texts)
     context = question.contexts[0]
@@ -58,18 +58,18 @@ def forecast(question: Question, calibration: Calibration | None = None) -> Fore
     return Forecast(question, rows, tuple(_splits(question)), by_length, by_acceptance, calibration)
 
 
-def _by_length(question: Question, texts: int, context: int) -> dict[int, float]:
+def _by_length(question: PlanQuery, texts: int, context: int) -> dict[int, float]:
     plain = question.plain(texts, context)
     lengths = [length for length in DRAWN_LENGTHS if length <= max(question.most, 1)]
     return {length: question.round(texts, context, length).rate / plain.rate for length in lengths}
 
 
-def _by_acceptance(question: Question, texts: int, context: int) -> dict[float, float]:
+def _by_acceptance(question: PlanQuery, texts: int, context: int) -> dict[float, float]:
     plain = question.plain(texts, context)
     return {rate: question.best(texts, context, rate).rate / plain.rate for rate in DRAWN_RATES}
 
 
-def _splits(question: Question) -> list[tuple[int, Row]]:
+def _splits(question: PlanQuery) -> list[tuple[int, Row]]:
     """The largest batch with a copy of the model on each device, on every two, and so on."""
     found = []
     for split in range(1, question.devices + 1):
@@ -104,7 +104,7 @@ def remarks(found: Forecast) -> list[str]:
     return lines
 
 
-def _memory_words(asked: Question, row: Row) -> str:
+def _memory_words(asked: PlanQuery, row: Row) -> str:
     memory, usable = row.memory, row.memory.usable / GIB
     if memory.most_texts == 0:
         need = (memory.weights + memory.draft) / GIB

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from foretell.errors import RequestError
 
-from .drafter_cost import Guesser, Round, best_round, round_of
+from .drafter_cost import DrafterCost, Round, best_round, round_of
 from .steps import Placed
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanQuery:
     """What a plan is asked: how much is written at once, how long texts are, and how often guesses stand."""
 
     target: Placed
-    guesser: Guesser
+    guesser: DrafterCost
     devices: int
     acceptance: float
     texts: Sequence[int]  # at once, on all devices

@@ -7,7 +7,7 @@ from typing import Any
 
 from .drafter_cost import Round, break_even
 from .memory import GIB, Memory, memory_of
-from .query import Question
+from .query import PlanQuery
 
 MILLION, HOUR = 1e6, 3600.0
 
@@ -61,7 +61,7 @@ class Row:
         }
 
 
-def row_of(question: Question, texts: int, context: int) -> Row:
+def row_of(question: PlanQuery, texts: int, context: int) -> Row:
     """One batch, shared out over the copies of the model."""
     plain = question.plain(texts, context)
     if question.length is None:

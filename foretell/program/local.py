@@ -20,7 +20,7 @@ from .settings import DEFAULT_MAX_TOKENS, Settings
 
 if TYPE_CHECKING:
     from foretell.engine.async_engine import AsyncEngine
-    from foretell.engine.sequence_state import Track
+    from foretell.engine.sequence_state import SequenceState
 
 # What the server has below the model's own recommendation, so that a program draws alike on both.
 DEFAULTS = {"temperature": 1.0, "max_tokens": DEFAULT_MAX_TOKENS}
@@ -85,7 +85,7 @@ class Engine(Backend):
 
     async def _run(
         self, prompt: list[int], params: SamplingParams, choice: SpeculationChoice, tell: Tell | None
-    ) -> Track:
+    ) -> SequenceState:
         assembly, wanted = self.llm.assembly, params.structured_outputs
         requests = assembly.requests.make(f"program-{next(self._ids)}", prompt, params, choice)
         grammar = None if wanted is None else await asyncio.to_thread(assembly.grammars.compile, wanted)
@@ -112,7 +112,7 @@ def _force(tokens: list[int]) -> LogitsProcessor:
     return force
 
 
-def _meta(track: Track) -> dict[str, Any]:
+def _meta(track: SequenceState) -> dict[str, Any]:
     return {
         "finish_reason": track.seq.finish,
         "prompt_tokens": len(track.seq.request.prompt),

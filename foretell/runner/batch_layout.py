@@ -11,13 +11,13 @@ import numpy.typing as npt
 from foretell.kernels.attention import Span
 from foretell.kernels.bounds import require
 from foretell.kv.cache import slots_of
-from foretell.types import Draft, Share
+from foretell.types import Draft, ScheduledSequence
 
 Whole = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Packed:
+class BatchLayout:
     """A step's rows on the host; an executor takes them to where the model is."""
 
     tokens: list[int]
@@ -36,7 +36,7 @@ class Packed:
         return np.array([self.tokens, self.positions, self.slots], np.int64)
 
 
-def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:
+def pack(shares: list[ScheduledSequence], drafts: list[Draft], page_size: int) -> BatchLayout:
     """Each share's pending tokens, then its draft's nodes."""
     tokens: list[int] = []
     positions: list[int] = []
@@ -63,19 +63,19 @@ def pack(shares: list[Share], drafts: list[Draft], page_size: int) -> Packed:
         slots += slots_of(pages, page_size, start, stop)
         wanted += range(first + take + nodes - logit_rows(share, draft), first + take + nodes)
         spans.append(Span(first, take + nodes, start, pages, parents))
-    return Packed(tokens, positions, slots, spans, wanted)
+    return BatchLayout(tokens, positions, slots, spans, wanted)
 
 
-def pack_ahead(shares: list[Share], rows: list[int], page_size: int) -> Packed:
+def pack_ahead(shares: list[ScheduledSequence], rows: list[int], page_size: int) -> BatchLayout:
     """One row for each share: the token that this row of the step before comes to, which nobody knows yet."""
     starts = [share.start for share in shares]
     pages = [tuple(share.seq.pages[: share.start // page_size + 1]) for share in shares]
     slots = [each[-1] * page_size + start % page_size for each, start in zip(pages, starts, strict=True)]
     spans = [Span(i, 1, start, each) for i, (start, each) in enumerate(zip(starts, pages, strict=True))]
-    return Packed([-1 - row for row in rows], starts, slots, spans, list(range(len(shares))))
+    return BatchLayout([-1 - row for row in rows], starts, slots, spans, list(range(len(shares))))
 
 
-def logit_rows(share: Share, draft: Draft) -> int:
+def logit_rows(share: ScheduledSequence, draft: Draft) -> int:
     """How many of a share's rows, the last ones, have their logits wanted."""
     if share.reads_prompt_logprobs:
         return share.take + len(draft.parents)

@@ -12,7 +12,7 @@ from foretell.types import Request, Sequence
 from .model_runner import ModelRunner
 
 
-class MadeUp:
+class DummySequences:
     """Gives such texts out, and takes their pages back."""
 
     def __init__(self, runner: ModelRunner) -> None:

@@ -15,7 +15,7 @@ from foretell.models.batch import Batch
 from foretell.models.decoder import Decoder
 from foretell.sampling.cuda_sampler import Draws
 
-from .batch_layout import Packed
+from .batch_layout import BatchLayout
 
 
 @dataclass(frozen=True)
@@ -30,34 +30,34 @@ class StepOutput:
 class Executor(Protocol):
     """Runs packed rows and writes their keys and values into the cache."""
 
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput: ...
+    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput: ...
 
 
-class Landed(NamedTuple):
+class StepTokens(NamedTuple):
     """The tokens of a step's rows, and of each row the likeliest ones where they were asked for."""
 
     tokens: list[int]
     top: list[list[int]]
 
 
-class Ahead(NamedTuple):
+class AsyncStep(NamedTuple):
     """A step that was given to a device behind another one; `landed` waits for that one's tokens, not for this step."""
 
     output: StepOutput
-    landed: Callable[[], Landed]
+    landed: Callable[[], StepTokens]
 
 
-class Outrunner(Protocol):
+class AsyncExecutor(Protocol):
     """An executor that works beside the host, and takes a step before the host knows the tokens it begins with."""
 
     steps: int  # that were run so far: what one has left is good until the next
 
-    def ahead(self, packed: Packed, taps: tuple[int, ...], draws: Draws | None, top: int) -> Ahead | None:
+    def ahead(self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int) -> AsyncStep | None:
         """Behind the last step, which left a row of logits for each of its sequences: a token below 0 is what row
         -1 - token of it comes to, the likeliest or what `draws` make of it. `top` is how many of the likeliest are
         wanted of that step. What the last step left is lost; None, and nothing done, where this is too much."""
 
-    def behind(self, packed: Packed, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
+    def behind(self, packed: BatchLayout, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
         """A step behind guesses that the device is making: a token below 0 is what comes to stand at -1 - token there.
         Its rows are few enough to be run in one pass."""
 
@@ -68,7 +68,7 @@ class EagerExecutor:
     def __init__(self, model: Decoder, cache: KVCache, layout: Layout) -> None:
         self.model, self.cache, self.layout = model, cache, layout
 
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         device = self.layout.device
         table = torch.from_numpy(packed.table).to(device)
         batch = Batch(table[0], table[1], table[2], group_spans(packed.spans, self.layout))

@@ -17,12 +17,12 @@ from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import HeadConfig
 from foretell.runner.batch_layout import pack, pack_ahead
-from foretell.runner.cuda.draft_chain import MadeChains
-from foretell.runner.executor import Ahead, EagerExecutor, Executor, Outrunner, StepOutput
-from foretell.runner.heads.ops import HeadWork, Work
+from foretell.runner.cuda.draft_chain import PendingChains
+from foretell.runner.executor import AsyncExecutor, AsyncStep, EagerExecutor, Executor, StepOutput
+from foretell.runner.heads.ops import HeadOps, TorchHeadOps
 from foretell.runner.native.executor import NativeExecutor, native_executor
 from foretell.sampling.cuda_sampler import Draws
-from foretell.types import Draft, Sequence, Share
+from foretell.types import Draft, ScheduledSequence, Sequence
 
 
 def cuda_or_eager(model: Decoder, cache: KVCache, layout: Layout) -> Executor:
@@ -34,11 +34,11 @@ def cuda_or_eager(model: Decoder, cache: KVCache, layout: Layout) -> Executor:
     return CudaExecutor(model, cache, layout)
 
 
-class Followers(Protocol):
+class Workers(Protocol):
     """Other processes that have a part of the model, and of its cache."""
 
     def move(self, source: list[int], target: list[int]) -> None: ...
-    def lead(self, work: HeadWork) -> Work: ...
+    def lead(self, work: TorchHeadOps) -> HeadOps: ...
     def wire(self, head: int, config: HeadConfig) -> None: ...
     def check(self) -> None: ...
     def listen(self, told: Callable[[RankError], None]) -> None: ...
@@ -65,7 +65,7 @@ class ModelRunner:
         self.pool = PagePool(pages, page_size)
         self.cache = KVCache(model.layer_shapes + beside, pages, page_size, model.dtype, self.device)
         self.executor = self._make_executor()
-        self.followers: Followers | None = None
+        self.followers: Workers | None = None
         self.answers_on: torch.device | None = None  # where logits are wanted, if not where the model is
 
     def be_current(self) -> None:
@@ -82,13 +82,13 @@ class ModelRunner:
         other.executor = other._make_executor()
         return other
 
-    def forward(self, shares: list[Share], drafts: list[Draft]) -> StepOutput:
+    def forward(self, shares: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
         """Run every share's tokens and draft; their pages are reserved already."""
         packed = pack(shares, drafts, self.layout.page_size)
         unseen = next((draft.unseen for draft in drafts if draft.unseen is not None), None)
         if unseen is not None:
             with torch.inference_mode():
-                return cast(Outrunner, self.executor).behind(packed, self.taps, unseen.there)
+                return cast(AsyncExecutor, self.executor).behind(packed, self.taps, unseen.there)
         if isinstance(self.executor, NativeExecutor):  # torch computes nothing, and its modes are dear to enter
             output = self.executor(packed, self.taps)
         else:
@@ -106,17 +106,21 @@ class ModelRunner:
     @property
     def steps(self) -> int:
         """Steps that were run so far, where they may be sent ahead: one that was sent is the last of them."""
-        return cast(Outrunner, self.executor).steps
+        return cast(AsyncExecutor, self.executor).steps
 
     @torch.inference_mode()
-    def ahead(self, shares: list[Share], rows: list[int], draws: Draws | None, top: int) -> Ahead | None:
-        """A step of one token a share behind the one that runs: see `Outrunner`. `rows` are those of that one which
+    def ahead(
+        self, shares: list[ScheduledSequence], rows: list[int], draws: Draws | None, top: int
+    ) -> AsyncStep | None:
+        """A step of one token a share behind the one that runs: see `AsyncExecutor`. `rows` are those of that one which
         come to the tokens."""
-        executor = cast(Outrunner, self.executor)
+        executor = cast(AsyncExecutor, self.executor)
         return executor.ahead(pack_ahead(shares, rows, self.layout.page_size), self.taps, draws, top)
 
     @torch.inference_mode()
-    def chain(self, shares: list[Share], steps: int, vocab: int, draws: Draws | None = None) -> MadeChains | None:
+    def chain(
+        self, shares: list[ScheduledSequence], steps: int, vocab: int, draws: Draws | None = None
+    ) -> PendingChains | None:
         """After each share `steps` tokens of the first `vocab`, and how sure the model is of each: the likeliest, or
         drawn. `draws` tell how the first of each is drawn; those behind it stand at the places that follow.
 
@@ -127,7 +131,7 @@ class ModelRunner:
             return None
         packed = pack(shares, [Draft()] * len(shares), self.layout.page_size)
         spans = [replace(span, pages=tuple(share.seq.pages)) for span, share in zip(packed.spans, shares, strict=True)]
-        found: MadeChains | None = run(replace(packed, spans=spans), steps, vocab, draws)
+        found: PendingChains | None = run(replace(packed, spans=spans), steps, vocab, draws)
         return found
 
     @property
@@ -163,7 +167,7 @@ class ModelRunner:
                 self.followers.move(source, target)
             self.cache.move(source, target)
 
-    def led(self, work: HeadWork) -> Work:
+    def led(self, work: TorchHeadOps) -> HeadOps:
         """The first rank's part of a head, which from now on tells the others what it does."""
         assert self.followers is not None, "a part of a head goes with the parts of others"
         return self.followers.lead(work)

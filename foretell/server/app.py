@@ -25,11 +25,11 @@ from foretell.server.routes.status import telling_routes
 from foretell.server.routes.tokenize import spelling_routes
 from foretell.version import VERSION
 
-from .errors import Failure, failure_of, invalid_body
+from .errors import ApiError, failure_of, invalid_body
 from .middleware import Tell, middleware_of
 from .service import Service
-from .sse import CallerGone
-from .stats_logger import Reporter
+from .sse import ClientDisconnected
+from .stats_logger import StatsLogger
 
 LOG = logging.getLogger("foretell")
 GONE = 499  # nginx's word for a caller who left; nobody reads it
@@ -47,7 +47,7 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.engine.start()
-        beside = [asyncio.ensure_future(Reporter(service).run())]
+        beside = [asyncio.ensure_future(StatsLogger(service).run())]
         if service.watch is not None:
             beside.append(asyncio.ensure_future(service.watch.run()))
         try:
@@ -64,7 +64,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(page_routes())
     app.include_router(api_routes(lambda: _describe(app)))
 
-    def tell(failure: Failure) -> Response:
+    def tell(failure: ApiError) -> Response:
         service.metrics.instruments.failures.add(failure.code or "")
         return failure.response()
 
@@ -90,17 +90,17 @@ def _add_handlers(app: FastAPI, tell: Tell) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "it is registered for these"
-        return tell(Failure(error.status_code, str(error.detail), headers=error.headers or {}))
+        return tell(ApiError(error.status_code, str(error.detail), headers=error.headers or {}))
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=GONE)
 
-    app.add_exception_handler(Failure, known)
+    app.add_exception_handler(ApiError, known)
     app.add_exception_handler(ForetellError, known)
     app.add_exception_handler(TimeoutError, known)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(CallerGone, gone)
+    app.add_exception_handler(ClientDisconnected, gone)
     app.add_exception_handler(Exception, unknown)
 
 

@@ -8,14 +8,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from foretell.server.parsers.base import Said
-from foretell.server.parsers.reasoning import ThinkReader
-from foretell.server.parsers.tools.reader import ToolReader
+from foretell.server.parsers.base import OutputPart
+from foretell.server.parsers.reasoning import ReasoningParser
+from foretell.server.parsers.tools.reader import ToolCallParser
 from foretell.types import TARGET
 
 if TYPE_CHECKING:
-    from foretell.engine.sequence_state import Track
-    from foretell.engine.streams import Piece
+    from foretell.engine.sequence_state import SequenceState
+    from foretell.engine.streams import StreamItem
     from foretell.types import FinishReason, Request, TokenLogprob
 
 ID_LENGTH = 9  # Mistral's templates take ids of just this length, and the others any
@@ -23,7 +23,7 @@ USER, OFF, NOTHING, FIRST, LAST = "user", "off", "no_guess", "first_token", "las
 
 
 @dataclass
-class Call:
+class ParsedToolCall:
     """A call of a tool."""
 
     name: str
@@ -34,42 +34,42 @@ class Call:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
-class Reading:
+class ParsedOutput:
     """An answer taken apart: thoughts first, then words and calls."""
 
-    def __init__(self, thoughts: ThinkReader | None = None, tools: ToolReader | None = None) -> None:
+    def __init__(self, thoughts: ReasoningParser | None = None, tools: ToolCallParser | None = None) -> None:
         self.thoughts, self.tools = thoughts, tools
         self.plain = thoughts is None and tools is None  # whether all of it is words
 
-    def feed(self, text: str) -> list[Said]:
-        said = [Said("content", text)] if self.thoughts is None and text else []
+    def feed(self, text: str) -> list[OutputPart]:
+        said = [OutputPart("content", text)] if self.thoughts is None and text else []
         if self.thoughts is not None:
             said = self.thoughts.feed(text)
         return self._read_tools(said)
 
-    def finish(self) -> list[Said]:
+    def finish(self) -> list[OutputPart]:
         """What is left at the end."""
         said = self._read_tools(self.thoughts.finish() if self.thoughts is not None else [])
         return said + (self.tools.finish() if self.tools is not None else [])
 
-    def _read_tools(self, said: list[Said]) -> list[Said]:
+    def _read_tools(self, said: list[OutputPart]) -> list[OutputPart]:
         if self.tools is None:
             return said
         return [part for each in said for part in (self.tools.feed(each.text) if each.kind == "content" else [each])]
 
 
 @dataclass
-class Answer:
+class ChoiceState:
     """What is known of one text; `add` takes the pieces in turn."""
 
     request: Request
     index: int
-    reading: Reading = field(default_factory=Reading)
+    reading: ParsedOutput = field(default_factory=ParsedOutput)
     one_call: bool = False  # whether further calls are left out
     text: str = ""  # as the model wrote it
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ParsedToolCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -79,12 +79,12 @@ class Answer:
     accepted: int = 0
     skipped: Counter[str] = field(default_factory=Counter)  # steps without a draft, by reason
     finish: FinishReason | None = None
-    track: Track | None = None  # the engine's own record; whole once the text has ended
+    track: SequenceState | None = None  # the engine's own record; whole once the text has ended
     muted: bool = False  # whether a call is being left out
     _looked: int = 0  # tokens that were looked at for the end of thoughts
     _thoughts: int | None = None  # tokens up to that end
 
-    def add(self, piece: Piece) -> list[Said]:
+    def add(self, piece: StreamItem) -> list[OutputPart]:
         """Take one piece in; what it says comes back, calls that are left out excepted."""
         delta = piece.delta
         self._count(piece)
@@ -96,17 +96,17 @@ class Answer:
         self.finish = delta.finish
         if self.reading.plain:  # most are, and every token comes by here
             self.content += delta.text
-            return [Said("content", delta.text)] if delta.text else []
+            return [OutputPart("content", delta.text)] if delta.text else []
         said = self.reading.feed(delta.text)
         if delta.finish is not None:
             said += self.reading.finish()
         return self.hear(said)
 
-    def hear(self, said: list[Said]) -> list[Said]:
+    def hear(self, said: list[OutputPart]) -> list[OutputPart]:
         """Take in what was said; what a caller is not to hear of is left out."""
         return [part for part in said if self._hear(part)]
 
-    def _count(self, piece: Piece) -> None:
+    def _count(self, piece: StreamItem) -> None:
         if piece.delta.drafted:
             accepted = sum(origin != TARGET for origin in piece.delta.origins)
             self.steps.append((piece.delta.drafted, accepted))
@@ -115,7 +115,7 @@ class Answer:
         else:
             self.skipped[skip_reason(piece)] += 1
 
-    def _hear(self, part: Said) -> bool:
+    def _hear(self, part: OutputPart) -> bool:
         if part.kind == "content":
             self.content += part.text
         elif part.kind == "reasoning":
@@ -124,7 +124,7 @@ class Answer:
             self.muted = True
             return False
         elif part.kind == "call":
-            self.calls.append(Call(part.text))
+            self.calls.append(ParsedToolCall(part.text))
         else:
             self.calls[-1].arguments += part.text
         return True
@@ -150,7 +150,7 @@ class Answer:
         return "length" if self.finish == "length" else "stop"
 
 
-def skip_reason(piece: Piece) -> str:
+def skip_reason(piece: StreamItem) -> str:
     """Why a step had no draft for a text."""
     request = piece.track.seq.request
     if not request.speculation.enabled or request.speculation.max_draft == 0:

@@ -33,7 +33,7 @@ ALGORITHMS = {
 
 @strict
 @dataclass(frozen=True, kw_only=True)
-class Dialect:
+class CompatFlags:
     """What other engines call things."""
 
     speculative_model: str | None = option(

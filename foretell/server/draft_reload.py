@@ -14,15 +14,15 @@ LOG = logging.getLogger("foretell")
 EVERY = 2.0  # seconds
 
 
-class DraftWatch:
+class DraftReloader:
     """Reads beside the event loop, judges in the engine's thread."""
 
     def __init__(self, folder: str, engine: AsyncEngine, every: float = EVERY) -> None:
         from foretell.build.head_hot_swap import (
-            Replacement,  # brings torch, for which a server that only starts does not wait
+            HeadHotSwap,  # brings torch, for which a server that only starts does not wait
         )
 
-        self.replacement, self.engine, self.every = Replacement(Path(folder), engine.engine), engine, every
+        self.replacement, self.engine, self.every = HeadHotSwap(Path(folder), engine.engine), engine, every
 
     async def run(self) -> None:
         """Until it is cancelled."""

@@ -22,7 +22,7 @@ INTERNAL = "internal_error"
 
 
 @dataclass(eq=False)
-class Failure(Exception):
+class ApiError(Exception):
     """An answer that says why there is none."""
 
     status: int
@@ -40,45 +40,45 @@ class Failure(Exception):
         return JSONResponse(self.body(), self.status, headers=dict(self.headers))
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> ApiError:
     """What a caller is told of an error; what is not meant for callers stays in the log."""
     match error:
-        case Failure():
+        case ApiError():
             return error
         case RequestError():
-            return Failure(400, str(error), param=error.field, code="invalid_value")
+            return ApiError(400, str(error), param=error.field, code="invalid_value")
         case CapacityError():
-            return Failure(400, str(error), param="max_tokens", code="context_length_exceeded")
+            return ApiError(400, str(error), param="max_tokens", code="context_length_exceeded")
         case UnknownModelError():
-            return Failure(404, str(error), param="model", code="model_not_found")
+            return ApiError(404, str(error), param="model", code="model_not_found")
         case QueueFull():
             return _later(429, error, "rate_limit_error", "queue_full")
         case Unavailable():
             return _later(503, error, "server_error", "unavailable")
         case StepFailed():
-            return Failure(500, str(error), "server_error", code="step_failed")
+            return ApiError(500, str(error), "server_error", code="step_failed")
         case TimeoutError():
-            return Failure(504, "the request took longer than the server allows", "server_error", code="timeout")
-    return Failure(500, "a fault of ours; the server's log has it", "server_error", code=INTERNAL)
+            return ApiError(504, "the request took longer than the server allows", "server_error", code="timeout")
+    return ApiError(500, "a fault of ours; the server's log has it", "server_error", code=INTERNAL)
 
 
-def _later(status: int, error: Unavailable, kind: str, code: str) -> Failure:
-    return Failure(status, str(error), kind, code=code, headers={"Retry-After": str(error.retry_after)})
+def _later(status: int, error: Unavailable, kind: str, code: str) -> ApiError:
+    return ApiError(status, str(error), kind, code=code, headers={"Retry-After": str(error.retry_after)})
 
 
-def invalid_body(error: RequestValidationError, known: list[str]) -> Failure:
+def invalid_body(error: RequestValidationError, known: list[str]) -> ApiError:
     """The most telling thing wrong with a body; an unknown field gets the nearest of the `known` ones."""
     problem = max(error.errors(), key=lambda each: len(each["loc"]))  # of a union, the branch that came furthest
     place = [str(part) for part in problem["loc"][1:]]
     if problem["type"] == "json_invalid":
-        return Failure(400, f"the body is not JSON: {problem['ctx']['error']}", code="invalid_json")
+        return ApiError(400, f"the body is not JSON: {problem['ctx']['error']}", code="invalid_json")
     if problem["type"] == "extra_forbidden":
         param = ".".join([*_fields(place[:-1]), place[-1]])
         words = REFUSED.get(param) or f"is not known; {nearest(place[-1], known)}"
-        return Failure(400, f"{param}: {words}", param=param, code="unsupported_parameter")
+        return ApiError(400, f"{param}: {words}", param=param, code="unsupported_parameter")
     param = ".".join(_fields(place)) or "body"
     words = str(problem["msg"]).removeprefix("Value error, ")
-    return Failure(400, f"{param}: {words}", param=param, code="invalid_value")
+    return ApiError(400, f"{param}: {words}", param=param, code="invalid_value")
 
 
 def _fields(place: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 CONNECTION = "foretell_connection"  # among a request's state
 
 
-class Direct(Protocol):
+class DirectConnection(Protocol):
     """A connection to which parts of the answer that is on its way can be written, past all that stands between."""
 
     def has_room(self) -> bool:
@@ -21,7 +21,7 @@ class Direct(Protocol):
         """Send a part."""
 
 
-def direct(scope: Scope) -> Direct | None:
+def direct(scope: Scope) -> DirectConnection | None:
     """The connection a request came by, where it is one of ours and answers go in chunks."""
     return scope.get("state", {}).get(CONNECTION) if scope["http_version"] == "1.1" else None
 

@@ -19,7 +19,7 @@ COPIES = 26
 
 
 @dataclass(frozen=True)
-class Footprint:
+class MemoryReport:
     """Bytes. Pages of the cache take memory when they are first written to; after a while all of them have been.
 
     `program` is what the process has taken beside the model when all is loaded: Python, torch, the tokenizer. `step` is
@@ -38,7 +38,7 @@ class Footprint:
     device: str = "cpu"
 
     @classmethod
-    def of(cls, assembly: Assembly, config: EngineConfig, ours: Path = OURS) -> Footprint:
+    def of(cls, assembly: Assembly, config: EngineConfig, ours: Path = OURS) -> MemoryReport:
         """To be measured when all is loaded and nothing was written."""
         plan, device = assembly.memory, assembly.engine.runner.device.type
         here = plan.weights + plan.drafter if device == "cpu" else 0
@@ -78,7 +78,7 @@ def step_bytes(assembly: Assembly, config: EngineConfig) -> int:
 
 
 @dataclass(frozen=True)
-class Resident:
+class ProcessMemory:
     """Bytes of memory a process has now, the most it had, and how much of the former are pages of files."""
 
     now: int = 0
@@ -86,14 +86,14 @@ class Resident:
     files: int = 0
 
 
-def resident(ours: Path = OURS) -> Resident:
+def resident(ours: Path = OURS) -> ProcessMemory:
     """What the system says of this process; zeros where it does not tell."""
     try:
         text = (ours / "status").read_text()
     except OSError:
-        return Resident()
+        return ProcessMemory()
     sizes = {name: int(size) * 1024 for name, size in re.findall(r"^(VmRSS|VmHWM|RssFile):\s+(\d+) kB", text, re.M)}
-    return Resident(*(sizes.get(name, 0) for name in ("VmRSS", "VmHWM", "RssFile")))
+    return ProcessMemory(*(sizes.get(name, 0) for name in ("VmRSS", "VmHWM", "RssFile")))
 
 
 def _gib(size: int) -> str:

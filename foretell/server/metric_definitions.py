@@ -15,7 +15,7 @@ WHOLE = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
-class Tally:
+class CounterMetric:
     """A counter, perhaps with labels of its own; it can also follow a total that is kept elsewhere."""
 
     def __init__(self, counter: Counter, model: str, labels: tuple[str, ...]) -> None:
@@ -33,7 +33,7 @@ class Tally:
         self.add(*labels, amount=total - self._totals.get(labels, 0))
 
 
-class Instruments:
+class MetricSet:
     """The counters of one server, in a registry of their own."""
 
     def __init__(self, model: str) -> None:
@@ -103,9 +103,9 @@ class Instruments:
         )
         self.step_seconds = self._histogram("step_seconds", "Time of a step", PER_TOKEN)
 
-    def _tally(self, name: str, words: str, *labels: str) -> Tally:
+    def _tally(self, name: str, words: str, *labels: str) -> CounterMetric:
         counter = Counter(PREFIX + name, words, ["model_name", *labels], registry=self.registry)
-        return Tally(counter, self._model, labels)
+        return CounterMetric(counter, self._model, labels)
 
     def _gauge(self, name: str, words: str) -> Gauge:
         return Gauge(PREFIX + name, words, ["model_name"], registry=self.registry).labels(self._model)

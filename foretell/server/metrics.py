@@ -12,11 +12,11 @@ from foretell.types import TARGET
 
 from .choice_state import skip_reason
 from .memory_report import resident
-from .metric_definitions import Instruments
+from .metric_definitions import MetricSet
 from .speedup import PlainSeconds, Speedup, unknown
 
 if TYPE_CHECKING:
-    from foretell.engine.streams import Piece, StepClock, StepReport
+    from foretell.engine.streams import StepClock, StepReport, StreamItem
 
 MOST_UNCOUNTED = 32  # steps
 
@@ -89,7 +89,7 @@ class Metrics:
         health: Callable[[], Health] = dict,
     ) -> None:
         """`health` returns the failures of each drafter since the start and whether it is disabled now."""
-        self.instruments = Instruments(model)
+        self.instruments = MetricSet(model)
         self.controller, self.health = controller, health
         self._speedup = Speedup(plain_seconds)
         self._totals = Totals()
@@ -130,7 +130,7 @@ class Metrics:
         totals.drafting += clock.times.drafting
         totals.running += clock.times.running
 
-    def _observe_piece(self, piece: Piece) -> None:
+    def _observe_piece(self, piece: StreamItem) -> None:
         delta, totals = piece.delta, self._totals
         totals.tokens += len(delta.tokens)
         if piece.first and delta.choice == 0:  # a prompt counts once, whatever the number of choices
@@ -151,7 +151,7 @@ class Metrics:
         for position in range(accepted):
             totals.per_position[position] += 1
 
-    def _observe_first(self, piece: Piece) -> None:
+    def _observe_first(self, piece: StreamItem) -> None:
         show, track, clock = self.instruments, piece.track, piece.track.timings
         prompt = len(track.seq.request.prompt)
         self._totals.prompt_tokens += prompt
@@ -160,7 +160,7 @@ class Metrics:
             show.first_token.observe(clock.first_token - clock.added)
             show.queue_time.observe(clock.started - clock.added)
 
-    def _observe_end(self, piece: Piece) -> None:
+    def _observe_end(self, piece: StreamItem) -> None:
         show, record, clock = self.instruments, piece.track.speculation, piece.track.timings
         self._totals.texts += 1
         show.finished.add(piece.delta.finish or "")

@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretell.server.config import ServerConfig
-from foretell.server.errors import Failure
+from foretell.server.errors import ApiError
 from foretell.server.json_body import parsed_bytes
 from foretell.server.routes.playground import is_page
 
@@ -25,7 +25,7 @@ HERE = "localhost"
 HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")  # and a port
 CLOSE = {"Connection": "close"}
 
-Tell = Callable[[Failure], Response]  # what a caller gets who is turned away; it is counted
+Tell = Callable[[ApiError], Response]  # what a caller gets who is turned away; it is counted
 
 
 class Keys:
@@ -80,7 +80,7 @@ class KeyGuard:
             await self.app(scope, receive, send)
             return
         words = "a key is needed: send it as Authorization: Bearer KEY"
-        failure = Failure(401, words, "authentication_error", code="invalid_api_key")
+        failure = ApiError(401, words, "authentication_error", code="invalid_api_key")
         await self.tell(failure)(scope, receive, send)
 
 
@@ -96,7 +96,7 @@ class HostGuard:
             await self.app(scope, receive, send)
             return
         words = "this server answers to localhost alone; start it with --allowed-host NAME, or with an --api-key"
-        await self.tell(Failure(403, words, "permission_error", code="host_not_allowed"))(scope, receive, send)
+        await self.tell(ApiError(403, words, "permission_error", code="host_not_allowed"))(scope, receive, send)
 
     def _knows(self, host: str | None) -> bool:
         return host is None or host in self.names or is_loopback(host)
@@ -135,7 +135,7 @@ class FramingGuard:
             await self.app(scope, receive, send)
             return
         words = "send Content-Length or Transfer-Encoding, not both"
-        await self.tell(Failure(400, words, code="ambiguous_length", headers=CLOSE))(scope, receive, send)
+        await self.tell(ApiError(400, words, code="ambiguous_length", headers=CLOSE))(scope, receive, send)
 
 
 class BodyGuard:
@@ -153,7 +153,7 @@ class BodyGuard:
         lease = _Lease(self)
         try:
             body = await self._body(scope, receive, lease)
-        except Failure as failure:
+        except ApiError as failure:
             await self.tell(failure)(scope, receive, send)
         else:
             if body is not None:
@@ -171,7 +171,7 @@ class BodyGuard:
             return body
         if not takes_body and scope["method"] in ("GET", "HEAD") and has_body(scope):
             words = f"{scope['method']} takes no body; send the request without one"
-            raise Failure(400, words, code="unexpected_body", headers=CLOSE)
+            raise ApiError(400, words, code="unexpected_body", headers=CLOSE)
         return b""  # not read: the application answers 404 or 405, and the server discards what arrives
 
     async def _read(self, scope: Scope, receive: Receive, lease: _Lease) -> bytes | None:
@@ -185,7 +185,7 @@ class BodyGuard:
                     message = await receive()
             except TimeoutError:
                 words = f"the body took more than {self.seconds:g} seconds"
-                raise Failure(408, words, code="body_timeout") from None
+                raise ApiError(408, words, code="body_timeout") from None
             if message["type"] == "http.disconnect":
                 return None
             more = message.get("more_body", False)
@@ -195,8 +195,8 @@ class BodyGuard:
             lease.grow(len(message.get("body", b"")))
         return bytes(body)
 
-    def _too_large(self) -> Failure:
-        return Failure(413, f"the body has more than {self.most} bytes; send less", code="body_too_large")
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body has more than {self.most} bytes; send less", code="body_too_large")
 
 
 class _Lease:
@@ -212,7 +212,7 @@ class _Lease:
         if self._guard.held > self._guard.most_held and self._guard.held > self._size:
             words = "the request bodies in flight take all memory set aside for them; retry later"
             headers = {"Retry-After": "1"}
-            raise Failure(429, words, "rate_limit_error", code="bodies_full", headers=headers)
+            raise ApiError(429, words, "rate_limit_error", code="bodies_full", headers=headers)
 
     def release(self) -> None:
         self._guard.held -= self._size

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from foretell.errors import RequestError
 from foretell.server.openai.chat_requests import ChatBody, Tool
 from foretell.server.openai.requests import CompletionBody, Generation
-from foretell.server.parsers.reasoning import CLOSES, ThinkReader, marks_thoughts, starts_thinking
+from foretell.server.parsers.reasoning import CLOSES, ReasoningParser, marks_thoughts, starts_thinking
 from foretell.server.parsers.tools import READERS, family_of
 from foretell.server.parsers.tools.forced import forced_call, strict_calls, written_calls
 from foretell.structured_output import GrammarSpec
 
 from .chat_messages import forced_functions, render, tools_of
-from .choice_state import Answer, Reading
+from .choice_state import ChoiceState, ParsedOutput
 from .config import ServerConfig
 from .sampling import sampling_params, speculation_choice
 from .structured import behind_thoughts, grammar_of, or_calls
@@ -33,7 +33,7 @@ ENCODED_AT_ONCE = 64 * 1024  # characters
 
 
 @dataclass(frozen=True)
-class Caller:
+class ClientContext:
     """Who asks: the name of the request, whose caches it may share, and the seed it gets if it brings none."""
 
     name: str
@@ -48,7 +48,7 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class Job:
+class GenerationJob:
     """The texts of one HTTP request, settled."""
 
     requests: list[Request]
@@ -60,16 +60,16 @@ class Job:
     names: frozenset[str] = frozenset()  # of the tools
     one_call: bool = False
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[ChoiceState]:
         """One for each text, in the order of OpenAI's indices."""
-        return [Answer(request, i, self._reading(), self.one_call) for i, request in enumerate(self.requests)]
+        return [ChoiceState(request, i, self._reading(), self.one_call) for i, request in enumerate(self.requests)]
 
-    def _reading(self) -> Reading:
-        thoughts = None if self.thoughts is None else ThinkReader(self.thoughts)
-        return Reading(thoughts, None if self.family is None else READERS[self.family](self.names))
+    def _reading(self) -> ParsedOutput:
+        thoughts = None if self.thoughts is None else ReasoningParser(self.thoughts)
+        return ParsedOutput(thoughts, None if self.family is None else READERS[self.family](self.names))
 
 
-class Desk:
+class RequestPreprocessor:
     """Settles requests for one engine."""
 
     def __init__(self, assembly: Assembly, config: ServerConfig) -> None:
@@ -85,7 +85,7 @@ class Desk:
     def context(self) -> int:
         return self.assembly.requests.limits.context
 
-    def chat(self, body: ChatBody, caller: Caller) -> Job:
+    def chat(self, body: ChatBody, caller: ClientContext) -> GenerationJob:
         """A conversation to be answered."""
         tools = tools_of(body, self.family)
         text = render(self.tokenizer, body, tools or None)
@@ -100,7 +100,7 @@ class Desk:
         }
         if tools and self.family == "mistral":
             params["skip_special_tokens"] = False  # its mark of a call is one
-        return Job(
+        return GenerationJob(
             self._requests(body, caller, [prompt], grammar, **params),
             grammar,
             thoughts=thinking if self.thinks else None,
@@ -132,7 +132,7 @@ class Desk:
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         return limit if limit is not None else max(1, self.context - len(prompt))
 
-    def completion(self, body: CompletionBody, caller: Caller) -> Job:
+    def completion(self, body: CompletionBody, caller: ClientContext) -> GenerationJob:
         """Prompts to be continued."""
         prompts = self._prompts(body)
         limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -142,7 +142,7 @@ class Desk:
         params = {"max_tokens": max(1, limit) if limit >= 0 else limit, "logprobs": body.logprobs}
         if body.echo:
             params["prompt_logprobs"] = body.logprobs
-        return Job(
+        return GenerationJob(
             self._requests(body, caller, prompts, grammar, **params),
             grammar,
             prompts=self._echoes(body, prompts) if body.echo else [],
@@ -190,7 +190,12 @@ class Desk:
         ]
 
     def _requests(
-        self, body: Generation, caller: Caller, prompts: list[list[int]], grammar: GrammarSpec | None, **settled: Any
+        self,
+        body: Generation,
+        caller: ClientContext,
+        prompts: list[list[int]],
+        grammar: GrammarSpec | None,
+        **settled: Any,
     ) -> list[Request]:
         params = sampling_params(body, self.assembly.sampling_defaults, self.config, grammar, **settled)
         choice = speculation_choice(body)
@@ -203,11 +208,11 @@ class Desk:
             self.assembly.engine.check(group[0])
         return [request for group in made for request in group]
 
-    def _seeded(self, params: SamplingParams, body: Generation, caller: Caller, prompt: int) -> SamplingParams:
+    def _seeded(self, params: SamplingParams, body: Generation, caller: ClientContext, prompt: int) -> SamplingParams:
         """Give a prompt a seed of its own where the seed is the server's; `make` derives those of its n choices."""
         return params if body.seed is not None or caller.seed is None else replace(params, seed=caller.seed_of(prompt))
 
-    def reasoning_tokens(self, answers: Sequence[Answer]) -> int:
+    def reasoning_tokens(self, answers: Sequence[ChoiceState]) -> int:
         """Tokens of thoughts: up to the mark that closes them."""
         return sum(answer.thought_tokens(self._closes) for answer in answers if answer.reasoning)
 

@@ -15,7 +15,7 @@ from foretell.errors import RequestError
 from foretell.server.openai.chat_requests import ChatBody
 from foretell.server.openai.requests import Generation
 
-from .choice_state import Answer
+from .choice_state import ChoiceState
 
 LOG = logging.getLogger("foretell")
 PRIVATE = 0o600  # other users of the machine have no business with prompts
@@ -29,7 +29,7 @@ class RequestLog:
         self._worker = ThreadPoolExecutor(1, "foretell-log")
         self._lost = 0  # records in a row that could not be written
 
-    def write(self, name: str, model: str, body: Generation, answers: list[Answer]) -> None:
+    def write(self, name: str, model: str, body: Generation, answers: list[ChoiceState]) -> None:
         """Note a request that was answered."""
         if self._file is not None:
             self._worker.submit(self._append, _record(name, model, body, answers))
@@ -62,7 +62,7 @@ def _open(path: Path) -> Any:
         raise RequestError("log_requests", f"{path} cannot be written: {error.strerror}") from None
 
 
-def _record(name: str, model: str, body: Generation, answers: list[Answer]) -> dict[str, Any]:
+def _record(name: str, model: str, body: Generation, answers: list[ChoiceState]) -> dict[str, Any]:
     """The request as it was sent and its answers, in the shape of training data."""
     request = body.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
     return {
@@ -75,7 +75,7 @@ def _record(name: str, model: str, body: Generation, answers: list[Answer]) -> d
     }
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer(answer: ChoiceState) -> dict[str, Any]:
     return {
         "text": answer.text,
         "content": answer.content,

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import QueueFull
 from foretell.errors import RequestError, UnknownModelError
-from foretell.server.openai.response_builder import House
+from foretell.server.openai.response_builder import ResponseContext
 from foretell.version import VERSION
 
 from .config import ServerConfig
-from .draft_reload import DraftWatch
-from .memory_report import Footprint
+from .draft_reload import DraftReloader
+from .memory_report import MemoryReport
 from .metrics import Metrics
-from .preprocess import Caller, Desk, Job
+from .preprocess import ClientContext, GenerationJob, RequestPreprocessor
 from .request_log import RequestLog
 
 if TYPE_CHECKING:
@@ -55,21 +55,21 @@ class Service:
         self.metrics = Metrics(self.names[0], engine.plain_seconds, engine.controller, lambda: engine.guard.health)
         most = engine_config.max_num_seqs + config.max_queue
         self.engine = AsyncEngine(engine, most, self.metrics.observe, assembly.while_idle)
-        self.desk = Desk(assembly, config)
+        self.desk = RequestPreprocessor(assembly, config)
         longest = speculation.budget
         records = config.per_request_spec_decode_metrics
-        self.house = House(self.desk, f"foretell-{VERSION}", longest, records, engine.plain_seconds)
+        self.house = ResponseContext(self.desk, f"foretell-{VERSION}", longest, records, engine.plain_seconds)
         self.log = RequestLog(config.log_requests)
-        self.watch = None if config.watch_draft is None else DraftWatch(config.watch_draft, self.engine)
-        self.footprint = Footprint.of(assembly, engine_config)
+        self.watch = None if config.watch_draft is None else DraftReloader(config.watch_draft, self.engine)
+        self.footprint = MemoryReport.of(assembly, engine_config)
         self._workers = ThreadPoolExecutor(WORKERS, "foretell-desk")
         self._compilers = ThreadPoolExecutor(COMPILERS, "foretell-grammar")
         self._numbers = itertools.count()
         self.arriving = 0  # requests that are read, or whose grammars are compiled
 
-    def caller(self, kind: str, key: str, salt: str | None) -> Caller:
+    def caller(self, kind: str, key: str, salt: str | None) -> ClientContext:
         """A name for a request, its tenant, and its seed where the server gives seeds."""
-        return Caller(f"{kind}-{secrets.token_hex(12)}", tenant(key, salt), self._seed())
+        return ClientContext(f"{kind}-{secrets.token_hex(12)}", tenant(key, salt), self._seed())
 
     def _seed(self) -> int | None:
         if self.config.seed is None:
@@ -100,7 +100,7 @@ class Service:
         finally:
             self.arriving -= 1
 
-    async def open(self, job: Job, deadline: float, patient: bool) -> Stream:
+    async def open(self, job: GenerationJob, deadline: float, patient: bool) -> Stream:
         """Hand a job to the engine, to be ended at the `deadline` of the loop's clock; a grammar that takes too long
         to compile is refused. `patient`: the texts are told when they have ended."""
         if len(job.requests) > self.engine.most_texts:

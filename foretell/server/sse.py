@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .http_protocol import Direct, direct
+from .http_protocol import DirectConnection, direct
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ BLANK = "\0"  # where a form has its words
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-class CallerGone(Exception):
+class ClientDisconnected(Exception):
     """Nobody waits for the reply any more."""
 
 
@@ -32,7 +32,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     try:
         await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
-            raise CallerGone
+            raise ClientDisconnected
         return doing.result()
     finally:
         for task in (doing, watching):
@@ -50,7 +50,7 @@ def event(value: dict[str, Any]) -> bytes:
     return b"data: " + to_json(value).encode() + b"\n\n"
 
 
-class Form:
+class ChunkTemplate:
     """An event that comes again and again with other words: all else is written once."""
 
     def __init__(self, value: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes, None],
         close: Callable[[], None],
-        shorten: Callable[[Direct], None] = lambda connection: None,
+        shorten: Callable[[DirectConnection], None] = lambda connection: None,
     ) -> None:
         """`close` is called at the end, however it comes: events that were never asked for cannot close anything.
         `shorten` is given the connection, if events can be written to it directly while the next one is waited for."""
@@ -85,7 +85,7 @@ class EventStream(Response):
             self._shorten(connection)
         try:
             await unless_gone(receive, self._send_all(send))
-        except CallerGone:
+        except ClientDisconnected:
             return
         finally:
             self._close()

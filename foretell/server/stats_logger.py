@@ -14,7 +14,7 @@ LOG = logging.getLogger("foretell")
 LOW_ACCEPTANCE, ENOUGH_DRAFTED = 0.15, 200
 
 
-class Reporter:
+class StatsLogger:
     """Compares the totals with those of the last line."""
 
     def __init__(self, service: Service) -> None:

@@ -12,17 +12,17 @@ from .choice_state import skip_reason
 from .speedup import PlainSeconds, plain_step
 
 if TYPE_CHECKING:
-    from foretell.engine.streams import Piece, StepClock
+    from foretell.engine.streams import StepClock, StreamItem
     from foretell.server.openai.requests import Generation
     from foretell.tokenizer import StreamDecoder, Tokenizer
-    from foretell.types import Delta, FallenGuess, TokenDetail
+    from foretell.types import Delta, RejectedToken, TokenDetail
 
 DIGITS = 6
 
 Told = dict[str, list[Any]]
 
 
-class Teller:
+class TokenDetailWriter:
     """Tells of one text, piece by piece, what its request wants to know."""
 
     def __init__(
@@ -38,12 +38,12 @@ class Teller:
         self.sure, self.plain_seconds = sure, plain_seconds
         self.kept: Told = defaultdict(list)
 
-    def keep(self, piece: Piece) -> None:
+    def keep(self, piece: StreamItem) -> None:
         """For an answer that is sent whole."""
         for name, rows in self.tell(piece).items():
             self.kept[name] += rows
 
-    def tell(self, piece: Piece) -> Told:
+    def tell(self, piece: StreamItem) -> Told:
         """What goes with a choice. A piece is one round."""
         delta, body, found = piece.delta, self.body, dict[str, list[Any]]()
         texts = self._texts(delta)
@@ -73,11 +73,11 @@ class Teller:
             "rejected": [self._fallen(each, sure) for each in detail.fallen],
         }
 
-    def _fallen(self, guess: FallenGuess, sure: bool) -> dict[str, Any]:
+    def _fallen(self, guess: RejectedToken, sure: bool) -> dict[str, Any]:
         spelt = self.tokenizer.token_text(guess.token)
         return {"id": guess.token, "text": spelt, **_chances(guess.probability, guess.confidence, sure)}
 
-    def _round(self, piece: Piece) -> dict[str, Any]:
+    def _round(self, piece: StreamItem) -> dict[str, Any]:
         delta = piece.delta
         return {
             "tokens": len(delta.tokens),
@@ -88,7 +88,7 @@ class Teller:
             **({} if piece.clock is None else self._times(piece, piece.clock)),
         }
 
-    def _times(self, piece: Piece, clock: StepClock) -> dict[str, Any]:
+    def _times(self, piece: StreamItem, clock: StepClock) -> dict[str, Any]:
         """Milliseconds of the step, and when it ended on the text's own clock."""
         began = piece.track.timings.started or clock.ended
         plain = plain_step(self.plain_seconds, clock)

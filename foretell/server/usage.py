@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from .choice_state import Answer
+from .choice_state import ChoiceState
 
 if TYPE_CHECKING:
-    from foretell.engine.sequence_state import Track
+    from foretell.engine.sequence_state import SequenceState
 
 PREDICTION = "prediction"  # the drafter that copies what the client expects
 
 
-def usage(answers: Sequence[Answer], reasoning_tokens: int = 0) -> dict[str, Any]:
+def usage(answers: Sequence[ChoiceState], reasoning_tokens: int = 0) -> dict[str, Any]:
     """OpenAI's `usage`; a prompt counts once however many choices it has."""
     prompts = {answer.request.id: answer for answer in reversed(answers)}.values()
     prompt = sum(len(answer.request.prompt) for answer in prompts)
@@ -33,17 +33,17 @@ def usage(answers: Sequence[Answer], reasoning_tokens: int = 0) -> dict[str, Any
     }
 
 
-def _cached(answer: Answer) -> int:
+def _cached(answer: ChoiceState) -> int:
     return 0 if answer.track is None else answer.track.cached_prompt_tokens
 
 
-def _guesses(answers: Sequence[Answer], drafter: str) -> tuple[int, int]:
+def _guesses(answers: Sequence[ChoiceState], drafter: str) -> tuple[int, int]:
     counts = [answer.track.speculation.by_drafter.get(drafter) for answer in answers if answer.track is not None]
     found = [count for count in counts if count is not None]
     return sum(count.drafted for count in found), sum(count.accepted for count in found)
 
 
-def timings(answers: Sequence[Answer]) -> dict[str, Any]:
+def timings(answers: Sequence[ChoiceState]) -> dict[str, Any]:
     """llama.cpp's `timings`: milliseconds of prompt and text, and what was drafted, where drafts were allowed."""
     tracks = [answer.track for answer in answers if answer.track is not None]
     read, written = _prompt_seconds(tracks), _decode_seconds(tracks)
@@ -68,7 +68,7 @@ def timings(answers: Sequence[Answer]) -> dict[str, Any]:
     return found
 
 
-def prompt_progress(answer: Answer) -> dict[str, Any]:
+def prompt_progress(answer: ChoiceState) -> dict[str, Any]:
     """llama.cpp's: tokens of the prompt, those that were known, those that are done with, and milliseconds. It comes
     with the first token, so that all are."""
     tracks = [] if answer.track is None else [answer.track]
@@ -81,12 +81,12 @@ def prompt_progress(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _prompt_seconds(tracks: Sequence[Track]) -> float:
+def _prompt_seconds(tracks: Sequence[SequenceState]) -> float:
     spans = [t.timings.first_token - t.timings.started for t in tracks if t.timings.first_token and t.timings.started]
     return max(spans, default=0.0)
 
 
-def _decode_seconds(tracks: Sequence[Track]) -> float:
+def _decode_seconds(tracks: Sequence[SequenceState]) -> float:
     """From the first token of all to the last, or to now where the text goes on."""
     firsts = [track.timings.first_token for track in tracks if track.timings.first_token is not None]
     lasts = [track.timings.finished or perf_counter() for track in tracks]
@@ -97,11 +97,11 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _steps(answers: Sequence[Answer]) -> list[tuple[int, int]]:
+def _steps(answers: Sequence[ChoiceState]) -> list[tuple[int, int]]:
     return [step for answer in answers for step in answer.steps]
 
 
-def spec_metrics(answers: Sequence[Answer], most: int, detailed: bool) -> dict[str, Any] | None:
+def spec_metrics(answers: Sequence[ChoiceState], most: int, detailed: bool) -> dict[str, Any] | None:
     """vLLM's `metrics`, summed over the choices; `most` is the longest draft allowed. None where nobody may guess."""
     if not any(answer.speculates for answer in answers):
         return None
@@ -131,7 +131,7 @@ def _histogram(accepted: list[int], most: int) -> list[int]:
     return [counts[i] for i in range(max(most, *counts, 0) + 1)]
 
 
-def speculation(answers: Sequence[Answer]) -> dict[str, Any]:
+def speculation(answers: Sequence[ChoiceState]) -> dict[str, Any]:
     """Our own: the rule, whether the text is the target's own, the seeds, each drafter's guesses, and why none were."""
     tracks = [answer.track for answer in answers if answer.track is not None]
     drafters = sorted({name for track in tracks for name in track.speculation.by_drafter})

@@ -2,13 +2,13 @@
 
 from .launch import check_ranks, ranks_words, start_team
 from .leader import lead
-from .messages import Order, Part, head_bytes, held_bytes
-from .tp_group import Team
+from .messages import LaunchSpec, ModelShardSpec, head_bytes, held_bytes
+from .tp_group import TensorParallelGroup
 
 __all__ = [
-    "Order",
-    "Part",
-    "Team",
+    "LaunchSpec",
+    "ModelShardSpec",
+    "TensorParallelGroup",
     "check_ranks",
     "head_bytes",
     "held_bytes",

@@ -19,11 +19,11 @@ ABORTING = 10.0  # seconds at most that a process waits at its end for a group t
 PATIENCE = 120.0  # seconds a rank waits for another that lives but does not answer
 
 
-class PartedError(Exception):
+class RankTimeoutError(Exception):
     """Another rank did not answer."""
 
 
-class Group:
+class ProcessGroup:
     """Its own group of processes, none of torch's globals: several models may be split in one process.
 
     Sums are gathered and added in the order of the ranks. A ring's order would hang on where in a batch a number
@@ -68,7 +68,7 @@ class Group:
         try:
             start().wait()
         except RuntimeError as error:
-            raise PartedError(str(error)) from error
+            raise RankTimeoutError(str(error)) from error
 
 
 def open_store(patience: float) -> tuple[Any, str]:

@@ -14,20 +14,20 @@ from foretell.models.draft_heads import HeadConfig
 from foretell.models.draft_heads.loading import OpenedHead, open_head, open_own, pack_head
 from foretell.models.sharding import Ranks
 from foretell.models.tied_weights import lend
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.heads.kv import HeadPages, beside
-from foretell.runner.heads.ops import HeadWork, Job, head_work
+from foretell.runner.heads.ops import HeadOp, TorchHeadOps, head_work
 from foretell.runner.model_runner import ModelRunner
 
-from .messages import Part, head_bytes
+from .messages import ModelShardSpec, head_bytes
 
 
-def open_heads(part: Part, target: ModelConfig, checkpoint: Checkpoint) -> list[OpenedHead]:
+def open_heads(part: ModelShardSpec, target: ModelConfig, checkpoint: Checkpoint) -> list[OpenedHead]:
     """Those of a target's part, in the order of their layers in its cache."""
     return [open_own(checkpoint, target) if folder is None else open_head(folder, target) for folder in part.heads]
 
 
-def split_runner(part: Part, model: Decoder, ranks: Ranks) -> tuple[ModelRunner, RankHeads]:
+def split_runner(part: ModelShardSpec, model: Decoder, ranks: Ranks) -> tuple[ModelRunner, RankHeads]:
     """What runs a rank's part of a model, and of the heads that lie with it."""
     checkpoint = open_checkpoint(part.checkpoint)
     opened = open_heads(part, model.config, checkpoint)
@@ -38,7 +38,7 @@ def split_runner(part: Part, model: Decoder, ranks: Ranks) -> tuple[ModelRunner,
     runner = ModelRunner(
         ready, part.pages, part.page_size, part.context, beside=tuple(shape for few in shapes for shape in few)
     )
-    works, first = dict[int, HeadWork](), len(ready.layer_shapes)
+    works, first = dict[int, TorchHeadOps](), len(ready.layer_shapes)
     for head, own in zip(loaded, shapes, strict=True):
         pack_head(head, runner.model)
         head.meet(ranks)
@@ -52,7 +52,7 @@ class RankHeads:
     """By where the layers of each begin in the cache."""
 
     target: Decoder
-    works: dict[int, HeadWork]
+    works: dict[int, TorchHeadOps]
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ class RankHeads:
     def bytes(self) -> int:
         return sum(head_bytes(work.head, self.target) for work in self.works.values())
 
-    def keep(self, packed: Packed, features: Tensor | None) -> None:
+    def keep(self, packed: BatchLayout, features: Tensor | None) -> None:
         """Of every row of a step: which of them stay is told later, and their slots move with the target's."""
         if features is None:
             return
@@ -75,14 +75,14 @@ class RankHeads:
         by_tap = dict(zip(self.taps, features.view(len(features), len(self.taps), -1).unbind(1), strict=True))
         return torch.cat([by_tap[tap] for tap in config.taps], 1)
 
-    def do(self, head: int, told: Job | HeadConfig) -> None:
+    def do(self, head: int, told: HeadOp | HeadConfig) -> None:
         """What the first rank does now, or how a head is connected."""
-        if isinstance(told, Job):
+        if isinstance(told, HeadOp):
             self.works[head].run(told)
         else:
             self.works[head].head.config = told
 
 
-def _config(work: HeadWork) -> HeadConfig:
+def _config(work: TorchHeadOps) -> HeadConfig:
     config: HeadConfig = work.head.config
     return config

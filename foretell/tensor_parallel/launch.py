@@ -13,8 +13,8 @@ from foretell.models.config import ModelConfig
 from foretell.models.quantize import native_for
 from foretell.models.sharding import Shard, check_split
 
-from .messages import Order, Part
-from .tp_group import Team
+from .messages import LaunchSpec, ModelShardSpec
+from .tp_group import TensorParallelGroup
 
 GIB = 1 << 30
 
@@ -54,13 +54,13 @@ def check_draft(speculation: SpeculationConfig, ranks: int) -> None:
         raise RequestError("draft_device", "is for a draft model that is whole; leave draft_tensor_parallel_size out")
 
 
-def start_team(parts: Sequence[Part], device: torch.device, ranks: int) -> Team:
+def start_team(parts: Sequence[ModelShardSpec], device: torch.device, ranks: int) -> TensorParallelGroup:
     """The other ranks; they load while this one does."""
     native_for(device)  # compiled once, and not by every rank
     threads = torch.get_num_threads()
     devices = [f"cuda:{rank}" if device.type == "cuda" else "cpu" for rank in range(ranks)]
-    orders = [Order(Shard(rank, ranks), devices[rank], threads, tuple(parts)) for rank in range(1, ranks)]
-    return Team(orders, device)
+    orders = [LaunchSpec(Shard(rank, ranks), devices[rank], threads, tuple(parts)) for rank in range(1, ranks)]
+    return TensorParallelGroup(orders, device)
 
 
 def ranks_words(weights: list[int]) -> str:

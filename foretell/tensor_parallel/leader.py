@@ -12,48 +12,48 @@ from torch import Tensor
 
 from foretell.errors import RankError
 from foretell.models.draft_heads import HeadConfig
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import Executor, StepOutput
-from foretell.runner.heads.ops import Answer, HeadWork, Job
+from foretell.runner.heads.ops import HeadLogits, HeadOp, TorchHeadOps
 from foretell.runner.model_runner import ModelRunner
 
 from .messages import job_message, move_message, step_message, wire_message
-from .tp_group import Team
+from .tp_group import TensorParallelGroup
 
 Result = TypeVar("Result")
 
 
-def lead(runner: ModelRunner, team: Team, model: int = 0) -> None:
+def lead(runner: ModelRunner, team: TensorParallelGroup, model: int = 0) -> None:
     """Let the runner's steps and moves be those of all ranks; `model` is which of theirs."""
-    runner.executor = LeadExecutor(runner.executor, team, model)
-    runner.followers = Followers(team, model)
+    runner.executor = LeaderExecutor(runner.executor, team, model)
+    runner.followers = TensorParallelWorkers(team, model)
 
 
-class LeadExecutor:
+class LeaderExecutor:
     """What the first rank's own executor gives: the others' parts are in its sums and logits."""
 
-    def __init__(self, own: Executor, team: Team, model: int) -> None:
+    def __init__(self, own: Executor, team: TensorParallelGroup, model: int) -> None:
         self.own, self.team, self.model = own, team, model
 
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         return together(self.team, step_message(self.model, packed), lambda: self.own(packed, taps))
 
 
-class LeadWork:
+class LeaderHeadOps:
     """What the first rank's part of a head does, with the others."""
 
-    def __init__(self, own: HeadWork, team: Team) -> None:
+    def __init__(self, own: TorchHeadOps, team: TensorParallelGroup) -> None:
         self.own, self.team = own, team
 
     def keep(self, slots: Tensor, states: Tensor) -> None:
         """The others have kept theirs of every step."""
         self.own.keep(slots, states)
 
-    def run(self, job: Job) -> Answer:
+    def run(self, job: HeadOp) -> HeadLogits:
         return together(self.team, job_message(self.own.pages.first, job), lambda: self.own.run(job))
 
 
-def together(team: Team, message: bytes, run: Callable[[], Result]) -> Result:
+def together(team: TensorParallelGroup, message: bytes, run: Callable[[], Result]) -> Result:
     """Tell the others, and do it. What breaks off leaves them in the midst of it: then there is no next time."""
     team.check()
     with uninterrupted():
@@ -66,10 +66,10 @@ def together(team: Team, message: bytes, run: Callable[[], Result]) -> Result:
             raise team.lost(error) from error
 
 
-class Followers:
+class TensorParallelWorkers:
     """The other ranks, as a runner knows them."""
 
-    def __init__(self, team: Team, model: int) -> None:
+    def __init__(self, team: TensorParallelGroup, model: int) -> None:
         self._team, self._model = team, model
 
     def move(self, source: list[int], target: list[int]) -> None:
@@ -77,9 +77,9 @@ class Followers:
         if source != target:
             self._team.tell(move_message(self._model, source, target))
 
-    def lead(self, work: HeadWork) -> LeadWork:
+    def lead(self, work: TorchHeadOps) -> LeaderHeadOps:
         """The first rank's part of a head, with theirs."""
-        return LeadWork(work, self._team)
+        return LeaderHeadOps(work, self._team)
 
     def wire(self, head: int, config: HeadConfig) -> None:
         """Connect their parts of a head as the first rank's is."""

@@ -16,14 +16,14 @@ from foretell.hub import open_checkpoint
 from foretell.kernels.attention import Span
 from foretell.kernels.quant import Rounding
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import Head, HeadConfig, read_head_config
+from foretell.models.draft_heads import DraftHead, HeadConfig, read_head_config
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
 from foretell.models.quantize import Bits
 from foretell.models.sharding import Shard
 from foretell.models.variants import quantize_weights, round_weights
-from foretell.runner.batch_layout import Packed, span_lists
-from foretell.runner.heads.ops import JOBS, Job
+from foretell.runner.batch_layout import BatchLayout, span_lists
+from foretell.runner.heads.ops import JOBS, HeadOp
 
 STEP, MOVE, JOB, WIRE = range(4)
 FIELDS = 6  # of a span
@@ -31,7 +31,7 @@ FIELDS = 6  # of a span
 Numbers = npt.NDArray[np.int64]
 
 
-def step_message(model: int, packed: Packed) -> bytes:
+def step_message(model: int, packed: BatchLayout) -> bytes:
     """Rows to run; who reads this answers with sums alone, so it need not know what becomes of them."""
     spans, pages, parents = span_lists(packed.spans)
     counts = [packed.rows, len(packed.spans), len(pages), len(parents), len(packed.wanted)]
@@ -44,7 +44,7 @@ def move_message(model: int, source: Sequence[int], target: Sequence[int]) -> by
     return np.array([MOVE, model, *source, *target], np.int64).tobytes()
 
 
-def job_message(head: int, job: Job) -> bytes:
+def job_message(head: int, job: HeadOp) -> bytes:
     """What a head is to do; it is known by where its layers begin in the cache."""
     lists = [np.array(getattr(job, field.name), np.int64).reshape(-1) for field in fields(job)]
     begin = np.array([JOB, head, JOBS.index(type(job)), *map(len, lists)], np.int64)
@@ -56,7 +56,7 @@ def wire_message(head: int, config: HeadConfig) -> bytes:
     return np.array([WIRE, head], np.int64).tobytes() + json.dumps(config.said()).encode()
 
 
-def read_message(message: bytes) -> tuple[int, Packed | tuple[list[int], list[int]] | Job | HeadConfig]:
+def read_message(message: bytes) -> tuple[int, BatchLayout | tuple[list[int], list[int]] | HeadOp | HeadConfig]:
     """Which model or head, and a step's rows, where slots move from and to, what to do, or how it is connected."""
     kind, model = np.frombuffer(message, np.int64, 2)
     if kind == WIRE:
@@ -72,10 +72,10 @@ def read_message(message: bytes) -> tuple[int, Packed | tuple[list[int], list[in
     table, spans, pages, parents, wanted = np.split(numbers[7:], np.cumsum(sizes)[:-1])
     tokens, positions, slots = table.reshape(3, rows).tolist()
     shares = _spans(spans.tolist(), pages.tolist(), parents.tolist())
-    return int(model), Packed(tokens, positions, slots, shares, wanted.tolist())
+    return int(model), BatchLayout(tokens, positions, slots, shares, wanted.tolist())
 
 
-def _job(kind: type[Job], numbers: Numbers) -> Job:
+def _job(kind: type[HeadOp], numbers: Numbers) -> HeadOp:
     names = fields(kind)
     lists = np.split(numbers[len(names) :], np.cumsum(numbers[: len(names) - 1]))
     found = zip(names, lists, strict=True)
@@ -92,7 +92,7 @@ def _spans(fields: list[int], pages: list[int], parents: list[int]) -> list[Span
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelShardSpec:
     """A model that is split: how its weights run, and the room each rank gives its cache."""
 
     checkpoint: Path
@@ -116,16 +116,16 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Order:
+class LaunchSpec:
     """Which rank it is, where it runs, and what of: the target, and a draft model where that is split, too."""
 
     shard: Shard
     device: str
     threads: int
-    parts: tuple[Part, ...]
+    parts: tuple[ModelShardSpec, ...]
 
 
-def head_bytes(head: Head[Any], target: Decoder) -> int:
+def head_bytes(head: DraftHead[Any], target: Decoder) -> int:
     """What a head's weights take in memory now, without those that are the target's."""
     packed = {id(each): each.native.bytes for each in head.modules() if isinstance(each, Linear) and each.native}
     packed.pop(id(target.head), None)

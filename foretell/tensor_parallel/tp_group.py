@@ -9,24 +9,24 @@ import torch
 
 from foretell.errors import RankError
 
-from .collectives import PATIENCE, Group, open_store
-from .messages import Order
-from .worker_processes import Crew
+from .collectives import PATIENCE, ProcessGroup, open_store
+from .messages import LaunchSpec
+from .worker_processes import WorkerProcesses
 
 
-class Team:
+class TensorParallelGroup:
     """The first rank is this process; the others are processes of their own, which end with it."""
 
-    def __init__(self, orders: Sequence[Order], device: torch.device, patience: float = PATIENCE) -> None:
+    def __init__(self, orders: Sequence[LaunchSpec], device: torch.device, patience: float = PATIENCE) -> None:
         """`orders` are for ranks 1 and up; `patience`: seconds to wait for a rank that lives but does not answer."""
         size = len(orders) + 1
-        self._crew = Crew(size, orders[0].threads)
-        self._end = weakref.finalize(self, Crew.close, self._crew)  # also when the program ends
+        self._crew = WorkerProcesses(size, orders[0].threads)
+        self._end = weakref.finalize(self, WorkerProcesses.close, self._crew)  # also when the program ends
         store, path = open_store(patience)
         for order in orders:
             self._crew.tell(order.shard.rank, (order, path, patience))
         self._crew.expect("here")
-        self.group = group = Group(store, 0, size, device, patience)
+        self.group = group = ProcessGroup(store, 0, size, device, patience)
         self._crew.listen(lambda _: group.abort())  # not through self, which the crew would then keep alive
 
     @property

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from foretell.errors import ForetellError
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.model_runner import ModelRunner
 
-from .collectives import Group, PartedError, find_store
+from .collectives import ProcessGroup, RankTimeoutError, find_store
 from .head_worker import RankHeads, split_runner
-from .messages import Order, held_bytes, read_message
+from .messages import LaunchSpec, held_bytes, read_message
 from .worker_processes import Report
 
 
@@ -32,8 +32,8 @@ def main(line: Connection) -> None:
         line.send(Report("here"))
         _work(order, find_store(store, patience), patience, line, inbox)
     except Exception as error:
-        line.send(Report("failed", f"{type(error).__name__}: {error}", isinstance(error, PartedError)))
-        if isinstance(error, PartedError | ForetellError):
+        line.send(Report("failed", f"{type(error).__name__}: {error}", isinstance(error, RankTimeoutError)))
+        if isinstance(error, RankTimeoutError | ForetellError):
             sys.exit(1)  # all is said
         raise
 
@@ -48,12 +48,12 @@ def _listen(line: Connection, inbox: SimpleQueue[bytes]) -> None:
 
 
 @torch.inference_mode()
-def _work(order: Order, store: Any, patience: float, line: Connection, inbox: SimpleQueue[bytes]) -> None:
+def _work(order: LaunchSpec, store: Any, patience: float, line: Connection, inbox: SimpleQueue[bytes]) -> None:
     torch.set_num_threads(order.threads)
     device, shard = torch.device(order.device), order.shard
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    group = Group(store, shard.rank, shard.size, device, patience)
+    group = ProcessGroup(store, shard.rank, shard.size, device, patience)
     models = [part.load(shard, device) for part in order.parts]
     for model in models:
         model.meet(group)
@@ -66,7 +66,7 @@ def _work(order: Order, store: Any, patience: float, line: Connection, inbox: Si
 
 def _obey(message: bytes, runners: list[tuple[ModelRunner, RankHeads]]) -> None:
     number, told = read_message(message)
-    if isinstance(told, Packed):
+    if isinstance(told, BatchLayout):
         runner, heads = runners[number]
         heads.keep(told, runner.executor(told, heads.taps).features)
     elif isinstance(told, tuple):

@@ -34,7 +34,7 @@ class Report:
     heads: int = 0  # bytes of heads it holds
 
 
-class Crew:
+class WorkerProcesses:
     """Ranks 1 to the last. When one ends all are ended, and `failure` says why."""
 
     def __init__(self, size: int, threads: int) -> None:

@@ -18,7 +18,7 @@ FILE = "checkpoint.safetensors"
 
 
 @dataclass
-class Standing:
+class TrainingState:
     """The numbers of a run."""
 
     step: int = 0
@@ -31,7 +31,7 @@ class Standing:
     target_hash: str = ""  # of the target's files; empty in checkpoints of older versions
 
 
-def save_checkpoint(folder: Path, standing: Standing, tensors: dict[str, Tensor]) -> None:
+def save_checkpoint(folder: Path, standing: TrainingState, tensors: dict[str, Tensor]) -> None:
     """Replace the last one."""
     part = folder / f".{FILE}.part"
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -39,14 +39,14 @@ def save_checkpoint(folder: Path, standing: Standing, tensors: dict[str, Tensor]
     os.replace(part, folder / FILE)
 
 
-def load_checkpoint(folder: Path) -> tuple[Standing, dict[str, Tensor]]:
+def load_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]]:
     """The last one."""
     path = folder / FILE
     if not path.is_file():
         raise RequestError("resume", f"there is no checkpoint in {folder}; leave --resume out to begin there")
     try:
         with safe_open(path, "pt") as file:
-            standing = Standing(**json.loads(file.metadata()["standing"]))
+            standing = TrainingState(**json.loads(file.metadata()["standing"]))
             names: list[str] = list(file.keys())
             return standing, {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

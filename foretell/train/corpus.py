@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from foretell.build.model_source import Opened
+from foretell.build.model_source import ModelSource
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.models.decoder import Decoder
@@ -16,9 +16,9 @@ from foretell.models.decoder import Decoder
 from .cost_estimate import in_words
 from .data import Ask, read_data
 from .fingerprint import answers_fingerprint, target_fingerprint
-from .job import Order, Reporter
+from .job import Reporter, TrainJob
 from .kept_answers import KeptAnswers
-from .regenerate import SHORTEST, Writing, documents_of
+from .regenerate import SHORTEST, RegenerateSettings, documents_of
 from .token_dataset import Document, joined, load_documents, load_fingerprint
 
 PROBE = {"cuda": 512, "cpu": 16}  # prompts whose answers tell how long all will take
@@ -27,7 +27,7 @@ PROBE = {"cuda": 512, "cpu": 16}  # prompts whose answers tell how long all will
 class Corpus:
     """Documents, made when they are first asked for."""
 
-    def __init__(self, order: Order, opened: Opened, target: Callable[[], Decoder], reporter: Reporter) -> None:
+    def __init__(self, order: TrainJob, opened: ModelSource, target: Callable[[], Decoder], reporter: Reporter) -> None:
         self.order, self.config, self.opened, self.target = order, order.config, opened, target
         self.reporter = reporter
         self.part = 1.0  # of the prompts that are answered
@@ -77,7 +77,7 @@ class Corpus:
 
     def _written(self, asks: list[Ask], reports: bool = True) -> list[Document]:
         config = self.config
-        writing = Writing(config.max_tokens, config.context, config.greedy, config.temperature, config.seed)
+        writing = RegenerateSettings(config.max_tokens, config.context, config.greedy, config.temperature, config.seed)
         fingerprint = answers_fingerprint(self.target_fingerprint, writing)
         return documents_of(
             asks,

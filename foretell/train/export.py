@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from foretell.build.model_source import Opened
+from foretell.build.model_source import ModelSource
 from foretell.errors import RequestError
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import EagleConfig, EagleHead, Head, LayerConfig, Lender
+from foretell.models.draft_heads import DraftHead, EagleConfig, EagleHead, LayerConfig, TargetWeights
 from foretell.models.draft_heads.formats.layout import layer_parts
 
 from .model_files import architectures
@@ -23,18 +23,18 @@ SPECULATED = 5  # tokens a step that the file suggests
 VERSION = "0.3.0"  # of speculators' format
 
 
-def export_head(head: Head[Any], target: Decoder, opened: Opened, name: str, form: str, folder: Path) -> None:
+def export_head(head: DraftHead[Any], target: Decoder, opened: ModelSource, name: str, form: str, folder: Path) -> None:
     """Write a head of ours as others read it; `name` is what they know the target by."""
     if not isinstance(head, EagleHead) or head.config.generation != 3:
         raise RequestError("draft", f"{head.config.kind} heads have no place in {form}'s format; EAGLE-3 heads do")
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = _tensors(head, Lender.of(target), form)
+    tensors = _tensors(head, TargetWeights.of(target), form)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     said = _speculators(head.config, opened, name) if form == "speculators" else _eagle3(head.config, opened.config)
     (folder / "config.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
-def _tensors(head: EagleHead, lender: Lender, form: str) -> dict[str, Tensor]:
+def _tensors(head: EagleHead, lender: TargetWeights, form: str) -> dict[str, Tensor]:
     """Theirs: matrices that stand one under another with us stand apart there."""
     first = "midlayer" if form == "eagle3" else "layers.0"
     state = {name: tensor.detach().cpu().float() for name, tensor in head.own_state().items()}
@@ -114,7 +114,7 @@ def _eagle3(config: EagleConfig, target: ModelConfig) -> dict[str, Any]:
     return {**own, **_layer(config.layer, target, config.layers), **_flags(config)}
 
 
-def _speculators(config: EagleConfig, opened: Opened, name: str) -> dict[str, Any]:
+def _speculators(config: EagleConfig, opened: ModelSource, name: str) -> dict[str, Any]:
     """speculators', which vLLM reads."""
     greedy = {
         "proposal_type": "greedy",

@@ -17,12 +17,12 @@ from foretell.models.decoder import Block, Decoder
 from foretell.models.draft_heads import (
     BlockConfig,
     DistilledConfig,
+    DraftHead,
     EagleConfig,
-    Head,
     HeadConfig,
     LayerConfig,
-    Lender,
     MedusaConfig,
+    TargetWeights,
     make_head,
     read_head,
     read_head_config,
@@ -135,16 +135,16 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 1)}))
 
 
-def ready_head(head: Head[Any], target: Decoder, context: int) -> Head[Any]:
+def ready_head(head: DraftHead[Any], target: Decoder, context: int) -> DraftHead[Any]:
     """With what it borrows, on the target's device, to be trained on texts of up to `context` tokens."""
     device = target.embed.device
     head.to(device, target.dtype)
-    head.borrow(Lender.of(target))
+    head.borrow(TargetWeights.of(target))
     head.prepare(context)
     return head
 
 
-def new_head(said: HeadConfig, ids: list[int], target: Decoder, seed: int, context: int) -> Head[Any]:
+def new_head(said: HeadConfig, ids: list[int], target: Decoder, seed: int, context: int) -> DraftHead[Any]:
     """A head with weights to start from; layers start as the target's last ones."""
     head = make_head(said)
     if said.draft_vocab is not None:
@@ -161,7 +161,7 @@ def spaced(count: int, total: int) -> list[int]:
     return [round(i * (total - 1) / max(1, count - 1)) for i in range(count)]
 
 
-def opened_head(folder: str, said: HeadConfig, ids: list[int] | None, target: Decoder, context: int) -> Head[Any]:
+def opened_head(folder: str, said: HeadConfig, ids: list[int] | None, target: Decoder, context: int) -> DraftHead[Any]:
     """A head that was trained before, to go on with; `ids` are the words it is to have where those are others."""
     head = read_head(Path(folder))
     if isinstance(said, BlockConfig) and isinstance(head.config, BlockConfig):  # of these there is no choice
@@ -175,7 +175,7 @@ def opened_head(folder: str, said: HeadConfig, ids: list[int] | None, target: De
     return ready_head(head, target, context)
 
 
-def reworded(head: Head[Any], said: HeadConfig, ids: list[int]) -> Head[Any]:
+def reworded(head: DraftHead[Any], said: HeadConfig, ids: list[int]) -> DraftHead[Any]:
     """The same head with other words to guess: its states are as good for other rows of the target's."""
     other = make_head(said)
     state = {name: part for name, part in head.own_state().items() if name != "draft_ids"}
@@ -187,7 +187,7 @@ def reworded(head: Head[Any], said: HeadConfig, ids: list[int]) -> Head[Any]:
     return other
 
 
-def inherit(head: Head[Any], target: Decoder, layers: Sequence[int] | None = None) -> None:
+def inherit(head: DraftHead[Any], target: Decoder, layers: Sequence[int] | None = None) -> None:
     """Copy the target's layers into the head's, the last of them where none are named."""
     own = [each for each in getattr(head, "layers", []) if isinstance(each, HeadLayer)]
     total = len(target.blocks)

@@ -11,7 +11,7 @@ from .trainer import Shown
 
 
 @dataclass(frozen=True)
-class Order:
+class TrainJob:
     """What is to be trained, for which target, from what, into which folder."""
 
     kind: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretell.certify.certificate import Certificate, Order, certify
+from foretell.certify.certificate import Certificate, CertifyJob, certify
 from foretell.certify.text_equality import PROMPTS, encode
 from foretell.llm import LLM
 from foretell.sampling_params import SamplingParams
@@ -60,7 +60,7 @@ class Bench:
         llm = self.llm(drafter)
         longest = max(len(encode(llm.tokenizer, prompt)) for prompt in PROMPTS)
         room = llm.assembly.requests.limits.context - longest
-        order = Order(quick=True, max_tokens=max(1, min(Order.max_tokens, room)))
+        order = CertifyJob(quick=True, max_tokens=max(1, min(CertifyJob.max_tokens, room)))
         return certify(order, lambda: llm, lambda line: None)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from foretell.build.model_source import Opened
+from foretell.build.model_source import ModelSource
 from foretell.errors import UnsupportedModelError
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
@@ -16,14 +16,14 @@ from foretell.models.hf_config import end_ids
 from foretell.models.weights import make_slots
 
 
-def check_writable(opened: Opened) -> None:
+def check_writable(opened: ModelSource) -> None:
     """Refuse a model whose config we could not say, before it is trained."""
     plain = opened.config.family == "llama" and opened.config.ropes[0].kind == "default"
     if opened.checkpoint.kind == "gguf" and not plain:
         raise UnsupportedModelError(f"a GGUF file of the family {opened.config.family} cannot be written as a folder")
 
 
-def write_model(model: Decoder, opened: Opened, folder: Path) -> None:
+def write_model(model: Decoder, opened: ModelSource, folder: Path) -> None:
     """The model with its own names, in its own type."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
@@ -39,14 +39,14 @@ def write_model(model: Decoder, opened: Opened, folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def architectures(opened: Opened) -> list[str]:
+def architectures(opened: ModelSource) -> list[str]:
     """What transformers calls the model's class."""
     said = opened.checkpoint.config.get("architectures")
     names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3"}
     return list(said) if isinstance(said, list) else [f"{names[opened.config.family]}ForCausalLM"]
 
 
-def _ends(opened: Opened) -> frozenset[int]:
+def _ends(opened: ModelSource) -> frozenset[int]:
     return opened.tokenizer.end_ids
 
 
@@ -71,7 +71,7 @@ def _llama(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _tokenizer_files(opened: Opened) -> dict[str, str]:
+def _tokenizer_files(opened: ModelSource) -> dict[str, str]:
     if opened.checkpoint.kind == "folder":
         return dict(opened.checkpoint.tokenizer_files)
     tokenizer = opened.tokenizer

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from foretell.models.draft_heads import Head, write_head
+from foretell.models.draft_heads import DraftHead, write_head
 
 from .capture import Capture, Goal, States
 from .losses import Rows, Scored
@@ -75,7 +75,7 @@ class Method(ABC):
                 mine[name].copy_(tensor)
 
 
-AnyHead = TypeVar("AnyHead", bound=Head[Any])
+AnyHead = TypeVar("AnyHead", bound=DraftHead[Any])
 
 
 class HeadMethod(Method, Generic[AnyHead]):
@@ -124,7 +124,7 @@ class Goals:
         return scored.guess == self.goal.best_draft[self.row[row, place]]
 
 
-def goals_of(capture: Capture, states: States, head: Head[Any]) -> Goals:
+def goals_of(capture: Capture, states: States, head: DraftHead[Any]) -> Goals:
     """Worked out once a batch: every step of every method reads the same rows."""
     learnt = states.batch.learnt
     wanted = torch.zeros_like(learnt)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.build.model_source import Opened
+from foretell.build.model_source import ModelSource
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.models.decoder import Decoder
@@ -34,7 +34,7 @@ WARM = 1.0  # the temperature of half of the answers that are drawn
 
 
 @dataclass(frozen=True)
-class Writing:
+class RegenerateSettings:
     """How answers are written."""
 
     max_tokens: int
@@ -53,10 +53,10 @@ class Writing:
 
 def documents_of(
     asks: list[Ask],
-    target: Opened,
+    target: ModelSource,
     load: Callable[[], Decoder],
     engine: Callable[[], LLM],
-    writing: Writing,
+    writing: RegenerateSettings,
     kept: KeptAnswers,
     tell: Callable[[int, int], None],
 ) -> list[Document]:
@@ -88,7 +88,7 @@ def _document(wish: Wish, tokens: list[int]) -> Document:
     return Document(whole, len(wish.prompt), wish.temperature, index=wish.index)
 
 
-def sort_asks(asks: list[Ask], tokenizer: Tokenizer, writing: Writing) -> tuple[list[Document], list[Wish]]:
+def sort_asks(asks: list[Ask], tokenizer: Tokenizer, writing: RegenerateSettings) -> tuple[list[Document], list[Wish]]:
     """What is to be read as it stands, and what the target is to answer; a prompt that leaves no room is left out."""
     documents: list[Document] = []
     wishes: list[Wish] = []
@@ -143,7 +143,7 @@ def _encode_logged(request: Mapping[str, Any], tokenizer: Tokenizer) -> list[int
     return tokenizer.encode(render(tokenizer, body, tools or None), add_special=False)
 
 
-def _by_engine(llm: LLM, wishes: list[Wish], writing: Writing) -> Iterator[tuple[Wish, list[int]]]:
+def _by_engine(llm: LLM, wishes: list[Wish], writing: RegenerateSettings) -> Iterator[tuple[Wish, list[int]]]:
     """Through the engine, as it serves: with guesses, and the same text with other company."""
     for start in range(0, len(wishes), PIECE):
         piece = wishes[start : start + PIECE]
@@ -163,7 +163,7 @@ def _by_engine(llm: LLM, wishes: list[Wish], writing: Writing) -> Iterator[tuple
 
 
 def _on_device(
-    model: Decoder, target: Opened, wishes: list[Wish], writing: Writing
+    model: Decoder, target: ModelSource, wishes: list[Wish], writing: RegenerateSettings
 ) -> Iterator[tuple[Wish, list[int]]]:
     """Through the sampler, which is many times faster where millions of tokens are wanted."""
     slots = min(SLOTS, len(wishes), int(device_memory(target.device) * MEMORY / (writing.context * target.token_bytes)))

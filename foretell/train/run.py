@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from foretell.build.model_source import Opened, open_model
+from foretell.build.model_source import ModelSource, open_model
 from foretell.config import EngineConfig
 from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
@@ -24,13 +24,13 @@ from .batches import Batches
 from .block import BlockMethod
 from .capture import Capture
 from .checkpoint import FILE as CHECKPOINT
-from .checkpoint import Standing, load_checkpoint
+from .checkpoint import TrainingState, load_checkpoint
 from .corpus import Corpus
 from .cost_estimate import Forecast, forecast
 from .distill import DistillMethod
 from .eagle import EagleMethod
 from .init_head import DRAFT_VOCAB, DRAFTED, MARKOV_RANK, OPTIMIZED, RATES, head_config, new_head, opened_head, shaped
-from .job import Order, Reporter
+from .job import Reporter, TrainJob
 from .losses import DSPARK, LK, Mix
 from .measure import Bench, drafter_name
 from .medusa import MedusaMethod
@@ -55,11 +55,11 @@ ESTIMATED = 256  # texts of those kept apart that are looked at in a moment
 class Run:
     """Everything a run is made of, made when it is needed."""
 
-    def __init__(self, order: Order, reporter: Reporter) -> None:
+    def __init__(self, order: TrainJob, reporter: Reporter) -> None:
         self.order, self.config, self.reporter = order, order.config, reporter
         self.shape = shaped(order.kind, order.config)
         floats = EngineConfig(model=order.target, device=order.config.device, quantization="none")
-        self.opened: Opened = open_model(order.target, floats, reporter.say)
+        self.opened: ModelSource = open_model(order.target, floats, reporter.say)
         self.corpus = Corpus(order, self.opened, lambda: self.target, reporter)
 
     @cached_property
@@ -110,7 +110,7 @@ class Run:
         kind = config.optimizer or OPTIMIZED[order.kind]
         rate = config.learning_rate or RATES[kind][order.kind]
         optimizer = Optimizer(self.method.trained(), rate, config.warmup, config.clip, kind == "muon")
-        standing = Standing(
+        standing = TrainingState(
             settings=self.settings,
             data=data_hash(self.corpus.training),
             target_hash=self.corpus.target_fingerprint,
@@ -231,7 +231,7 @@ def move_files(source: Path, target: Path) -> None:
             os.replace(each, target / each.relative_to(source))
 
 
-def check_same(found: Standing, mine: Standing) -> None:
+def check_same(found: TrainingState, mine: TrainingState) -> None:
     """Refuse to go on with other settings or other data: what came of it would be neither run."""
     for name, value in mine.settings.items():
         if (before := found.settings.get(name)) != value:

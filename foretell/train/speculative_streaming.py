@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from foretell.build.model_source import Opened
+from foretell.build.model_source import ModelSource
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import Lender, MedusaHead, write_head
+from foretell.models.draft_heads import MedusaHead, TargetWeights, write_head
 
 from .batches import Batches
 from .capture import Capture, States
@@ -30,9 +30,9 @@ SAME = Mix(kl=1.0)
 class StreamingMethod(Method):
     """The target's layers and the heads on it are trained together; embedding, last norm and output stay."""
 
-    def __init__(self, target: Decoder, head: MedusaHead, capture: Capture, opened: Opened, mix: Mix) -> None:
+    def __init__(self, target: Decoder, head: MedusaHead, capture: Capture, opened: ModelSource, mix: Mix) -> None:
         self.tuned, self.head, self.capture, self.opened, self.mix = copy.deepcopy(target), head, capture, opened, mix
-        head.borrow(Lender.of(self.tuned))
+        head.borrow(TargetWeights.of(self.tuned))
         self.everything = torch.arange(target.config.vocab, device=target.embed.device)
 
     def trained(self) -> list[nn.Parameter]:

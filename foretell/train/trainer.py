@@ -14,7 +14,7 @@ from foretell.sampling.noise import mix
 
 from .batches import Batches
 from .capture import Capture, KeptStates
-from .checkpoint import Standing, save_checkpoint
+from .checkpoint import TrainingState, save_checkpoint
 from .objective import Method
 from .optimizer import Optimizer
 
@@ -55,7 +55,7 @@ class Trainer:
         optimizer: Optimizer,
         limits: Limits,
         folder: Path,
-        standing: Standing,
+        standing: TrainingState,
     ) -> None:
         self.method, self.capture, self.batches, self.optimizer = method, capture, batches, optimizer
         self.limits, self.folder, self.standing = limits, folder, standing

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foretell.bench.measure import PLAIN, Arm
-from foretell.bench.prompt import Item
+from foretell.bench.measure import PLAIN, Variant
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.variants import ADAPT, NEED_A_MODEL
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
@@ -25,9 +25,9 @@ class Space:
     lengths: Sequence[int]
     sampled: bool  # whether tokens are drawn, so that `block` may accept more than `match`
 
-    def arms(self, base: SpeculationConfig) -> list[Arm]:
+    def arms(self, base: SpeculationConfig) -> list[Variant]:
         """Each drafter adapting and at each length, and by another rule where that can matter."""
-        found: dict[str, Arm] = {}
+        found: dict[str, Variant] = {}
         for name in self.drafters:
             if name in ("none", PLAIN.name):
                 raise RequestError("drafters", f"{name} is what the others are compared with; leave it out")
@@ -46,31 +46,31 @@ class Space:
         return [usual, BLOCK] if self.sampled and draws and usual == "match" else [usual]
 
 
-def _arm(name: str, length: int | None, rule: str, base: SpeculationConfig) -> Arm:
+def _arm(name: str, length: int | None, rule: str, base: SpeculationConfig) -> Variant:
     words = [name, "adapting" if length is None else f"{length} tokens"]
     if rule != base.rule:
         words.append(rule)
     config = replace(base, drafter=name.replace("+", ","), num_speculative_tokens=length, rule=rule)
-    return Arm(", ".join(words), config)
+    return Variant(", ".join(words), config)
 
 
-def is_sampled(items: Sequence[Item], temperature: float | None) -> bool:
+def is_sampled(items: Sequence[BenchPrompt], temperature: float | None) -> bool:
     """Whether any text of a workload is drawn."""
     if temperature is not None:
         return temperature > 0
     return any(item.sampling.get("temperature", 0) for item in items)
 
 
-def mixed(items: Sequence[Item]) -> list[Item]:
+def mixed(items: Sequence[BenchPrompt]) -> list[BenchPrompt]:
     """Tasks in turn, so that any beginning of the list is of all kinds."""
-    by_task: dict[str, list[Item]] = {}
+    by_task: dict[str, list[BenchPrompt]] = {}
     for item in items:
         by_task.setdefault(item.task, []).append(item)
     longest = max(map(len, by_task.values()), default=0)
     return [group[i] for i in range(longest) for group in by_task.values() if i < len(group)]
 
 
-def settings(arm: Arm, engine: dict[str, Any], rule: str = DEFAULT_RULE) -> dict[str, Any]:
+def settings(arm: Variant, engine: dict[str, Any], rule: str = DEFAULT_RULE) -> dict[str, Any]:
     """What `foretell serve --config` reads: what was given for the engine, and the arm's own.
 
     `rule` is the one that was asked for. Where `block` is faster than that, `auto` is served: requests with a seed,

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from foretell.bench.measure import PLAIN, Arm, Sample, Stage, Watch, measure
+from foretell.bench.measure import PLAIN, Backend, Sample, Variant, Watch, measure
 from foretell.bench.pairs import Group, grouped
 from foretell.bench.plan import Plan
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import ALL, Cell, cell_of
 
 KEPT = 3  # of so many arms one goes on
@@ -28,7 +28,7 @@ class OutOfTime(Exception):
 class Rung:
     """The arms that took part, what each wrote, and for how long."""
 
-    arms: tuple[Arm, ...]
+    arms: tuple[Variant, ...]
     samples: tuple[Sample, ...]
     seconds: float
 
@@ -47,9 +47,9 @@ class Rung:
 class Search:
     """Arms that are tried within a time. `rungs` grows, so that one that is stopped leaves what it has."""
 
-    stage: Stage
-    arms: Sequence[Arm]
-    items: Sequence[Item]
+    stage: Backend
+    arms: Sequence[Variant]
+    items: Sequence[BenchPrompt]
     plan: Plan
     budget: float  # seconds
     clock: Callable[[], float]
@@ -69,7 +69,7 @@ class Search:
             left -= 1
             arms = self._better()[: max(FINALISTS, math.ceil(len(arms) / KEPT))]
 
-    def _climb(self, arms: Sequence[Arm], until: float) -> None:
+    def _climb(self, arms: Sequence[Variant], until: float) -> None:
         """One rung: passes over more and more texts until its time is over; one text is always written."""
         began, number, samples = self.clock(), 0, list[Sample]()
         try:
@@ -82,7 +82,7 @@ class Search:
             if samples:
                 self.rungs.append(Rung(tuple(arms), tuple(samples), self.clock() - began))
 
-    def _pass(self, arms: Sequence[Arm], texts: int, until: float, samples: list[Sample]) -> None:
+    def _pass(self, arms: Sequence[Variant], texts: int, until: float, samples: list[Sample]) -> None:
         """Every arm writes the next texts, plain decoding among them, each time in another order."""
         new: list[Sample] = []
         everybody = [PLAIN, *arms]
@@ -101,7 +101,7 @@ class Search:
             samples += [replace(sample, round=self._passes) for sample in new]
             self._passes += 1
 
-    def _better(self) -> list[Arm]:
+    def _better(self) -> list[Variant]:
         """The arms of the last rung, the faster ones first by all that was seen of them in any."""
         seen = {name: cell.speedup for name, cell in self._all_cells().items()}
         last = self.rungs[-1].arms if self.rungs else ()
@@ -112,12 +112,12 @@ class Search:
         samples = [sample for rung in self.rungs for sample in rung.samples]
         return over_texts(samples, self.arms)
 
-    def standing(self) -> list[tuple[Arm, Cell]]:
+    def standing(self) -> list[tuple[Variant, Cell]]:
         """Every arm that was timed, as its last rung saw it: who came farther first, then who is faster.
 
         A rung of one text tells no interval; then what was seen before counts as well.
         """
-        found: dict[str, tuple[Arm, Cell]] = {}
+        found: dict[str, tuple[Variant, Cell]] = {}
         whole = self._all_cells()
         for rung in reversed(self.rungs):
             timed = [(cell.speedup, arm) for arm in rung.arms if (cell := rung.cells.get(arm.name)) and cell.speedup]
@@ -127,7 +127,7 @@ class Search:
         return list(found.values())
 
 
-def over_texts(samples: Sequence[Sample], arms: Sequence[Arm]) -> dict[str, Cell]:
+def over_texts(samples: Sequence[Sample], arms: Sequence[Variant]) -> dict[str, Cell]:
     """Each arm over all texts alike; by task, as a bench has it, a task of one text would leave no interval."""
     groups: dict[str, list[Group]] = {}
     for group in grouped(samples, [arm.name for arm in arms]):
@@ -147,7 +147,7 @@ def rungs_for(arms: int) -> int:
     return count
 
 
-def evidence(standing: Sequence[tuple[Arm, Cell]]) -> list[dict[str, Any]]:
+def evidence(standing: Sequence[tuple[Variant, Cell]]) -> list[dict[str, Any]]:
     """What is known of each arm."""
     return [
         {

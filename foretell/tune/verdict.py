@@ -9,40 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from foretell.bench.intervals import shown
-from foretell.bench.measure import PLAIN, Arm
+from foretell.bench.measure import PLAIN, Variant
 from foretell.bench.results import Cell
 
 from .space import AUTO, DEFAULT_RULE, settings
 
-Standing = Sequence[tuple[Arm, Cell]]
+Standing = Sequence[tuple[Variant, Cell]]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TuneResult:
     """The arm to serve with, and why."""
 
-    arm: Arm
+    arm: Variant
     cell: Cell | None
     words: str
 
 
-def choose(standing: Standing) -> Verdict:
+def choose(standing: Standing) -> TuneResult:
     """The first that is surely faster than plain decoding, of those that came farther and are faster first."""
     # A text that differs where it must not is a fault that a bench shows; such an arm is never served.
     able = [(arm, cell) for arm, cell in standing if cell.same_text is not False and cell.speedup is not None]
     for arm, cell in able:
         if cell.speedup_interval is not None and cell.speedup_interval[0] > 1:
             ratio = shown(cell.speedup, cell.speedup_interval)
-            return Verdict(arm, cell, f"{arm.name}: {ratio} times as fast as plain decoding")
+            return TuneResult(arm, cell, f"{arm.name}: {ratio} times as fast as plain decoding")
     if not able:
-        return Verdict(PLAIN, None, "plain decoding: nothing else was timed to the end; raise --budget")
+        return TuneResult(PLAIN, None, "plain decoding: nothing else was timed to the end; raise --budget")
     best, cell = able[0]
     ratio = shown(cell.speedup, cell.speedup_interval)
     words = f"plain decoding: the best, {best.name}, is not surely faster, {ratio}; a larger --budget may tell"
-    return Verdict(PLAIN, cell, words)
+    return TuneResult(PLAIN, cell, words)
 
 
-def config_text(verdict: Verdict, standing: Standing, engine: dict[str, Any], conditions: dict[str, Any]) -> str:
+def config_text(verdict: TuneResult, standing: Standing, engine: dict[str, Any], conditions: dict[str, Any]) -> str:
     """YAML for `foretell serve --config`, with what it rests on as comments."""
     import yaml
 

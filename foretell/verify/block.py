@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foretell.types import Draft, Verdict
+from foretell.types import Draft, VerifyResult
 
 from .rejection import guess_of, ratio, scaled
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .randomness import Chance
+    from .randomness import RandomSource
 
 
-def block(draft: Draft, probs: Tensor, chance: Chance) -> Verdict:
+def block(draft: Draft, probs: Tensor, chance: RandomSource) -> VerifyResult:
     """Block verification (Sun et al., arXiv 2403.10444) for chains, traversal verification (2505.12398) for trees.
 
     Takes what `rejection` takes and is exact where that is. On a chain it accepts at least as many in expectation.
@@ -24,7 +24,9 @@ def block(draft: Draft, probs: Tensor, chance: Chance) -> Verdict:
     return verdict
 
 
-def _visit(draft: Draft, probs: Tensor, chance: Chance, path: tuple[int, ...], weight: float) -> Verdict | None:
+def _visit(
+    draft: Draft, probs: Tensor, chance: RandomSource, path: tuple[int, ...], weight: float
+) -> VerifyResult | None:
     """The verdict of the last node on `path` and what hangs below it; None where neither stands.
 
     `weight` is the probability that the node stands, once all that was tried below it has fallen.
@@ -41,7 +43,7 @@ def _visit(draft: Draft, probs: Tensor, chance: Chance, path: tuple[int, ...], w
         weight = share(float(rest.sum()), weight)
         left = scaled(rest, left)
     if node < 0 or chance.flip(weight, node):
-        return Verdict(path, chance.pick(left))
+        return VerifyResult(path, chance.pick(left))
     return None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from foretell.errors import RequestError
 from foretell.options import nearest, option, strict
-from foretell.types import Draft, Verdict
+from foretell.types import Draft, VerifyResult
 
 from .rejection import guess_of, is_drawn, rejection
 from .workload_class import WORKLOADS
@@ -17,7 +17,7 @@ from .workload_class import WORKLOADS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .randomness import Chance
+    from .randomness import RandomSource
 
 
 @strict
@@ -50,7 +50,9 @@ class ThresholdSettings:
 DEFAULTS = ThresholdSettings()
 
 
-def confidence(draft: Draft, probs: Tensor, chance: Chance, settings: ThresholdSettings = DEFAULTS) -> Verdict:
+def confidence(
+    draft: Draft, probs: Tensor, chance: RandomSource, settings: ThresholdSettings = DEFAULTS
+) -> VerifyResult:
     """Trust a drafter that is sure, drop a guess it doubts, and in between ask for the target's likeliest token."""
 
     def stands(node: int, target: Tensor) -> bool:
@@ -61,7 +63,7 @@ def confidence(draft: Draft, probs: Tensor, chance: Chance, settings: ThresholdS
     return _walk(draft, probs, chance, stands)
 
 
-def typical(draft: Draft, probs: Tensor, chance: Chance, settings: ThresholdSettings = DEFAULTS) -> Verdict:
+def typical(draft: Draft, probs: Tensor, chance: RandomSource, settings: ThresholdSettings = DEFAULTS) -> VerifyResult:
     """Medusa's rule: a guess stands if the target finds it not much less likely than what it typically says."""
 
     def stands(node: int, target: Tensor) -> bool:
@@ -71,7 +73,7 @@ def typical(draft: Draft, probs: Tensor, chance: Chance, settings: ThresholdSett
     return _walk(draft, probs, chance, stands)
 
 
-def ensemble(draft: Draft, probs: Tensor, chance: Chance, settings: ThresholdSettings = DEFAULTS) -> Verdict:
+def ensemble(draft: Draft, probs: Tensor, chance: RandomSource, settings: ThresholdSettings = DEFAULTS) -> VerifyResult:
     """Text of weight * target + (1 - weight) * draft, exactly, wherever a guess is made (arXiv 2604.07622).
 
     After the last node of a branch there is no guess to mix in, and the token is the target's own.
@@ -84,7 +86,7 @@ def ensemble(draft: Draft, probs: Tensor, chance: Chance, settings: ThresholdSet
     return rejection(draft, mixed, chance)
 
 
-def _walk(draft: Draft, probs: Tensor, chance: Chance, stands: Callable[[int, Tensor], bool]) -> Verdict:
+def _walk(draft: Draft, probs: Tensor, chance: RandomSource, stands: Callable[[int, Tensor], bool]) -> VerifyResult:
     """Take the first sibling that stands, for as long as one does; then draw from the target."""
     path: list[int] = []
     while True:
@@ -92,7 +94,7 @@ def _walk(draft: Draft, probs: Tensor, chance: Chance, stands: Callable[[int, Te
         target = probs[node + 1].double()
         child = next((child for child in draft.children(node) if stands(child, target)), None)
         if child is None:
-            return Verdict(tuple(path), chance.pick(target))
+            return VerifyResult(tuple(path), chance.pick(target))
         path.append(child)
 
 

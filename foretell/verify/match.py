@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from foretell.types import Draft, Verdict
+from foretell.types import Draft, VerifyResult
 
 
-def walk(draft: Draft, chosen: list[int] | tuple[int, ...]) -> Verdict:
+def walk(draft: Draft, chosen: list[int] | tuple[int, ...]) -> VerifyResult:
     """Follow the target's own tokens for as long as the draft has them.
 
     chosen[0] comes after the root, chosen[i + 1] after node i. The text is what it would be without a draft, token for
@@ -17,4 +17,4 @@ def walk(draft: Draft, chosen: list[int] | tuple[int, ...]) -> Verdict:
         if parent == node and token == wanted:
             path.append(child)
             node, wanted = child, chosen[child + 1]
-    return Verdict(tuple(path), wanted)
+    return VerifyResult(tuple(path), wanted)

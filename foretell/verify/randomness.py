@@ -14,7 +14,7 @@ from foretell.sampling import noise
 T = TypeVar("T")
 
 
-class Chance(Protocol):
+class RandomSource(Protocol):
     """What happens in one step where a rule leaves it open."""
 
     def flip(self, probability: float, node: int) -> bool:
@@ -25,7 +25,7 @@ class Chance(Protocol):
 
 
 @dataclass(frozen=True)
-class Coins:
+class StepRandom:
     """Noise of one step, from the request's seed and the position of the step's root alone.
 
     Keyed by the root and not by each token's own position: rules look at coins behind the place where they cut, and the
@@ -48,7 +48,7 @@ class Coins:
         return torch.tensor([self.seed], device=device), torch.tensor([self.root], device=device)
 
 
-def enumerate_chance(run: Callable[[Chance], T]) -> list[tuple[float, T]]:
+def enumerate_chance(run: Callable[[RandomSource], T]) -> list[tuple[float, T]]:
     """What `run` returns for every outcome of its flips and picks that can happen, each with its probability."""
     outcomes: list[tuple[float, T]] = []
     waiting: list[tuple[int, ...]] = [()]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foretell.types import Draft, Verdict
+from foretell.types import Draft, VerifyResult
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .randomness import Chance
+    from .randomness import RandomSource
 
 LARGEST_RATIO = 1e300  # finite, so that a weight of 0 stays 0
 
 
-def rejection(draft: Draft, probs: Tensor, chance: Chance) -> Verdict:
+def rejection(draft: Draft, probs: Tensor, chance: RandomSource) -> VerifyResult:
     """Try siblings in turn, each against what the ones before it left over of the target's distribution.
 
     probs [nodes + 1, vocab] are the target's distributions, row 0 after the root, row i + 1 after node i. Exact for
@@ -26,11 +26,11 @@ def rejection(draft: Draft, probs: Tensor, chance: Chance) -> Verdict:
         node = path[-1] if path else -1
         child, left = _first_standing(draft, node, probs[node + 1].double(), chance)
         if child is None:
-            return Verdict(tuple(path), chance.pick(left))
+            return VerifyResult(tuple(path), chance.pick(left))
         path.append(child)
 
 
-def _first_standing(draft: Draft, node: int, left: Tensor, chance: Chance) -> tuple[int | None, Tensor]:
+def _first_standing(draft: Draft, node: int, left: Tensor, chance: RandomSource) -> tuple[int | None, Tensor]:
     """The child of `node` that stands, if any, and what the children tried so far leave of the distribution."""
     for child in draft.children(node):
         guess, token = guess_of(draft, child, left), draft.tokens[child]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from foretell.errors import RequestError
 from foretell.options import nearest
-from foretell.types import Draft, Verdict
+from foretell.types import Draft, VerifyResult
 
 from .block import block
 from .lossy import DEFAULTS, ThresholdSettings, confidence, ensemble, typical
@@ -16,13 +16,13 @@ from .rejection import rejection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .randomness import Chance
+    from .randomness import RandomSource
 
 
 class Rule(Protocol):
     """Which guesses stand, by the target's distributions [nodes + 1, vocab]: row 0 after the root, i + 1 after i."""
 
-    def __call__(self, draft: Draft, probs: Tensor, chance: Chance, /) -> Verdict: ...
+    def __call__(self, draft: Draft, probs: Tensor, chance: RandomSource, /) -> VerifyResult: ...
 
 
 LOSSLESS = ("match", "rejection", "block")

@@ -23,7 +23,7 @@ from foretell.build.model_source import open_model, say_nothing
 from foretell.config import EngineConfig
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import StepCosts
-from foretell.engine.cost_profiler import Profiler
+from foretell.engine.cost_profiler import CostProfiler
 from foretell.errors import ForetellError
 
 MEMORY = 3 << 30  # bytes of address space beyond what the process has at the start
@@ -124,7 +124,7 @@ def load(path: Path) -> None:
 def load_costs(path: Path) -> None:
     """Read a file of costs into a controller, which must then know finite costs or none."""
     controller = AdaptiveController({})
-    profiler = Profiler.__new__(Profiler)
+    profiler = CostProfiler.__new__(CostProfiler)
     profiler.controller, profiler.file = controller, path
     profiler._pieces = lambda wanted=None: iter(())  # type: ignore[method-assign,assignment]
     profiler.load()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from foretell.engine.async_engine import AsyncEngine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.models.config import ModelConfig
 from foretell.models.draft_heads import EagleConfig, LayerConfig
 from foretell.sampling_params import SamplingParams
@@ -36,7 +36,7 @@ def prompt(number: int) -> list[int]:
 
 async def ask(engine: AsyncEngine, name: str, number: int) -> list[int] | str:
     """Return the tokens of a request, or the name of its error."""
-    maker = RequestMaker(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.engine.drafter)
+    maker = RequestBuilder(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.engine.drafter)
     params = SamplingParams(max_tokens=6, ignore_eos=True, seed=number, temperature=float(number % 2))
     try:
         stream = engine.submit(maker.make(name, prompt(number), params))

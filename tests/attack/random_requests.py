@@ -10,11 +10,11 @@ from typing import Any
 
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.mix import MixDrafter
-from foretell.draft.predicted_output import PredictionDrafter
+from foretell.draft.predicted_output import PredictedOutputDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.sequence_state import Track
+from foretell.engine.sequence_state import SequenceState
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice, TokenLogprob
 from tests.laws import test_same_text as laws
 from tests.tiny import HEADS, VOCAB, OwnHead, World, add, run
@@ -59,7 +59,7 @@ class Asked:
     sampling: dict[str, Any]
     speculation: SpeculationChoice
 
-    def add(self, engine: Engine, prediction: list[int]) -> list[Track]:
+    def add(self, engine: Engine, prediction: list[int]) -> list[SequenceState]:
         more = self.sampling | {"max_tokens": self.max_tokens, "prediction": prediction}
         return add(engine, self.name, self.prompt, self.speculation, **more)
 
@@ -86,11 +86,11 @@ def requests(seed: int, count: int) -> tuple[tuple[Asked, ...], Truth]:
     return tuple(found), truth
 
 
-def key(track: Track) -> Key:
+def key(track: SequenceState) -> Key:
     return track.seq.request.id, track.seq.request.choice
 
 
-def _plain(track: Track) -> Plain:
+def _plain(track: SequenceState) -> Plain:
     return Plain(track.seq.tokens[len(track.seq.request.prompt) :], track.logprobs, track.prompt_logprobs)
 
 
@@ -125,7 +125,7 @@ def heads_and_others(truth: Truth) -> MixDrafter:
 KNOWING = ("oracle", "oracle that errs", "always wrong", "tree around the text")  # need other arguments here
 DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "none": lambda truth: NoDrafter(),
-    "prediction": lambda truth: PredictionDrafter(),
+    "prediction": lambda truth: PredictedOutputDrafter(),
     "oracle": lambda truth: oracle(truth, 0.0),
     "oracle that errs": lambda truth: oracle(truth, 0.3),
     "tree around the output": lambda truth: oracle(truth, 0.2, branches=True),

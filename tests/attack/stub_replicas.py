@@ -8,66 +8,66 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretell.cluster.call import Call, Head
+from foretell.cluster.call import Call, ResponseHead
 from foretell.cluster.replicas import ReplicaLost
 
 JSON = ((b"content-type", b"application/json"),)
 EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 HEALTHY = b'{"status": "ok", "reason": null, "internal_states": [{}]}'
 METRICS = b"# HELP foretell:n_total x\n# TYPE foretell:n_total counter\nforetell:n_total 1\n"
-Behaviour = Callable[[str, Call], AsyncGenerator[Head | bytes, None]]
+Behaviour = Callable[[str, Call], AsyncGenerator[ResponseHead | bytes, None]]
 
 
 def _body(call: Call) -> bytes:
     return METRICS if call.path == "/metrics" else HEALTHY
 
 
-async def healthy(name: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
-    yield Head(name, 200, JSON, _body(call), False)
+async def healthy(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    yield ResponseHead(name, 200, JSON, _body(call), False)
 
 
-async def hung(name: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
+async def hung(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
     """Takes a request and never answers."""
     await asyncio.Event().wait()
     yield b""
 
 
-async def dying(name: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
+async def dying(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
     raise ReplicaLost("killed")
     yield b""
 
 
-async def erroring(name: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
+async def erroring(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
     """Lives, and raises what is no part of its interface."""
     raise RuntimeError("a bug in the replica")
     yield b""
 
 
-async def full(name: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
-    yield Head(name, 429, JSON, b'{"error": {"code": "queue_full"}}', False)
+async def full(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    yield ResponseHead(name, 429, JSON, b'{"error": {"code": "queue_full"}}', False)
 
 
-async def streaming(name: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
-    yield Head(name, 200, EVENTS, b"data: 1\n\n", True)
+async def streaming(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    yield ResponseHead(name, 200, EVENTS, b"data: 1\n\n", True)
     yield b"data: [DONE]\n\n"
 
 
-async def hung_midway(name: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
-    yield Head(name, 200, EVENTS, b"data: 1\n\n", True)
+async def hung_midway(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    yield ResponseHead(name, 200, EVENTS, b"data: 1\n\n", True)
     await asyncio.Event().wait()
 
 
-async def lost_midway(name: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
-    yield Head(name, 200, EVENTS, b"data: 1\n\n", True)
+async def lost_midway(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    yield ResponseHead(name, 200, EVENTS, b"data: 1\n\n", True)
     raise ReplicaLost("killed")
 
 
 def slow(seconds: float, status: int = 200) -> Behaviour:
     """Answers after `seconds` with `status`."""
 
-    async def behave(name: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def behave(name: str, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
         await asyncio.sleep(seconds)
-        yield Head(name, status, JSON, _body(call), False)
+        yield ResponseHead(name, status, JSON, _body(call), False)
 
     return behave
 
@@ -82,7 +82,7 @@ class StubReplicas:
     def names(self) -> Sequence[str]:
         return list(self.behaviours)
 
-    async def ask(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def ask(self, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
         self.asked.append(call)
         if not self.behaviours:
             await asyncio.Event().wait()  # as Ray Serve: until one runs

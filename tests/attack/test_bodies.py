@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from foretell.server.errors import Failure
+from foretell.server.errors import ApiError
 from foretell.server.middleware import BODY_PATHS, BodyGuard
 from tests.server.process import ServerProcess, write_server_folder
 
@@ -157,7 +157,7 @@ def test_memory_of_parsed_bodies_is_bounded_in_sum() -> None:
         scope = {"type": "http", "method": "POST", "path": "/tokenize", "headers": []}
         await guard(scope, receive, send)
 
-    guard = BodyGuard(app, len(body), most, 60, Failure.response)
+    guard = BodyGuard(app, len(body), most, 60, ApiError.response)
 
     async def scene() -> None:
         calls = [asyncio.ensure_future(call()) for _ in range(50)]

@@ -15,7 +15,7 @@ import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.settings import ArmTraits
+from foretell.control.settings import DrafterTraits
 from foretell.draft.backoff import Supervisor
 from foretell.draft.base import Drafter
 from foretell.draft.isolated import isolated
@@ -23,7 +23,7 @@ from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.engine import Engine
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import Budget, Draft, Sequence, StepResult
 from tests.server.test_async_engine import alone, requests
 from tests.tiny import PROMPTS, VOCAB, World, add, generate
 
@@ -221,7 +221,7 @@ class Vandal(Scripted):
         seq.pages.clear()
         seq.cached = 0
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         for outcome in outcomes:
             self._spoil(outcome.share.seq)
 
@@ -249,7 +249,7 @@ def test_a_drafter_that_hangs_is_used_less(monkeypatch: pytest.MonkeyPatch) -> N
 
     drafter = Scripted(hang)
     engine = World().engine(drafter)
-    traits = {"faulty": ArmTraits(False, False, 0.3, 0.9)}
+    traits = {"faulty": DrafterTraits(False, False, 0.3, 0.9)}
     engine.controller = AdaptiveController(traits, clock=lambda: now[0], presence=drafter)
     forward = engine.runner.forward
 

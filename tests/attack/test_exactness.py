@@ -15,8 +15,8 @@ from foretell.draft.base import Drafter
 from foretell.draft.model import ModelDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.fault_isolation import rescue
-from foretell.engine.sequence_state import Track
-from foretell.engine.verifier import Court
+from foretell.engine.sequence_state import SequenceState
+from foretell.engine.verifier import Verifier
 from foretell.kv import swap as swap_module
 from foretell.kv.swap import Swap
 from foretell.types import TokenLogprob
@@ -35,7 +35,7 @@ class Faults:
         runner, guard = engine.runner, engine.guard.drafter
         runner.forward = self.failing("forward", runner.forward, RuntimeError)  # type: ignore[method-assign]
         runner.forward = self.failing("memory", runner.forward, torch.OutOfMemoryError)  # type: ignore[method-assign]
-        patch.setattr(Court, "__call__", self.failing("verify", Court.__call__, ValueError))
+        patch.setattr(Verifier, "__call__", self.failing("verify", Verifier.__call__, ValueError))
         for name in ("propose", "observe", "follow"):
             patch.setattr(guard, name, self.failing(name, getattr(guard, name), IndexError))
         for name in ("_to_host", "_to_device"):
@@ -65,8 +65,8 @@ class Attack:
         self.engine = self._engine(DRAFTERS[drafter](self.truth))
         self.coming = list(asked)
         self.faults: Faults | None = None
-        self.tracks: dict[Key, Track] = {}
-        self.unfinished: dict[Key, Track] = {}
+        self.tracks: dict[Key, SequenceState] = {}
+        self.unfinished: dict[Key, SequenceState] = {}
         self.output: dict[Key, list[int]] = {}
         self.aborted, self.lost = set[str](), set[str]()
         self.forced = self.isolated = 0  # preemptions, failed steps
@@ -156,7 +156,7 @@ class Attack:
             swapped=0 if swap is None else swap.brought_back, isolated=self.isolated, sheds=engine.relief.sheds,
         )  # fmt: skip
 
-    def _compare(self, track: Track, plain: Plain, whole: bool) -> None:
+    def _compare(self, track: SequenceState, plain: Plain, whole: bool) -> None:
         output = self.output.get(key(track), [])
         assert output == plain.tokens[: len(output)] and (not whole or len(output) == len(plain.tokens))
         if self.exact:

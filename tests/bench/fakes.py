@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from foretell.bench.measure import Arm, Job, Written
+from foretell.bench.measure import MeasureJob, TimedOutput, Variant
 from foretell.bench.plan import Plan
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.config import SpeculationConfig
 from foretell.sampling_params import SamplingParams
 
@@ -18,8 +18,8 @@ class FakeStage:
 
     def __init__(
         self,
-        seconds: Callable[[str, Job, int], float] = lambda arm, job, time: 1.0,
-        tokens: Callable[[str, Job], tuple[int, ...]] = lambda arm, job: TEXT,
+        seconds: Callable[[str, MeasureJob, int], float] = lambda arm, job, time: 1.0,
+        tokens: Callable[[str, MeasureJob], tuple[int, ...]] = lambda arm, job: TEXT,
         steps: int = len(TEXT),
     ) -> None:
         self.seconds, self.tokens, self.steps = seconds, tokens, steps
@@ -28,17 +28,19 @@ class FakeStage:
         self.too_long: set[str] = set()
         self.stop_after: int | None = None
 
-    def refresh(self, arms: Sequence[Arm]) -> None:
+    def refresh(self, arms: Sequence[Variant]) -> None:
         self.refreshed.append(len(self.log))
 
-    def fits(self, item: Item, plan: Plan) -> bool:
+    def fits(self, item: BenchPrompt, plan: Plan) -> bool:
         return item.id not in self.too_long
 
-    def prepare(self, item: Item, temperature: float | None, plan: Plan) -> list[Job]:
+    def prepare(self, item: BenchPrompt, temperature: float | None, plan: Plan) -> list[MeasureJob]:
         params = SamplingParams(temperature=temperature or 0.0)
-        return [Job(item.id, item.task, turn, (1,), params, item.prediction) for turn in range(len(item.turns) + 1)]
+        return [
+            MeasureJob(item.id, item.task, turn, (1,), params, item.prediction) for turn in range(len(item.turns) + 1)
+        ]
 
-    def write(self, arm: Arm, job: Job) -> Written:
+    def write(self, arm: Variant, job: MeasureJob) -> TimedOutput:
         if len(self.log) == self.stop_after:
             raise KeyboardInterrupt
         time = sum(logged == (arm.name, job.item) for logged in self.log)
@@ -46,19 +48,21 @@ class FakeStage:
         tokens = self.tokens(arm.name, job)
         decoding = self.seconds(arm.name, job, time) * (len(tokens) - 1)
         steps = len(tokens) if arm.name == "plain" else self.steps
-        return Written(tokens, steps, decoding, decoding + 1.0, drafting=0.25 * decoding, running=0.5 * decoding)
+        return TimedOutput(tokens, steps, decoding, decoding + 1.0, drafting=0.25 * decoding, running=0.5 * decoding)
 
     def spell(self, tokens: Sequence[int]) -> list[str]:
         return [f"<{token}>" for token in tokens]
 
 
-def arms(*names: str) -> list[Arm]:
-    return [Arm(name, SpeculationConfig(drafter="prediction" if name == "prediction" else "ngram")) for name in names]
+def arms(*names: str) -> list[Variant]:
+    return [
+        Variant(name, SpeculationConfig(drafter="prediction" if name == "prediction" else "ngram")) for name in names
+    ]
 
 
-def items(**tasks: int) -> list[Item]:
+def items(**tasks: int) -> list[BenchPrompt]:
     """So many items of each task."""
-    return [Item(f"{task}-{i}", task) for task, count in tasks.items() for i in range(count)]
+    return [BenchPrompt(f"{task}-{i}", task) for task, count in tasks.items() for i in range(count)]
 
 
 def watch_nothing(done: int, total: int, what: str) -> None:

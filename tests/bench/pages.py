@@ -12,7 +12,7 @@ from foretell.bench.compare import CompareFindings, CompareSample, summarise
 from foretell.bench.load import LoadFindings, Slice, cell_of
 from foretell.bench.never_slower import ALL, Cell, Findings, Overall
 from foretell.bench.peers import Reply
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.synthetic import MODES, SyntheticCell, SyntheticFindings
 
 FACTS: dict[str, Any] = {
@@ -25,7 +25,7 @@ FACTS: dict[str, Any] = {
 def _samples(peers: dict[str, float], text: str) -> list[CompareSample]:
     return [
         CompareSample(
-            Item(f"{task} {i}", task, ({"role": "user", "content": text},)),
+            BenchPrompt(f"{task} {i}", task, ({"role": "user", "content": text},)),
             number,
             name,
             Reply(

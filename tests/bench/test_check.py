@@ -12,7 +12,7 @@ from foretell.bench.check import OFF, ON, TASKS, Facts, arms_of, facts_of, run_c
 from foretell.bench.check_report import markdown, remarks
 from foretell.bench.compare import CompareSample
 from foretell.bench.peers import Endpoint, Reply
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.cli import main as program
 from foretell.errors import RequestError
 from tests.server.process import ServerProcess
@@ -54,7 +54,7 @@ def test_the_verdict_has_a_cause(facts: Facts, verdict: str, cause: str, words: 
 
 
 def sample(item: str, peer: str, a_token: float, steps: float | None, text: str = "t") -> CompareSample:
-    return CompareSample(Item(item, item), 1, peer, Reply(text, 11, 1.0, 1.0 + 10 * a_token, steps))
+    return CompareSample(BenchPrompt(item, item), 1, peer, Reply(text, 11, 1.0, 1.0 + 10 * a_token, steps))
 
 
 def test_facts_are_those_of_pairs() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.engine_backend import EngineStage
-from foretell.bench.measure import PLAIN, Job, Written
-from foretell.bench.prompt import Item
+from foretell.bench.engine_backend import EngineBackend
+from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.variants import arms_of, default_names
 from foretell.cli import main as program
 from foretell.config import SpeculationConfig
@@ -97,15 +97,15 @@ def test_offline_compares_one_drafter_with_none(
 def test_a_text_that_differs_ends_with_one(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = EngineStage.write
+    write = EngineBackend.write
 
-    def wrong(self: EngineStage, arm: Any, job: Job) -> Written:
+    def wrong(self: EngineBackend, arm: Any, job: MeasureJob) -> TimedOutput:
         from dataclasses import replace
 
         written = write(self, arm, job)
         return written if arm == PLAIN else replace(written, tokens=(*written.tokens[:-1], 0))
 
-    monkeypatch.setattr(EngineStage, "write", wrong)
+    monkeypatch.setattr(EngineBackend, "write", wrong)
     words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), *QUICK)
     code, out, _ = bench(capsys, "drafters", *words, "--drafters", "ngram")
     assert code == 1
@@ -115,15 +115,15 @@ def test_a_text_that_differs_ends_with_one(
 def test_ctrl_c_leaves_what_there_is(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, seen = EngineStage.write, []
+    write, seen = EngineBackend.write, []
 
-    def stopped(self: EngineStage, arm: Any, job: Job) -> Written:
+    def stopped(self: EngineBackend, arm: Any, job: MeasureJob) -> TimedOutput:
         seen.append(arm)
         if len(seen) == 4:
             raise KeyboardInterrupt
         return write(self, arm, job)
 
-    monkeypatch.setattr(EngineStage, "write", stopped)
+    monkeypatch.setattr(EngineBackend, "write", stopped)
     file = tmp_path / "part.json"
     words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), "--out", str(file), *QUICK)
     code, out, err = bench(capsys, "drafters", *words, "--drafters", "ngram")
@@ -136,15 +136,15 @@ def test_ctrl_c_leaves_what_there_is(
 def test_a_timeout_leaves_what_there_is(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, seen = EngineStage.write, []
+    write, seen = EngineBackend.write, []
 
-    def late(self: EngineStage, arm: Any, job: Job) -> Written:
+    def late(self: EngineBackend, arm: Any, job: MeasureJob) -> TimedOutput:
         seen.append(arm)
         if len(seen) == 4:
             signal.raise_signal(signal.SIGTERM)
         return write(self, arm, job)
 
-    monkeypatch.setattr(EngineStage, "write", late)
+    monkeypatch.setattr(EngineBackend, "write", late)
     before = signal.getsignal(signal.SIGTERM)
     words = ("--model", str(tiny_folder), "--workload", "trace", "--data", str(trace), *QUICK)
     code, out, _ = bench(capsys, "offline", *words, "--drafter", "ngram")
@@ -217,7 +217,7 @@ def test_arms_by_name_and_length() -> None:
 
 def test_default_names_fit_the_model_and_the_workload() -> None:
     kinds = ["ngram", "prediction", "model", "exit", "self"]
-    plain, edit = [Item("a", "chat")], [Item("b", "edit", prediction="x")]
+    plain, edit = [BenchPrompt("a", "chat")], [BenchPrompt("b", "edit", prediction="x")]
     assert default_names(kinds, 30, plain) == ["ngram", "exit:15", "self:int8", "self:int4", "auto"]
     assert default_names(kinds, 1, edit)[:3] == ["ngram", "prediction", "exit:1"]
 

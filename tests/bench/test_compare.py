@@ -16,7 +16,7 @@ from foretell.bench.compare import ComparePlan, run_compare
 from foretell.bench.compare_report import markdown, remarks
 from foretell.bench.peer_transformers import TransformersPeer
 from foretell.bench.peers import Asked, Endpoint, Reply, accepted_guesses
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.workloads import load
 from foretell.cli import main as program
 from foretell.errors import RequestError
@@ -25,7 +25,7 @@ from tests.server.process import ServerProcess
 from .fakes import items, watch_nothing
 from .peers import Script, serving, speaking
 
-CHAT = Item("hello", "chat", ({"role": "user", "content": "Hi"},))
+CHAT = BenchPrompt("hello", "chat", ({"role": "user", "content": "Hi"},))
 ASKED = Asked(8, 0.0)
 
 
@@ -86,7 +86,7 @@ def test_who_tells_nothing_is_still_timed() -> None:
     with serving(script) as url:
         peer = Endpoint.named(url)
         peer.meet()
-        reply = peer.write(Item("text", "t", text="Once upon"), ASKED)
+        reply = peer.write(BenchPrompt("text", "t", text="Once upon"), ASKED)
     assert reply.steps is None and reply.tokens == 8 and not peer.counts
     assert script.asked[0]["prompt"] == "Once upon" and "cache_salt" not in script.asked[0]
 
@@ -159,12 +159,12 @@ def test_a_request_of_ones_own_is_asked_as_it_is(tmp_path: Path) -> None:
 class FakePeer:
     """Takes a known time for a token."""
 
-    def __init__(self, name: str, seconds: Callable[[Item], float], text: str = "same", **reply: Any) -> None:
+    def __init__(self, name: str, seconds: Callable[[BenchPrompt], float], text: str = "same", **reply: Any) -> None:
         self.name, self.seconds, self.text, self.reply = name, seconds, text, reply
         self.log: list[str] = []
         self.stop_after = 999
 
-    def write(self, item: Item, asked: Asked) -> Reply:
+    def write(self, item: BenchPrompt, asked: Asked) -> Reply:
         if len(self.log) == self.stop_after:
             raise KeyboardInterrupt
         self.log.append(item.id)

@@ -20,7 +20,7 @@ from foretell.bench.arrivals import ClosedLoop, Poisson
 from foretell.bench.clients import Address, Answer, ask
 from foretell.bench.load import LoadArm, LoadFindings, LoadPlan, Slice, arms_of, bodies, cell_of, run_load
 from foretell.bench.load_report import markdown, remarks
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.cli import main as program
 from foretell.errors import ForetellError, RequestError
 from tests.server.process import ServerProcess
@@ -197,7 +197,7 @@ def test_loads_that_cannot_be_are_refused() -> None:
 def test_arms_ask_the_same_and_nobody_finds_it_in_a_cache() -> None:
     off, auto = arms_of(HERE, None)
     plan = LoadPlan((), max_tokens=9, temperature=0.5)
-    talk = [Item(f"t{i}", "chat", ({"role": "user", "content": str(i)},), max_tokens=i + 8) for i in range(3)]
+    talk = [BenchPrompt(f"t{i}", "chat", ({"role": "user", "content": str(i)},), max_tokens=i + 8) for i in range(3)]
     ours, theirs = (list(islice(bodies(talk, plan, arm, "turn 0", "run"), 6)) for arm in (off, auto))
     assert [body["messages"] for body in ours] == [body["messages"] for body in theirs]
     assert [body["seed"] for body in ours] == [body["seed"] for body in theirs]

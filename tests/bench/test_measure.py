@@ -6,11 +6,11 @@ import io
 
 import pytest
 
-from foretell.bench.measure import PLAIN, Sample, Written, measure, rotated
+from foretell.bench.measure import PLAIN, Sample, TimedOutput, measure, rotated
 from foretell.bench.plan import Plan
 from foretell.bench.progress import QUIET, Progress
-from foretell.bench.prompt import Item
-from foretell.bench.run import Order, run
+from foretell.bench.prompt import BenchPrompt
+from foretell.bench.run import BenchJob, run
 from foretell.errors import RequestError
 
 from .fakes import TEXT, FakeStage, arms, items, watch_nothing
@@ -41,7 +41,7 @@ def test_arms_are_made_anew_for_every_pass_over_the_items() -> None:
 def test_every_turn_is_written_and_progress_is_told() -> None:
     seen: list[tuple[int, int, str]] = []
     samples: list[Sample] = []
-    talk = [Item("talk", "chat", turns=("and then?",)), Item("other", "code")]
+    talk = [BenchPrompt("talk", "chat", turns=("and then?",)), BenchPrompt("other", "code")]
     measure(FakeStage(), arms("a"), talk, ONCE, samples, lambda *each: seen.append(each))
     assert [(each.job.item, each.job.turn) for each in samples] == [("talk", 0), ("talk", 1), ("other", 0)]
     assert seen == [(0, 2, "chat, round 1"), (1, 2, "code, round 1"), (2, 2, "done")]
@@ -49,7 +49,7 @@ def test_every_turn_is_written_and_progress_is_told() -> None:
 
 def test_a_prediction_is_only_measured_where_there_is_one() -> None:
     stage = FakeStage()
-    asked = [Item("edit", "edit", prediction="text"), Item("chat", "chat")]
+    asked = [BenchPrompt("edit", "edit", prediction="text"), BenchPrompt("chat", "chat")]
     measure(stage, arms("ngram", "prediction"), asked, ONCE, [], watch_nothing)
     assert stage.log == [("ngram", "edit"), ("prediction", "edit"), ("ngram", "chat")]
 
@@ -57,7 +57,7 @@ def test_a_prediction_is_only_measured_where_there_is_one() -> None:
 def test_what_was_finished_survives_a_stop() -> None:
     stage = FakeStage()
     stage.stop_after = 5
-    done = run(Order("bench", arms("a"), items(code=2, chat=2), ONCE), stage, watch_nothing)
+    done = run(BenchJob("bench", arms("a"), items(code=2, chat=2), ONCE), stage, watch_nothing)
     assert isinstance(done.stopped, KeyboardInterrupt)
     assert not done.result.complete
     assert [cell.task for cell in done.result.cells] == ["code"], "half a pair is no pair"
@@ -68,23 +68,23 @@ def test_a_stop_before_anything_was_found_goes_on_at_once() -> None:
     stage = FakeStage()
     stage.stop_after = 1
     with pytest.raises(KeyboardInterrupt):
-        run(Order("bench", arms("a"), items(code=1), ONCE), stage, watch_nothing)
+        run(BenchJob("bench", arms("a"), items(code=1), ONCE), stage, watch_nothing)
 
 
 def test_what_does_not_fit_is_left_out_and_named() -> None:
     stage = FakeStage()
     stage.too_long = {"code-1"}
-    result = run(Order("bench", arms("a"), items(code=2), ONCE), stage, watch_nothing).result
+    result = run(BenchJob("bench", arms("a"), items(code=2), ONCE), stage, watch_nothing).result
     assert result.left_out == ("code-1",)
     assert {item for _, item in stage.log} == {"code-0"}
     stage.too_long = {"code-0", "code-1"}
     with pytest.raises(RequestError, match="no prompt that fits"):
-        run(Order("bench", arms("a"), items(code=2), ONCE), stage, watch_nothing)
+        run(BenchJob("bench", arms("a"), items(code=2), ONCE), stage, watch_nothing)
 
 
 def test_plain_decoding_is_always_among_the_arms() -> None:
     stage = FakeStage()
-    run(Order("bench", arms("a"), items(code=1), ONCE), stage, watch_nothing)
+    run(BenchJob("bench", arms("a"), items(code=1), ONCE), stage, watch_nothing)
     assert [arm for arm, _ in stage.log] == [PLAIN.name, "a"]
 
 
@@ -95,8 +95,8 @@ def test_a_plan_that_cannot_be_is_refused(settings: dict[str, object]) -> None:
 
 
 def test_the_first_token_is_the_prompts() -> None:
-    assert Written(TEXT, 11, decoding=5.0, whole=9.0, drafting=0.0, running=0.0).a_token == 0.5
-    assert Written((1,), 1, decoding=0.0, whole=1.0, drafting=0.0, running=0.0).a_token is None
+    assert TimedOutput(TEXT, 11, decoding=5.0, whole=9.0, drafting=0.0, running=0.0).a_token == 0.5
+    assert TimedOutput((1,), 1, decoding=0.0, whole=1.0, drafting=0.0, running=0.0).a_token is None
 
 
 def test_progress_is_a_line_now_and_then() -> None:

@@ -13,16 +13,24 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.batch_result import Batch, Together
+from foretell.bench.batch_result import Batch, BatchResult
 from foretell.bench.batches import EngineBatches, long_enough, variations
-from foretell.bench.drafter_slots import Seats, open_with
-from foretell.bench.measure import PLAIN, Arm, Job
+from foretell.bench.drafter_slots import DrafterSlots, open_with
+from foretell.bench.measure import PLAIN, MeasureJob, Variant
 from foretell.bench.never_slower import Cell, Findings, contend, run
-from foretell.bench.never_slower_grid import Extent, Scene, adaptive_arm, all_scenes, arms_to_load, chosen, fixed_arms
+from foretell.bench.never_slower_grid import (
+    Extent,
+    GridCell,
+    adaptive_arm,
+    all_scenes,
+    arms_to_load,
+    chosen,
+    fixed_arms,
+)
 from foretell.bench.never_slower_report import markdown, remarks
 from foretell.bench.never_slower_stats import Contest, Verdict, worst
 from foretell.bench.plan import Plan
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.synthetic_drafters import ORACLE_ERRS, UselessDrafter
 from foretell.build.model_source import open_model, say_nothing
 from foretell.cli import main as program
@@ -38,7 +46,7 @@ from tests.server.process import write_server_folder
 
 from .fakes import items, watch_nothing
 
-SCENE = Scene("chat", 0.0, 2, "ngram")
+SCENE = GridCell("chat", 0.0, 2, "ngram")
 EXTENT = Extent(lengths=(4,), texts=4, max_tokens=8, rounds=3, most_rounds=7)
 
 
@@ -128,20 +136,22 @@ class FakeBatches:
         self.refreshed = 0
         self.stop_after: int | None = None
 
-    def prepare(self, items: Sequence[Item], temperature: float, batch: int, batches: int) -> list[Batch]:
+    def prepare(self, items: Sequence[BenchPrompt], temperature: float, batch: int, batches: int) -> list[Batch]:
         asked = variations(items, batch * batches)
-        jobs = [Job(item.id, item.task, 0, (1,), SamplingParams()) for item in asked]
+        jobs = [MeasureJob(item.id, item.task, 0, (1,), SamplingParams()) for item in asked]
         return [tuple(jobs[i : i + batch]) for i in range(0, len(jobs), batch)]
 
-    def refresh(self, arms: Sequence[Arm]) -> None:
+    def refresh(self, arms: Sequence[Variant]) -> None:
         self.refreshed += 1
 
-    def write(self, arm: Arm, batch: Batch) -> Together:
+    def write(self, arm: Variant, batch: Batch) -> BatchResult:
         if len(self.log) == self.stop_after:
             raise KeyboardInterrupt
         self.log.append((arm.name, batch[0].item))
         texts = (self.texts(arm.name),) * len(batch)
-        return Together(texts, steps=len(batch), timed=len(batch), seconds=self.seconds(arm.name, self.refreshed - 1))
+        return BatchResult(
+            texts, steps=len(batch), timed=len(batch), seconds=self.seconds(arm.name, self.refreshed - 1)
+        )
 
 
 def steady(arm: str, number: int) -> float:
@@ -247,7 +257,10 @@ def test_every_cell_that_is_promised() -> None:
 
 
 def test_texts_of_a_batch_are_all_different() -> None:
-    talk = [Item(str(i), "chat", ({"role": "system", "content": "x"}, {"role": "user", "content": "Hi"})) for i in "ab"]
+    talk = [
+        BenchPrompt(str(i), "chat", ({"role": "system", "content": "x"}, {"role": "user", "content": "Hi"}))
+        for i in "ab"
+    ]
     found = variations(talk, 5)
     assert len({(item.id, str(item.messages)) for item in found}) == 5 and found[:2] == talk
     assert found[2].messages[-1]["content"].startswith("Hi") and found[2].messages[0] == talk[0].messages[0]
@@ -294,11 +307,11 @@ def llm(folder: Path) -> LLM:
 @pytest.fixture
 def stage(folder: Path, llm: LLM) -> EngineBatches:
     target = open_model(str(folder), EngineConfig(), say_nothing)
-    return EngineBatches(llm, Seats(llm, target), Plan(max_tokens=24, schemas=False))
+    return EngineBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=24, schemas=False))
 
 
-def talks(count: int) -> list[Item]:
-    return [Item(f"talk-{i}", "chat", ({"role": "user", "content": f"Hello {i}"},)) for i in range(count)]
+def talks(count: int) -> list[BenchPrompt]:
+    return [BenchPrompt(f"talk-{i}", "chat", ({"role": "user", "content": f"Hello {i}"},)) for i in range(count)]
 
 
 def test_batches_are_written_together_with_the_same_text(stage: EngineBatches, llm: LLM) -> None:
@@ -338,7 +351,7 @@ def test_the_prompt_is_cached_and_what_does_not_fit_is_refused(stage: EngineBatc
     stage.write(PLAIN, batch)
     assert llm.engine.stats.cached_prompt_tokens - cached >= len(batch[0].prompt) - 1 - llm.config.page_size
     with pytest.raises(RequestError, match="no prompt of chat that fits"):
-        stage.prepare([Item("long", "chat", ({"role": "user", "content": "word " * 2000},))], 0.0, 1, 1)
+        stage.prepare([BenchPrompt("long", "chat", ({"role": "user", "content": "word " * 2000},))], 0.0, 1, 1)
 
 
 # The command
@@ -353,7 +366,7 @@ def with_clock(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str, int], fl
     """Real texts, and times that are known."""
     write, count = EngineBatches.write, [0]
 
-    def timed(self: EngineBatches, arm: Arm, batch: Batch) -> Together:
+    def timed(self: EngineBatches, arm: Variant, batch: Batch) -> BatchResult:
         count[0] += 1
         written = write(self, arm, batch)
         return replace(written, seconds=written.timed * seconds(arm.name, count[0]))

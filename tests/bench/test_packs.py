@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from foretell.bench.acceptance_by_depth import Places
+from foretell.bench.acceptance_by_depth import AcceptanceByDepth
 from foretell.bench.batching import again, packs, side_by_side
-from foretell.bench.drafter_slots import Seats, open_with
-from foretell.bench.engine_backend import EngineStage
+from foretell.bench.drafter_slots import DrafterSlots, open_with
+from foretell.bench.engine_backend import EngineBackend
 from foretell.bench.latency import CURVE, Latency, token_times
 from foretell.bench.load_results import read, result_of
-from foretell.bench.measure import PLAIN, Arm, Job, Written, measure
+from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput, Variant, measure
 from foretell.bench.plan import Plan
 from foretell.bench.progress import WIDTH, Progress, bar
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.report import brief, markdown
 from foretell.bench.results import Result
-from foretell.bench.run import Order, run
+from foretell.bench.run import BenchJob, run
 from foretell.bench.transcripts import records
 from foretell.bench.variants import arms_of, grid_of
 from foretell.build.model_source import open_model, say_nothing
@@ -36,8 +36,8 @@ BOTH = Plan(rounds=2, temperatures=(0.0,), batches=(1, 4))
 
 def test_a_pack_has_texts_of_one_task_and_no_two_alike() -> None:
     asked = [
-        *(Item(f"code-{i}", "code", ({"role": "user", "content": f"{i}"},)) for i in range(5)),
-        Item("go-on", "text", text="Once"),
+        *(BenchPrompt(f"code-{i}", "code", ({"role": "user", "content": f"{i}"},)) for i in range(5)),
+        BenchPrompt("go-on", "text", text="Once"),
     ]
     found = packs(asked, 4, Plan(max_tokens=8))
     assert [[item.task for item in pack] for pack in found] == [["code"] * 4] * 2 + [["text"] * 4]
@@ -50,7 +50,7 @@ def test_a_pack_has_texts_of_one_task_and_no_two_alike() -> None:
 
 def test_turns_stand_beside_turns() -> None:
     one, two = (
-        [Job(name, "chat", turn, (1,), SamplingParams()) for turn in range(turns)]
+        [MeasureJob(name, "chat", turn, (1,), SamplingParams()) for turn in range(turns)]
         for name, turns in (("a", 2), ("b", 1))
     )
     first, second = side_by_side([one, two])
@@ -60,7 +60,7 @@ def test_turns_stand_beside_turns() -> None:
 
 def test_every_batch_size_is_a_pass_of_its_own() -> None:
     stage = FakeStage()
-    result = run(Order("bench", arms("a"), items(code=4, chat=4), BOTH), stage, watch_nothing).result
+    result = run(BenchJob("bench", arms("a"), items(code=4, chat=4), BOTH), stage, watch_nothing).result
     assert len(stage.refreshed) == 4, "arms are made anew for each"
     cells = [(cell.task, cell.batch, cell.texts) for cell in result.cells]
     assert cells == [("code", 1, 4), ("code", 4, 4), ("chat", 1, 4), ("chat", 4, 4)]
@@ -70,15 +70,18 @@ def test_every_batch_size_is_a_pass_of_its_own() -> None:
 
 
 def test_the_clock_of_several_texts_knows_how_many_tokens_it_saw() -> None:
-    assert Written(TEXT, 11, 5.0, 9.0, 0.0, 0.0, timed=20).a_token == 0.25
-    assert Written(TEXT, 11, 5.0, 9.0, 0.0, 0.0, timed=0).a_token is None
+    assert TimedOutput(TEXT, 11, 5.0, 9.0, 0.0, 0.0, timed=20).a_token == 0.25
+    assert TimedOutput(TEXT, 11, 5.0, 9.0, 0.0, 0.0, timed=0).a_token is None
 
 
 def test_places_are_counted_by_how_far_drafts_went() -> None:
-    places = Places.counted({(3, 1): 2, (1, 1): 5, (2, 0): 1})
+    places = AcceptanceByDepth.counted({(3, 1): 2, (1, 1): 5, (2, 0): 1})
     assert (places.reached, places.stood) == ((8, 3, 2), (7,))
     assert places.shares == (7 / 8, 0.0, 0.0)
-    assert Places.total([places, Places((1,), (1,))]).reached == (9, 3, 2) and Places().shares == ()
+    assert (
+        AcceptanceByDepth.total([places, AcceptanceByDepth((1,), (1,))]).reached == (9, 3, 2)
+        and AcceptanceByDepth().shares == ()
+    )
 
 
 def test_waits_are_those_of_tokens_and_not_of_steps() -> None:
@@ -111,7 +114,7 @@ def test_a_grid_has_every_drafter_with_every_length() -> None:
 
 
 class Telling(FakeStage):
-    def write(self, arm: Arm, job: Job) -> Written:
+    def write(self, arm: Variant, job: MeasureJob) -> TimedOutput:
         written = super().write(arm, job)
         tokens = written.tokens * job.batch
         origins = tuple("ngram" if token in (1, 2) and arm != PLAIN else "target" for token in tokens)
@@ -141,7 +144,7 @@ def test_texts_are_kept_with_who_proposed_what(batch: int) -> None:
 
 def measured() -> Result:
     facts = {"model": "m", "machine": {"cores": 2}}
-    return run(Order("offline", arms("a"), items(code=4), BOTH, facts), FakeStage(steps=4), watch_nothing).result
+    return run(BenchJob("offline", arms("a"), items(code=4), BOTH, facts), FakeStage(steps=4), watch_nothing).result
 
 
 def test_a_stored_run_is_read_back_whole(tmp_path: Path) -> None:
@@ -208,9 +211,9 @@ def test_a_terminal_has_a_bar() -> None:
 def test_texts_written_at_once_are_those_written_alone(tiny_folder: Path) -> None:
     (arm,) = arms_of(["ngram"], [4], SpeculationConfig())
     llm = open_with([arm], model=tiny_folder, quiet=True)
-    stage = EngineStage(llm, Seats(llm, open_model(str(tiny_folder), EngineConfig(), say_nothing)))
+    stage = EngineBackend(llm, DrafterSlots(llm, open_model(str(tiny_folder), EngineConfig(), say_nothing)))
     fox = "The quick brown fox. The quick"
-    asked = [Item(f"fox-{i}", "copy", text=f"{i} {fox}", sampling={"ignore_eos": True}) for i in range(3)]
+    asked = [BenchPrompt(f"fox-{i}", "copy", text=f"{i} {fox}", sampling={"ignore_eos": True}) for i in range(3)]
     plan = Plan(max_tokens=12)
     stage.refresh([PLAIN, arm])
     jobs = [stage.prepare(item, 0.0, plan)[0] for item in asked]

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from foretell.bench.acceptance_by_depth import Places
-from foretell.bench.measure import Arm, Job, Written
+from foretell.bench.acceptance_by_depth import AcceptanceByDepth
+from foretell.bench.measure import MeasureJob, TimedOutput, Variant
 from foretell.bench.page import check, compare, load, never_slower, synthetic
 from foretell.bench.page.offline import page
 from foretell.bench.page.scales import Scale, duration, ratio_scale, round_step, time_scale, value_scale
 from foretell.bench.page.tables import table_of
 from foretell.bench.plan import Plan
 from foretell.bench.results import Result
-from foretell.bench.run import Order, run
+from foretell.bench.run import BenchJob, run
 from tests.browser import DESKTOP, PHONE, browser, expect, open_page
 
 from . import pages
@@ -39,25 +39,25 @@ SMALL = "[...document.querySelectorAll('svg text, small, td, .label')]"
 class Writing(FakeStage):
     """Also tells how far guesses stood, when tokens came, and who proposed them."""
 
-    def write(self, arm: Arm, job: Job) -> Written:
+    def write(self, arm: Variant, job: MeasureJob) -> TimedOutput:
         written = super().write(arm, job)
         a_token = written.decoding / (len(written.tokens) - 1)
         pace = tuple((a_token * (1 + i % 3), 1 + i % 3) for i in range(5))
         if arm.name == "plain":
             return replace(written, pace=pace)
         origins = tuple("target" if i % 3 else "ngram" for i in range(len(written.tokens)))
-        return replace(written, pace=pace, origins=origins, places=Places((40, 30, 20, 6, 1), (30, 15, 6)))
+        return replace(written, pace=pace, origins=origins, places=AcceptanceByDepth((40, 30, 20, 6, 1), (30, 15, 6)))
 
     def spell(self, tokens: Any) -> list[str]:
         return [f"{NASTY} word{token} " for token in tokens]
 
 
 def result(names: tuple[str, ...] = ("auto",), batches: tuple[int, ...] = (1,), **tasks: int) -> Result:
-    def seconds(arm: str, job: Job, time: int) -> float:
+    def seconds(arm: str, job: MeasureJob, time: int) -> float:
         return 0.02 * (1 + 0.1 * time) / (1.0 if arm == "plain" else 1.6 + 0.2 * len(job.task))
 
     plan = Plan(temperatures=(0.0,), rounds=3, batches=batches)
-    order = Order("offline", arms(*names), items(**(tasks or {"code": 2, "chat": 2, "edit": 2})), plan, dict(FACTS))
+    order = BenchJob("offline", arms(*names), items(**(tasks or {"code": 2, "chat": 2, "edit": 2})), plan, dict(FACTS))
     return run(order, Writing(seconds, steps=5), watch_nothing).result
 
 
@@ -126,7 +126,7 @@ def test_many_settings_have_their_tasks_behind_a_click() -> None:
 
 def test_a_text_too_short_to_be_timed_is_no_fault() -> None:
     stage = FakeStage(tokens=lambda arm, job: (7,), steps=1)
-    found = run(Order("offline", arms("a"), items(code=1), Plan(rounds=1), {}), stage, watch_nothing).result
+    found = run(BenchJob("offline", arms("a"), items(code=1), Plan(rounds=1), {}), stage, watch_nothing).result
     assert "too short" in page(found)
 
 

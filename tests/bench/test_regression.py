@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from foretell.bench.engine_backend import NO_GUESS, EngineStage
+from foretell.bench.engine_backend import NO_GUESS, EngineBackend
 from foretell.bench.measure import PLAIN, Sample, measure
 from foretell.bench.plan import Plan
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import summarise
 from foretell.bench.variants import arms_of
 from foretell.bench.workloads import load, take
@@ -42,12 +42,12 @@ def drafters() -> list[str]:
 
 def accepted_per_step(names: list[str]) -> dict[str, float]:
     """Over one prompt of each task, greedy, in the model's own integers: the same on every machine with our kernels."""
-    from foretell.bench.drafter_slots import Seats, open_with
+    from foretell.bench.drafter_slots import DrafterSlots, open_with
     from foretell.build.model_source import open_model, say_nothing
 
     arms = arms_of(names, [LENGTH], SpeculationConfig())
     llm = open_with(arms, quiet=True)
-    stage = EngineStage(llm, Seats(llm, open_model(llm.config.model, EngineConfig(), say_nothing)))
+    stage = EngineBackend(llm, DrafterSlots(llm, open_model(llm.config.model, EngineConfig(), say_nothing)))
     plan = Plan(max_tokens=TOKENS, rounds=1, temperatures=(0.0,), schemas=False)
     items, _ = take(load("own", tasks=TASKS), 1, lambda item: stage.fits(item, plan))
     samples: list[Sample] = []
@@ -57,7 +57,7 @@ def accepted_per_step(names: list[str]) -> dict[str, float]:
     return {cell.arm: round(cell.tokens / cell.steps, 3) for cell in overall}
 
 
-def expecting(item: Item, stage: EngineStage, plan: Plan) -> Item:
+def expecting(item: BenchPrompt, stage: EngineBackend, plan: Plan) -> BenchPrompt:
     """The item with a prediction that comes true but for a word in its midst."""
     (job,) = stage.prepare(item, 0.0, plan)
     (output,) = stage.llm.generate([list(job.prompt)], job.params, speculation=NO_GUESS)

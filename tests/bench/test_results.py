@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from foretell.bench.measure import Job
+from foretell.bench.measure import MeasureJob
 from foretell.bench.plan import Plan
 from foretell.bench.report import markdown, remarks
 from foretell.bench.results import Cell, Result
-from foretell.bench.run import Order, run
+from foretell.bench.run import BenchJob, run
 
 from .fakes import TEXT, FakeStage, arms, items, watch_nothing
 
@@ -20,10 +20,10 @@ FIELDS = {"speedup", "speedup_interval", "accepted_per_step", "same_text"}
 def measured(
     stage: FakeStage, names: tuple[str, ...] = ("a",), plan: Plan = Plan(temperatures=(0.0,)), **tasks: int
 ) -> Result:
-    return run(Order("bench", arms(*names), items(**(tasks or {"code": 3})), plan), stage, watch_nothing).result
+    return run(BenchJob("bench", arms(*names), items(**(tasks or {"code": 3})), plan), stage, watch_nothing).result
 
 
-def halved(arm: str, job: Job, time: int) -> float:
+def halved(arm: str, job: MeasureJob, time: int) -> float:
     """Twice as fast as plain, and once very slow."""
     return 1.0 if arm == "plain" else 50.0 if time == 1 and job.item == "code-0" else 0.5
 
@@ -37,7 +37,7 @@ def test_the_ratio_is_the_median_of_pairs() -> None:
 
 
 def test_a_drift_of_the_machine_cancels_within_pairs() -> None:
-    def slowing(arm: str, job: Job, time: int) -> float:
+    def slowing(arm: str, job: MeasureJob, time: int) -> float:
         return (1.0 if arm == "plain" else 0.8) * (1 + 3 * time)
 
     (cell,) = measured(FakeStage(slowing)).cells
@@ -46,7 +46,7 @@ def test_a_drift_of_the_machine_cancels_within_pairs() -> None:
 
 
 def test_noise_is_told() -> None:
-    def unsteady(arm: str, job: Job, time: int) -> float:
+    def unsteady(arm: str, job: MeasureJob, time: int) -> float:
         return 1.0 if arm == "plain" else 0.5 * (1.0, 1.1, 0.9)[time]
 
     (cell,) = measured(FakeStage(unsteady)).cells
@@ -57,7 +57,7 @@ def test_noise_is_told() -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_noise_of_a_mean_averages_out_only_where_tasks_do_not_share_it(shared: bool) -> None:
-    def unsteady(arm: str, job: Job, time: int) -> float:
+    def unsteady(arm: str, job: MeasureJob, time: int) -> float:
         shift = 0 if shared else sum(map(ord, str(job.item)))
         return 1.0 if arm == "plain" else 0.5 * (1.0, 1.1, 0.9)[(time + shift) % 3]
 
@@ -82,7 +82,7 @@ def test_steps_and_shares_of_time() -> None:
 
 
 def test_each_task_counts_the_same_over_all() -> None:
-    def by_task(arm: str, job: Job, time: int) -> float:
+    def by_task(arm: str, job: MeasureJob, time: int) -> float:
         return 1.0 if arm == "plain" or job.task == "chat" else 0.25
 
     result = measured(FakeStage(by_task), code=2, chat=9)
@@ -93,7 +93,7 @@ def test_each_task_counts_the_same_over_all() -> None:
 
 
 def test_a_text_that_differs_is_found_and_named() -> None:
-    def changed(arm: str, job: Job) -> tuple[int, ...]:
+    def changed(arm: str, job: MeasureJob) -> tuple[int, ...]:
         return (*TEXT[:-1], 99) if (arm, job.item) == ("b", "chat-1") else TEXT
 
     result = measured(FakeStage(tokens=changed), ("a", "b"), code=1, chat=2)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.drafter_slots import Seats, has_weights, open_with
-from foretell.bench.engine_backend import EngineStage
+from foretell.bench.drafter_slots import DrafterSlots, has_weights, open_with
+from foretell.bench.engine_backend import EngineBackend
 from foretell.bench.measure import PLAIN
 from foretell.bench.plan import Plan
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.variants import arms_of
-from foretell.build.model_source import Opened, open_model, say_nothing
+from foretell.build.model_source import ModelSource, open_model, say_nothing
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.suffix import SuffixDrafter
@@ -22,7 +22,7 @@ from foretell.types import Budget, Draft, Request, Sequence, SpeculationChoice
 
 
 @pytest.fixture(scope="module")
-def target(tiny_folder: Path) -> Opened:
+def target(tiny_folder: Path) -> ModelSource:
     return open_model(str(tiny_folder), EngineConfig(), say_nothing)
 
 
@@ -31,9 +31,9 @@ def llm(tiny_folder: Path) -> LLM:
     return open_with(arms_of(["ngram", "exit:1"], [4], SpeculationConfig()), model=tiny_folder, quiet=True)
 
 
-def test_a_seat_is_taken_by_a_drafter_that_has_learnt_nothing(llm: LLM, target: Opened) -> None:
+def test_a_seat_is_taken_by_a_drafter_that_has_learnt_nothing(llm: LLM, target: ModelSource) -> None:
     arms = arms_of(["suffix", "ngram"], [4], SpeculationConfig())
-    seats = Seats(llm, target)
+    seats = DrafterSlots(llm, target)
     first = seats.make(arms[0].speculation)
     first.take()
     assert llm.engine.drafter is first.drafter is llm.assembly.requests.drafter
@@ -49,12 +49,12 @@ def test_a_seat_is_taken_by_a_drafter_that_has_learnt_nothing(llm: LLM, target: 
     assert first.drafter.seconds > other.drafter.seconds == 0
 
 
-def test_a_model_that_guesses_is_loaded_once(tiny_folder: Path, target: Opened) -> None:
+def test_a_model_that_guesses_is_loaded_once(tiny_folder: Path, target: ModelSource) -> None:
     names = [f"model:{tiny_folder}", f"model:{tiny_folder}+suffix", "suffix"]
     alone, both, free = arms_of(names, [4], SpeculationConfig(draft_temperature="entropy"))
     assert [has_weights(name) for name in (names[0], "suffix", "exit:1")] == [True, False, False]
     llm = open_with([alone, both, free], model=tiny_folder, quiet=True)
-    seats, loaded = Seats(llm, target), llm.engine.drafter.arms
+    seats, loaded = DrafterSlots(llm, target), llm.engine.drafter.arms
     assert set(loaded) >= {names[0], "suffix"} and llm.speculation.draft_temperature == "entropy"
     for arm in (alone, both, free, alone):
         seat = seats.make(arm.speculation)
@@ -66,9 +66,9 @@ def test_a_model_that_guesses_is_loaded_once(tiny_folder: Path, target: Opened) 
     assert llm.engine.stats.drafter_failures == 0
 
 
-def test_later_turns_follow_plain_answers_and_every_prompt_is_cached(llm: LLM, target: Opened) -> None:
-    stage = EngineStage(llm, Seats(llm, target))
-    talk = Item("talk", "chat", ({"role": "user", "content": "Hi"},), turns=("And?",))
+def test_later_turns_follow_plain_answers_and_every_prompt_is_cached(llm: LLM, target: ModelSource) -> None:
+    stage = EngineBackend(llm, DrafterSlots(llm, target))
+    talk = BenchPrompt("talk", "chat", ({"role": "user", "content": "Hi"},), turns=("And?",))
     first, second = stage.prepare(talk, 0.0, Plan(max_tokens=20))
     (output,) = llm.generate([list(first.prompt)], first.params)
     answer = [{"role": "assistant", "content": output.outputs[0].text}, {"role": "user", "content": "And?"}]
@@ -80,22 +80,24 @@ def test_later_turns_follow_plain_answers_and_every_prompt_is_cached(llm: LLM, t
     assert llm.engine.stats.cached_prompt_tokens - cached >= len(second.prompt) - 1 - llm.config.page_size
 
 
-def test_only_some_rules_promise_the_tokens(llm: LLM, target: Opened) -> None:
+def test_only_some_rules_promise_the_tokens(llm: LLM, target: ModelSource) -> None:
     arms = arms_of(["ngram"], [4], SpeculationConfig(rule="rejection"))
-    stage = EngineStage(llm, Seats(llm, target))
+    stage = EngineBackend(llm, DrafterSlots(llm, target))
     stage.refresh([PLAIN, *arms])
-    item = Item("fox", "copy", text="The quick brown fox. The quick brown fox. The")
+    item = BenchPrompt("fox", "copy", text="The quick brown fox. The quick brown fox. The")
     for temperature, promised in ((0.0, True), (1.0, False)):
         (job,) = stage.prepare(item, temperature, Plan(max_tokens=8))
         assert stage.write(arms[0], job).promised is promised
         assert stage.write(PLAIN, job).promised is not promised or temperature == 0.0
 
 
-def test_a_prediction_goes_to_those_who_read_it(llm: LLM, target: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_goes_to_those_who_read_it(llm: LLM, target: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
     arms = [PLAIN, *arms_of(["ngram", "prediction", "auto"], [4], SpeculationConfig())]
-    stage = EngineStage(llm, Seats(llm, target))
+    stage = EngineBackend(llm, DrafterSlots(llm, target))
     stage.refresh(arms)
-    (job,) = stage.prepare(Item("fox", "edit", text="The quick", prediction="brown fox"), 0.0, Plan(max_tokens=4))
+    (job,) = stage.prepare(
+        BenchPrompt("fox", "edit", text="The quick", prediction="brown fox"), 0.0, Plan(max_tokens=4)
+    )
     requests, given = llm.assembly.requests, []
     make = requests.make
 
@@ -109,14 +111,16 @@ def test_a_prediction_goes_to_those_who_read_it(llm: LLM, target: Opened, monkey
     assert given == [(False, None), (True, None), (True, "brown fox"), (True, "brown fox")]
 
 
-def test_a_drafter_that_fails_is_counted(llm: LLM, target: Opened, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_that_fails_is_counted(llm: LLM, target: ModelSource, caplog: pytest.LogCaptureFixture) -> None:
     def fail(seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         raise ValueError("broken")
 
     arms = arms_of(["ngram"], [4], SpeculationConfig())
-    stage = EngineStage(llm, Seats(llm, target))
+    stage = EngineBackend(llm, DrafterSlots(llm, target))
     stage.refresh(arms)
-    (job,) = stage.prepare(Item("fox", "copy", text="The quick brown fox. The quick brown"), 0.0, Plan(max_tokens=4))
+    (job,) = stage.prepare(
+        BenchPrompt("fox", "copy", text="The quick brown fox. The quick brown"), 0.0, Plan(max_tokens=4)
+    )
     stage._seats["ngram"].drafter.inner.propose = fail  # type: ignore[method-assign]
     assert stage.write(arms[0], job).failures > 0
     assert "failed in propose" in caplog.text

@@ -11,16 +11,16 @@ from statistics import fmean
 
 import pytest
 
-from foretell.bench.batch_result import Batch, Together
-from foretell.bench.measure import PLAIN, Arm, Job
-from foretell.bench.prompt import Item
+from foretell.bench.batch_result import Batch, BatchResult
+from foretell.bench.measure import PLAIN, MeasureJob, Variant
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.synthetic import Setting, SyntheticPlan, expected_tokens, run_synthetic
 from foretell.bench.synthetic_drafters import SetRateOracle, even_draws, free_draws
 from foretell.bench.synthetic_report import markdown, remarks
 from foretell.cli import main as program
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Request, Share, Verdict
+from foretell.types import Budget, Draft, Request, ScheduledSequence, StepResult, VerifyResult
 from foretell.types import Sequence as Text
 
 from .fakes import items, watch_nothing
@@ -72,8 +72,8 @@ def test_in_step_all_keep_what_stands_for_every_text() -> None:
     assert fmean(each[0] + 1 for each in counts) == pytest.approx(expected_tokens(0.8**4, 4), rel=0.04)
 
 
-def outcome(text: Text, length: int, stood: int) -> Outcome:
-    return Outcome(Share.of(text, 1), Draft.chain([7] * length), Verdict(tuple(range(stood)), 7))
+def outcome(text: Text, length: int, stood: int) -> StepResult:
+    return StepResult(ScheduledSequence.of(text, 1), Draft.chain([7] * length), VerifyResult(tuple(range(stood)), 7))
 
 
 def test_only_whole_drafts_count_and_in_step_only_those_of_all() -> None:
@@ -98,21 +98,21 @@ class FakeSynthetic:
     def __init__(self, drafts: dict[int, int], stop_after: int = 999) -> None:
         self.drafts, self.left = drafts, stop_after
 
-    def prepare(self, items: Sequence[Item], temperature: float, batch: int, batches: int) -> list[Batch]:
+    def prepare(self, items: Sequence[BenchPrompt], temperature: float, batch: int, batches: int) -> list[Batch]:
         assert all(item.sampling == {"ignore_eos": True} for item in items)
-        job = Job(items[0].id, "code", 0, (1,), SamplingParams())
+        job = MeasureJob(items[0].id, "code", 0, (1,), SamplingParams())
         return [(job,) * batch for _ in range(batches)]
 
-    def refresh(self, arms: Sequence[Arm]) -> None:
+    def refresh(self, arms: Sequence[Variant]) -> None:
         assert PLAIN not in arms
 
-    def write(self, arm: Arm, batch: Batch) -> Together:
+    def write(self, arm: Variant, batch: Batch) -> BatchResult:
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
-        return Together(((1, 2, 3),) * len(batch), 3, 10, 10.0 if arm == PLAIN else 5.0)
+        return BatchResult(((1, 2, 3),) * len(batch), 3, 10, 10.0 if arm == PLAIN else 5.0)
 
-    def take_drafts(self, arm: Arm) -> Counter[int]:
+    def take_drafts(self, arm: Variant) -> Counter[int]:
         return Counter() if arm == PLAIN else Counter(self.drafts)
 
 

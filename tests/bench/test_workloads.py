@@ -13,7 +13,7 @@ import pytest
 
 from foretell.bench.engine_backend import params_for
 from foretell.bench.plan import Plan
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.workloads import load, own, take
 from foretell.errors import RequestError
 
@@ -33,7 +33,7 @@ KINDS = {
 COPIED = {"summary", "extraction", "logs", "edit"}
 
 
-def words(item: Item) -> int:
+def words(item: BenchPrompt) -> int:
     return sum(len(str(message["content"]).split()) for message in item.messages)
 
 
@@ -44,7 +44,7 @@ def test_five_of_each_kind_and_none_twice() -> None:
 
 
 @pytest.mark.parametrize("item", list(own()), ids=lambda item: item.id)
-def test_an_item_is_a_conversation_of_a_likely_length(item: Item) -> None:
+def test_an_item_is_a_conversation_of_a_likely_length(item: BenchPrompt) -> None:
     roles = [message["role"] for message in item.messages]
     talk = roles[1:] if roles[0] == "system" else roles
     assert talk == (["user", "assistant"] * 3)[: len(talk)] and talk[-1] == "user"
@@ -84,7 +84,7 @@ def test_a_larger_sample_holds_the_smaller(tmp_path: Path) -> None:
 
 
 def test_another_is_taken_where_one_does_not_fit() -> None:
-    items = [Item(f"{task}-{i}", task) for task in ("a", "b") for i in range(4)]
+    items = [BenchPrompt(f"{task}-{i}", task) for task in ("a", "b") for i in range(4)]
     taken, left_out = take(items, 2, lambda item: item.id not in ("a-0", "b-3"))
     assert [item.id for item in taken] == ["a-1", "a-2", "b-0", "b-1"]
     assert [item.id for item in left_out] == ["a-0"], "what was not reached is not left out"

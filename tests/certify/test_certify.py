@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from foretell import LLM
-from foretell.bench.prompt import Item
-from foretell.certify.certificate import Order, _rules
+from foretell.bench.prompt import BenchPrompt
+from foretell.certify.certificate import CertifyJob, _rules
 from foretell.certify.distribution_test import (
     COUNT,
     FALSE_ALARM,
@@ -30,7 +30,7 @@ from foretell.certify.distribution_test import (
 )
 from foretell.certify.draft_check import check_guesses
 from foretell.certify.exact import check_exactly, drift
-from foretell.certify.known_bugs import PLANTS, Plant
+from foretell.certify.known_bugs import PLANTS, KnownBug
 from foretell.certify.text_equality import Difference
 from foretell.cli.main import main
 from foretell.draft.ngram import NGramDrafter
@@ -64,7 +64,7 @@ def test_drafts_that_are_not_drawn_follow_the_target_too(rule: str) -> None:
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_is_caught(name: str) -> None:
     plant = PLANTS[name]
-    rules = _rules(Order(rule="rejection", plant=name), plant)
+    rules = _rules(CertifyJob(rule="rejection", plant=name), plant)
     setting = SETTINGS[1 if name == "draft-temperature-ignored" else 2]
     engine = tiny_engine(plant.drafter(sampling_drafter()), rules, setting.drafted)
     assert not check_draws(engine, "rejection", setting, 2500).passed
@@ -72,15 +72,15 @@ def test_a_planted_bug_is_caught(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "lossless"), [("right", True), ("gullible", False)])
 def test_a_rule_from_outside_is_judged(name: str, lossless: bool) -> None:
-    order = Order(rule=f"tests.certify.rules:{name}")
-    engine = tiny_engine(sampling_drafter(), _rules(order, Plant()))
+    order = CertifyJob(rule=f"tests.certify.rules:{name}")
+    engine = tiny_engine(sampling_drafter(), _rules(order, KnownBug()))
     assert check_draws(engine, order.judged_as, SETTINGS[0], 2000).passed == lossless
 
 
 def test_a_rule_that_is_wrong_only_for_guesses_not_drawn_is_found() -> None:
-    order = Order(rule="tests.certify.rules:sly")
+    order = CertifyJob(rule="tests.certify.rules:sly")
     results = [
-        check_draws(tiny_engine(s.drafter(), _rules(order, Plant()), s.drafted), order.judged_as, s, 1500)
+        check_draws(tiny_engine(s.drafter(), _rules(order, KnownBug()), s.drafted), order.judged_as, s, 1500)
         for s in (SETTINGS[0], SETTINGS[3])
     ]
     assert [result.passed for result in results] == [True, False]
@@ -88,9 +88,9 @@ def test_a_rule_that_is_wrong_only_for_guesses_not_drawn_is_found() -> None:
 
 def test_a_planted_bug_goes_into_a_built_in_rule_only() -> None:
     with pytest.raises(RequestError, match="built-in"):
-        Order(rule="tests.certify.rules:right", plant="ratio-inverted")
+        CertifyJob(rule="tests.certify.rules:right", plant="ratio-inverted")
     with pytest.raises(RequestError, match="max_tokens"):
-        Order(max_tokens=0)
+        CertifyJob(max_tokens=0)
 
 
 @pytest.mark.slow
@@ -98,8 +98,8 @@ def test_the_full_number_of_draws_finds_an_acceptance_off_by_three_percent() -> 
     draws = draws_for(FULL_DISTANCE, COUNT)
     results = []
     for setting in SETTINGS:
-        order = Order(rule="tests.certify.rules:off_by_three_percent")
-        engine = tiny_engine(setting.drafter(), _rules(order, Plant()), setting.drafted)
+        order = CertifyJob(rule="tests.certify.rules:off_by_three_percent")
+        engine = tiny_engine(setting.drafter(), _rules(order, KnownBug()), setting.drafted)
         results.append(check_draws(engine, order.judged_as, setting, draws))
         if not results[-1].passed:
             return
@@ -129,7 +129,7 @@ def test_the_power_is_what_it_says() -> None:
 
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(RequestError, match="did you mean 'match'"):
-        Order(rule="mach")
+        CertifyJob(rule="mach")
 
 
 @pytest.mark.parametrize("rule", ["confidence", "typical", "ensemble"])
@@ -195,7 +195,7 @@ def test_so_many_tokens_are_compared(
     monkeypatch.setattr("foretell.certify.certificate.PLANT_DRAWS", 1500)
     messages = [({"role": "user", "content": f"Tell me of {what}."},) for what in ("tea", "the sea", "salt")]
     monkeypatch.setattr(
-        "foretell.bench.workloads.own", lambda: (Item(str(i), "chat", each) for i, each in enumerate(messages))
+        "foretell.bench.workloads.own", lambda: (BenchPrompt(str(i), "chat", each) for i, each in enumerate(messages))
     )
     words = ["certify", "--model", str(tiny_folder), "--drafter", "self:int4", "--quick", "--json"]
     assert main([*words, "--tokens", "200"]) == 0
@@ -214,7 +214,7 @@ def test_texts_that_do_not_fit_are_refused_before_anything_is_run(
         raise AssertionError("it has begun")
 
     monkeypatch.setattr("foretell.certify.certificate.certify", begun)
-    item = Item("0", "chat", ({"role": "user", "content": "Tell me of tea."},))
+    item = BenchPrompt("0", "chat", ({"role": "user", "content": "Tell me of tea."},))
     monkeypatch.setattr("foretell.bench.workloads.own", lambda: iter([item, item]))
     (tmp_path / "long.txt").write_text("word " * 3000)
     words = ["certify", "--model", str(tiny_folder), "--drafter", "ngram", "--quick"]

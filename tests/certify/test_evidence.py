@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from foretell.certify.certificate import Certificate, Order
+from foretell.certify.certificate import Certificate, CertifyJob
 from foretell.certify.distribution_test import SETTINGS, TREE, check_draws, tiny_engine
-from foretell.certify.draft_check import GuessResult, judge_places
+from foretell.certify.draft_check import DraftCheckResult, judge_places
 from foretell.certify.evidence import ENOUGH, Evidence, lacking, most_near_ties
 from foretell.certify.text_equality import Difference, TextResult
 from foretell.cli.main import main
@@ -22,7 +22,7 @@ TEXTS = TextResult("greedy", 8, 384, drafted=99, accepted=50, steps=200, differe
 def toy() -> Certificate:
     """A certificate whose toy model has enough evidence."""
     draws = [check_draws(tiny_engine(s.drafter(), drafted=s.drafted), "match", s, 300) for s in (*SETTINGS, TREE)]
-    return Certificate(Order(), draws=draws)
+    return Certificate(CertifyJob(), draws=draws)
 
 
 def with_outputs(toy: Certificate, *outputs: TextResult) -> Certificate:
@@ -68,13 +68,13 @@ def test_a_failure_is_not_made_inconclusive_by_missing_evidence(toy: Certificate
 
 
 def test_no_sampled_draft_tokens_show_nothing_of_their_distribution(toy: Certificate) -> None:
-    assert judge_places([]).lacking and GuessResult(99, 0.5).lacking and not GuessResult(100, 0.5).lacking
+    assert judge_places([]).lacking and DraftCheckResult(99, 0.5).lacking and not DraftCheckResult(100, 0.5).lacking
     found = replace(with_outputs(toy, TEXTS), guesses=[judge_places([])])
     assert found.verdict == "inconclusive"
 
 
 def test_parts_that_were_not_run_are_no_evidence(toy: Certificate) -> None:
-    assert toy.lossless is None and Certificate(Order()).lossless is None
+    assert toy.lossless is None and Certificate(CertifyJob()).lossless is None
 
 
 def near_ties(count: int) -> tuple[Difference, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from foretell.cluster.config import ClusterConfig
-from foretell.cluster.replica_spec import Served
-from foretell.cluster.resources import Room, room_for
+from foretell.cluster.replica_spec import ReplicaSpec
+from foretell.cluster.resources import ReplicaResources, room_for
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import CapacityError, RequestError
 from foretell.server.config import ServerConfig
@@ -49,17 +49,21 @@ def test_mistakes_are_told_in_words(given: dict[str, Any], words: str) -> None:
         ClusterConfig(**given)
 
 
-def on(device: str, ranks: int = 1, draft_device: str | None = None) -> Served:
+def on(device: str, ranks: int = 1, draft_device: str | None = None) -> ReplicaSpec:
     engine = EngineConfig(device=device, tensor_parallel_size=ranks)
-    return Served(ServerConfig(), engine, SpeculationConfig(draft_device=draft_device))
+    return ReplicaSpec(ServerConfig(), engine, SpeculationConfig(draft_device=draft_device))
 
 
 def test_each_replica_gets_its_share_of_the_cores() -> None:
-    assert room_for(ClusterConfig(replicas=2), on("auto"), {"CPU": 8}) == Room(4, 0)
-    assert room_for(ClusterConfig(replicas=3), on("auto"), {"CPU": 8}) == Room(2, 0)
-    assert room_for(ClusterConfig(replicas=2, replica_cpus=3.0), on("cpu"), {"CPU": 8, "GPU": 2}) == Room(3, 0)
-    assert room_for(ClusterConfig(replicas=2), on("auto"), {"CPU": 8, "GPU": 2}) == Room(1, 1)
-    assert room_for(ClusterConfig(replicas=2, replica_gpus=0.5), on("cuda"), {"CPU": 8, "GPU": 1}) == Room(1, 0.5)
+    assert room_for(ClusterConfig(replicas=2), on("auto"), {"CPU": 8}) == ReplicaResources(4, 0)
+    assert room_for(ClusterConfig(replicas=3), on("auto"), {"CPU": 8}) == ReplicaResources(2, 0)
+    assert room_for(ClusterConfig(replicas=2, replica_cpus=3.0), on("cpu"), {"CPU": 8, "GPU": 2}) == ReplicaResources(
+        3, 0
+    )
+    assert room_for(ClusterConfig(replicas=2), on("auto"), {"CPU": 8, "GPU": 2}) == ReplicaResources(1, 1)
+    assert room_for(ClusterConfig(replicas=2, replica_gpus=0.5), on("cuda"), {"CPU": 8, "GPU": 1}) == ReplicaResources(
+        1, 0.5
+    )
     assert room_for(ClusterConfig(replicas=1, replica_cpus=0.5), on("auto"), {"CPU": 1}).threads == 1
 
 
@@ -80,13 +84,15 @@ def test_more_replicas_than_cores_or_gpus() -> None:
 def test_each_rank_of_a_replica_gets_a_gpu() -> None:
     there = {"CPU": 64, "GPU": 8}
     two = ClusterConfig(replicas=2)
-    assert room_for(two, on("auto", ranks=4), there) == Room(4, 4)
-    assert room_for(two, on("cuda", ranks=2), there) == Room(2, 2)
-    assert room_for(two, on("cpu", ranks=4), there) == Room(32, 0)
-    assert room_for(two, on("auto", ranks=4), {"CPU": 64}) == Room(32, 0)
-    assert room_for(ClusterConfig(replicas=1), on("cuda", 4, "cuda:4"), there) == Room(4, 5), "and the draft its own"
-    assert room_for(two, on("cuda", 1, "cuda:1"), there) == Room(1, 2)
-    assert room_for(two, on("cpu", 1, "cuda"), there) == Room(1, 1)
+    assert room_for(two, on("auto", ranks=4), there) == ReplicaResources(4, 4)
+    assert room_for(two, on("cuda", ranks=2), there) == ReplicaResources(2, 2)
+    assert room_for(two, on("cpu", ranks=4), there) == ReplicaResources(32, 0)
+    assert room_for(two, on("auto", ranks=4), {"CPU": 64}) == ReplicaResources(32, 0)
+    assert room_for(ClusterConfig(replicas=1), on("cuda", 4, "cuda:4"), there) == ReplicaResources(4, 5), (
+        "and the draft its own"
+    )
+    assert room_for(two, on("cuda", 1, "cuda:1"), there) == ReplicaResources(1, 2)
+    assert room_for(two, on("cpu", 1, "cuda"), there) == ReplicaResources(1, 1)
     with pytest.raises(CapacityError, match="4 replicas of 4 GPUs need 16; there are 8"):
         room_for(ClusterConfig(replicas=4), on("auto", ranks=4), there)
     with pytest.raises(RequestError, match="each of the 4 ranks needs one"):

@@ -6,13 +6,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from foretell.cluster import metrics_merge as exposition
-from foretell.cluster.gateway_metrics import Ledger
-from foretell.cluster.metrics_merge import Books
-from foretell.server.metric_definitions import Instruments
+from foretell.cluster.gateway_metrics import GatewayMetrics
+from foretell.cluster.metrics_merge import MergedMetrics
+from foretell.server.metric_definitions import MetricSet
 
 
 def replica(tokens: int, accepted: int, rejected: int, running: int = 0, use: float = 0.0) -> str:
-    show = Instruments("tiny")
+    show = MetricSet("tiny")
     show.generation_tokens.follow(tokens)
     show.accepted.follow(accepted)
     show.rejected.follow(rejected)
@@ -36,7 +36,7 @@ def samples(text: bytes | str) -> dict[tuple[str, str], float]:
 
 
 def test_counts_add_up_and_gauges_by_their_meaning() -> None:
-    books = Books()
+    books = MergedMetrics()
     books.hear({"a": replica(10, 1, 3, running=2, use=0.5), "b": replica(5, 6, 0, running=1, use=0.1)})
     found = samples(books.merged(["a", "b"]).text())
     assert found["generation_tokens_total", ""] == 15
@@ -51,7 +51,7 @@ def test_counts_add_up_and_gauges_by_their_meaning() -> None:
 
 def test_the_merged_page_has_the_names_of_a_single_server() -> None:
     text = replica(3, 1, 1)
-    books = Books()
+    books = MergedMetrics()
     books.hear({"a": text})
     assert samples(books.merged(["a"]).text()) == samples(text)
     assert set(books.merged(["a"]).families.items()) == {
@@ -60,7 +60,7 @@ def test_the_merged_page_has_the_names_of_a_single_server() -> None:
 
 
 def test_what_a_lost_replica_counted_stays() -> None:
-    books = Books()
+    books = MergedMetrics()
     books.hear({"a": replica(10, 1, 1, running=4), "b": replica(5, 1, 1, running=1)})
     books.hear({"b": replica(6, 1, 1, running=1)})
     found = samples(books.merged(["b"]).text())
@@ -72,7 +72,7 @@ def test_what_a_lost_replica_counted_stays() -> None:
 
 def test_many_lost_replicas_are_kept_as_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "MOST_GONE", 4)
-    books = Books()
+    books = MergedMetrics()
     for i in range(12):
         books.hear({f"replica {i}": replica(1, 1, 1)})
     assert len(books._last) == 5
@@ -80,14 +80,14 @@ def test_many_lost_replicas_are_kept_as_one_sum(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_each_replica_is_told_apart() -> None:
-    books = Books()
+    books = MergedMetrics()
     books.hear({"a": replica(10, 1, 1), "b": replica(5, 1, 1)})
     found = samples(books.each(["a", "b"]).text())
     assert (found["generation_tokens_total", "a"], found["generation_tokens_total", "b"]) == (10, 5)
 
 
 def test_the_page_of_the_front() -> None:
-    ledger = Ledger()
+    ledger = GatewayMetrics()
     ledger.moved.inc(2)
     page = ledger.page({"a": replica(4, 1, 1), "b": replica(5, 1, 1)}, each=False)
     found = samples(bytes(page.body))

@@ -13,15 +13,15 @@ import pytest
 from foretell.cluster import gateway as module
 from foretell.cluster import replicas as asking
 from foretell.cluster.asgi_call import answer
-from foretell.cluster.call import Call, Head
-from foretell.cluster.gateway import Front
+from foretell.cluster.call import Call, ResponseHead
+from foretell.cluster.gateway import Gateway
 from foretell.cluster.replicas import ReplicaLost
 from tests.waiting import PATIENCE
 
 EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 JSON = ((b"content-type", b"application/json"),)
 WELL = b'{"status": "ok", "reason": null}'
-Play = Callable[[Call], AsyncGenerator[Head | bytes, None]]
+Play = Callable[[Call], AsyncGenerator[ResponseHead | bytes, None]]
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ class Cast:
     def names(self) -> list[str]:
         return list(self.plays) if self.asked else []
 
-    async def ask(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def ask(self, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
         names = list(self.plays)
         if not names:
             await asyncio.Event().wait()
@@ -54,15 +54,15 @@ class Cast:
 
 
 def says(name: str, body: bytes = WELL, status: int = 200) -> Play:
-    async def play(call: Call) -> AsyncGenerator[Head | bytes, None]:
-        yield Head(name, status, JSON, body, False)
+    async def play(call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+        yield ResponseHead(name, status, JSON, body, False)
 
     return play
 
 
 def streams(name: str, *parts: bytes, dies: bool = False) -> Play:
-    async def play(call: Call) -> AsyncGenerator[Head | bytes, None]:
-        yield Head(name, 200, EVENTS, parts[0], True)
+    async def play(call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+        yield ResponseHead(name, 200, EVENTS, parts[0], True)
         for part in parts[1:]:
             yield part
         if dies:
@@ -74,7 +74,7 @@ def streams(name: str, *parts: bytes, dies: bool = False) -> Play:
 def dies_once(cast: Cast, name: str) -> None:
     """Lost at the first request, and gone from then on."""
 
-    async def play(call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def play(call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
         del cast.plays[name]
         raise ReplicaLost
         yield b""
@@ -82,7 +82,7 @@ def dies_once(cast: Cast, name: str) -> None:
     cast.plays = {name: play, **cast.plays}
 
 
-def ask(front: Front, path: str = "/v1/completions", method: str = "POST", **more: Any) -> httpx.Response:
+def ask(front: Gateway, path: str = "/v1/completions", method: str = "POST", **more: Any) -> httpx.Response:
     async def go() -> httpx.Response:
         transport = httpx.ASGITransport(app=front)
         async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
@@ -97,7 +97,7 @@ def value(page: httpx.Response, name: str) -> float:
 
 def test_a_request_goes_through_as_it_is() -> None:
     cast = Cast(a=says("a", b'{"x": 1}', 201))
-    reply = ask(Front(cast, 3, 9), "/v1/completions?y=2", json={"prompt": "p" * 100}, headers={"x-own": "1"})
+    reply = ask(Gateway(cast, 3, 9), "/v1/completions?y=2", json={"prompt": "p" * 100}, headers={"x-own": "1"})
     (call,) = [call for _, call in cast.asked]
     assert (reply.status_code, reply.json(), reply.headers["x-foretell-replica"]) == (201, {"x": 1}, "a")
     assert (call.method, call.path, call.query) == ("POST", "/v1/completions", b"y=2")
@@ -106,7 +106,7 @@ def test_a_request_goes_through_as_it_is() -> None:
 
 
 def test_a_stream_goes_through_untouched() -> None:
-    reply = ask(Front(Cast(a=streams("a", b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n")), 3, 9))
+    reply = ask(Gateway(Cast(a=streams("a", b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n")), 3, 9))
     assert reply.content == b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
     assert reply.headers["content-type"].startswith("text/event-stream")
 
@@ -114,7 +114,7 @@ def test_a_stream_goes_through_untouched() -> None:
 def test_a_replica_lost_before_the_first_byte_costs_nothing() -> None:
     cast = Cast(b=says("b"))
     dies_once(cast, "a")
-    front = Front(cast, 3, 9)
+    front = Gateway(cast, 3, 9)
     assert ask(front).headers["x-foretell-replica"] == "b"
     assert cast.order == ["a", "b"]
     assert b"foretell:requests_moved_total 1.0" in bytes(front.ledger.page({}, each=False).body)
@@ -124,13 +124,13 @@ def test_a_request_that_kills_replicas_is_not_given_to_all() -> None:
     cast = Cast()
     for name in "abcdefgh":
         dies_once(cast, name)
-    reply = ask(Front(cast, 3, 9))
+    reply = ask(Gateway(cast, 3, 9))
     assert (reply.status_code, reply.json()["error"]["code"], len(cast.plays)) == (503, "unavailable", 5)
     assert reply.headers["retry-after"]
 
 
 def test_a_replica_lost_midway_is_told_as_the_last_event() -> None:
-    reply = ask(Front(Cast(a=streams("a", b"data: 1\n\n", dies=True)), 3, 9))
+    reply = ask(Gateway(Cast(a=streams("a", b"data: 1\n\n", dies=True)), 3, 9))
     events = reply.content.split(b"\n\n")
     assert events[0] == b"data: 1" and json.loads(events[1][6:])["error"]["code"] == "replica_lost"
     assert events[2:] == [b"data: [DONE]", b""]
@@ -139,32 +139,32 @@ def test_a_replica_lost_midway_is_told_as_the_last_event() -> None:
 @pytest.mark.parametrize("status", [429, 503])
 def test_who_is_full_is_passed_by(status: int) -> None:
     cast = Cast(a=says("a", status=status), b=says("b"))
-    assert ask(Front(cast, 3, 9)).status_code == 200
+    assert ask(Gateway(cast, 3, 9)).status_code == 200
     assert cast.order == ["a", "b"]
 
 
 def test_when_all_are_full_that_is_the_answer() -> None:
     cast = Cast(a=says("a", b'{"error": 1}', 429), b=says("b", b'{"error": 1}', 429))
-    reply = ask(Front(cast, 5, 9))
+    reply = ask(Gateway(cast, 5, 9))
     assert (reply.status_code, reply.json(), cast.order) == (429, {"error": 1}, ["a", "b", "a"])
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 500])
 def test_other_refusals_are_the_answer(status: int) -> None:
     cast = Cast(a=says("a", status=status), b=says("b"))
-    assert ask(Front(cast, 3, 9)).status_code == status
+    assert ask(Gateway(cast, 3, 9)).status_code == status
     assert cast.order == ["a"]
 
 
 def test_without_a_replica_callers_wait_no_longer_than_they_must() -> None:
-    reply = ask(Front(Cast(), 3, 0.01))
+    reply = ask(Gateway(Cast(), 3, 0.01))
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
 
 
 def test_metrics_of_all() -> None:
     text = b"# HELP foretell:n_total x\n# TYPE foretell:n_total counter\nforetell:n_total %d\n"
     cast = Cast(a=says("a", text % 3), b=says("b", text % 4))
-    front = Front(cast, 3, 9)
+    front = Gateway(cast, 3, 9)
     page = ask(front, "/metrics", "GET")
     assert (value(page, "foretell:n_total"), value(page, "foretell:replicas")) == (7, 2)
     assert value(ask(front, "/metrics/replicas", "GET"), 'foretell:n_total{replica="b"}') == 4
@@ -175,12 +175,12 @@ def test_metrics_of_all() -> None:
 
 def test_health_is_that_of_the_best_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     sick = says("a", b'{"status": "unavailable", "reason": "a step has taken 200 seconds"}', 503)
-    found = ask(Front(Cast(a=sick, b=says("b")), 3, 9), "/health", "GET")
+    found = ask(Gateway(Cast(a=sick, b=says("b")), 3, 9), "/health", "GET")
     assert found.status_code == 200 and found.json()["replicas"]["a"]["status"] == "unavailable"
-    found = ask(Front(Cast(a=sick), 3, 9), "/health", "GET")
+    found = ask(Gateway(Cast(a=sick), 3, 9), "/health", "GET")
     assert (found.status_code, found.json()["reason"]) == (503, "a step has taken 200 seconds")
     monkeypatch.setattr(asking, "LIMIT", 0.01)
-    found = ask(Front(Cast(), 3, 9), "/health", "GET")
+    found = ask(Gateway(Cast(), 3, 9), "/health", "GET")
     assert (found.status_code, found.json()["reason"]) == (503, "no replica runs")
 
 
@@ -188,15 +188,15 @@ def test_info_has_the_states_of_all() -> None:
     def info(running: int) -> bytes:
         return json.dumps({"version": "1", "internal_states": [{"running": running}]}).encode()
 
-    found = ask(Front(Cast(a=says("a", info(1)), b=says("b", info(2))), 3, 9), "/server_info", "GET").json()
+    found = ask(Gateway(Cast(a=says("a", info(1)), b=says("b", info(2))), 3, 9), "/server_info", "GET").json()
     assert found["replicas"] == ["a", "b"] and found["version"] == "1"
     assert found["internal_states"] == [{"replica": "a", "running": 1}, {"replica": "b", "running": 2}]
-    failed = ask(Front(Cast(a=says("a", b'{"error": 1}', 500)), 3, 9), "/server_info", "GET")
+    failed = ask(Gateway(Cast(a=says("a", b'{"error": 1}', 500)), 3, 9), "/server_info", "GET")
     assert (failed.status_code, failed.json()["error"]["code"]) == (503, "unavailable")
 
 
 def test_who_leaves_takes_nothing_new() -> None:
-    front = Front(Cast(a=says("a")), 3, 9)
+    front = Gateway(Cast(a=says("a")), 3, 9)
     front.leaving = True
     assert ask(front).status_code == ask(front, "/ready", "GET").status_code == 503
     assert ask(front, "/health", "GET").status_code == 200
@@ -206,9 +206,9 @@ def test_who_leaves_takes_nothing_new() -> None:
 def test_a_caller_who_goes_away_ends_the_answer() -> None:
     closed = asyncio.Event()
 
-    async def endless(call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def endless(call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
         try:
-            yield Head("a", 200, EVENTS, b"data: 1\n\n", True)
+            yield ResponseHead("a", 200, EVENTS, b"data: 1\n\n", True)
             await asyncio.Event().wait()
         finally:
             closed.set()
@@ -233,7 +233,7 @@ def test_a_caller_who_goes_away_ends_the_answer() -> None:
     async def go() -> None:
         caller = Caller()
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "client": None}
-        await asyncio.wait_for(Front(Cast(a=endless), 3, 9)(scope, caller.receive, caller.send), PATIENCE)
+        await asyncio.wait_for(Gateway(Cast(a=endless), 3, 9)(scope, caller.receive, caller.send), PATIENCE)
         await asyncio.wait_for(closed.wait(), PATIENCE)
 
     asyncio.run(go())
@@ -247,11 +247,11 @@ def test_an_application_is_called_where_it_lives() -> None:
         for part in (body, b"", b"2", b"3"):
             await send({"type": "http.response.body", "body": part, "more_body": part != b"3"})
 
-    async def go() -> list[Head | bytes]:
+    async def go() -> list[ResponseHead | bytes]:
         return [part async for part in answer(app, Call("POST", "/x", b"q", (), b"1"), "r")]
 
     head, *rest = asyncio.run(go())
-    assert head == Head("r", 203, ((b"a", b"q"),), b"1", True)
+    assert head == ResponseHead("r", 203, ((b"a", b"q"),), b"1", True)
     assert rest == [b"23"], "what was said meanwhile comes as one"
 
 
@@ -269,7 +269,7 @@ def test_an_application_is_ended_when_nobody_listens() -> None:
 
     async def go() -> None:
         parts = answer(app, Call("GET", "/"), "r")
-        assert isinstance(await anext(parts), Head)
+        assert isinstance(await anext(parts), ResponseHead)
         await parts.aclose()
         assert ended.is_set()
 

@@ -22,15 +22,15 @@ from foretell.cluster.config import ClusterConfig
 from foretell.cluster.deploy import why
 from foretell.cluster.ray_start import Ray, is_closed, running_here
 from foretell.cluster.replica import Replica
-from foretell.cluster.replica_spec import Served
+from foretell.cluster.replica_spec import ReplicaSpec
 from foretell.cluster.replicas import Running
-from foretell.cluster.resources import Room
+from foretell.cluster.resources import ReplicaResources
 from foretell.cluster.run import Signals, greeting
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.server.config import ServerConfig
 
-SERVED = Served(ServerConfig(served_model_name=("tiny",)), EngineConfig(), SpeculationConfig())
+SERVED = ReplicaSpec(ServerConfig(served_model_name=("tiny",)), EngineConfig(), SpeculationConfig())
 
 
 @pytest.fixture
@@ -176,15 +176,17 @@ def test_why_replicas_did_not_start() -> None:
 
 def test_the_greeting() -> None:
     ray = Ray("127.0.0.1:1234", {}, "/tmp/ray/logs")
-    line = greeting(ClusterConfig(replicas=2), SERVED, Room(1, 0), 8000, ray)
+    line = greeting(ClusterConfig(replicas=2), SERVED, ReplicaResources(1, 0), 8000, ray)
     assert "http://127.0.0.1:8000 serves tiny; 2 replicas of 1 core, routing by prefix; Ray at 127.0.0.1:1234" in line
     scaled = ClusterConfig(autoscaling='{"max_replicas": 4}', routing="random")
-    assert "1 to 4 replicas of 2 GPUs and 8 cores, routing by random" in greeting(scaled, SERVED, Room(8, 2), 1, ray)
+    assert "1 to 4 replicas of 2 GPUs and 8 cores, routing by random" in greeting(
+        scaled, SERVED, ReplicaResources(8, 2), 1, ray
+    )
 
 
 def test_threads_are_the_cores_of_a_replica_unless_asked_for() -> None:
     assert SERVED.with_threads(3).engine.threads == 3
-    asked = Served(SERVED.server, EngineConfig(threads=2), SERVED.speculation)
+    asked = ReplicaSpec(SERVED.server, EngineConfig(threads=2), SERVED.speculation)
     assert asked.with_threads(3).engine.threads == 2
 
 

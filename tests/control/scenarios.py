@@ -7,7 +7,7 @@ from itertools import count
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import StepCosts
-from foretell.control.settings import ArmTraits, Settings
+from foretell.control.settings import ControllerSettings, DrafterTraits
 from foretell.control.simulation import Arm, Chance, Machine, Result, Scenario, World
 
 GPU = Machine(base=0.01, row=0.01 * 0.08 / 63, token=1e-8)  # 64 rows cost 1.08 times one
@@ -108,16 +108,18 @@ DRIFTING = {
 }
 
 
-def adaptive(scenario: Scenario, settings: Settings = Settings(), knowing: bool = True) -> AdaptiveController:
+def adaptive(
+    scenario: Scenario, settings: ControllerSettings = ControllerSettings(), knowing: bool = True
+) -> AdaptiveController:
     """One whose looks take a tenth of a millisecond each, whatever this machine does; it knows what steps are filled up
     to."""
     traits = {  # the world's drafts take what the levels take that were asked for
-        arm.name: ArmTraits(arm.free, not arm.free and not arm.others, grows=bool(arm.others), whole=True)
+        arm.name: DrafterTraits(arm.free, not arm.free and not arm.others, grows=bool(arm.others), whole=True)
         for arm in scenario.arms
     }
     costs = StepCosts(sizes=scenario.machine.sizes if knowing else ())
     return AdaptiveController(traits, settings, costs, clock=partial(next, count(0.0, 1e-4)))
 
 
-def adapted(scenario: Scenario, settings: Settings = Settings(), knowing: bool = True) -> Result:
+def adapted(scenario: Scenario, settings: ControllerSettings = ControllerSettings(), knowing: bool = True) -> Result:
     return World(scenario, adaptive(scenario, settings, knowing)).run()

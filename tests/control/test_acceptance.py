@@ -18,12 +18,12 @@ from foretell.control.acceptance_model import (
     MIDDLES,
     REQUEST,
     TRUST,
-    Belief,
-    Rates,
+    AcceptancePrior,
+    AcceptanceRates,
     cell,
     mean_power,
 )
-from foretell.control.acceptance_tracker import Acceptance, Guess, Honesty
+from foretell.control.acceptance_tracker import Acceptance, Calibration, OpenDraft
 from foretell.types import Budget, Draft
 
 
@@ -36,7 +36,7 @@ def test_confidence_falls_into_levels() -> None:
 def test_a_chain_is_counted_up_to_its_first_wrong_guess_and_no_further() -> None:
     acceptance = Acceptance()
     ledger = acceptance.ledger(0, "greedy")
-    acceptance.note(ledger, Guess("a", Draft.chain([5, 6, 9, 7], "a"), 2))
+    acceptance.note(ledger, OpenDraft("a", Draft.chain([5, 6, 9, 7], "a"), 2))
     rates = acceptance.rates(ledger, "a")
     acceptance.learn(ledger, [1, 2, 5])
     assert (rates.tried[cell(None, 1)], rates.tried[cell(None, 2)]) == (1, 0), "the second is still open"
@@ -50,7 +50,7 @@ def test_every_branch_of_a_tree_is_found_out() -> None:
     acceptance = Acceptance()
     ledger = acceptance.ledger(0, "greedy")
     tree = Draft((5, 6, 7, 8), (-1, -1, 1, 1), "t", confidence=(0.5, 0.3, 0.9, 0.1))
-    acceptance.note(ledger, Guess("t", tree, 1))
+    acceptance.note(ledger, OpenDraft("t", tree, 1))
     acceptance.learn(ledger, [1, 6, 8])
     rates = acceptance.rates(ledger, "t")
     assert (rates.tried[cell(0.5, 1)], rates.stood[cell(0.5, 1)]) == (1, 0)
@@ -87,7 +87,7 @@ def test_a_request_starts_from_what_its_kind_has_taught() -> None:
     for request in range(20):
         ledger = acceptance.ledger(request, "greedy")
         for place in range(10):
-            acceptance.note(ledger, Guess("a", Draft.chain([9], "a"), place))
+            acceptance.note(ledger, OpenDraft("a", Draft.chain([9], "a"), place))
             acceptance.learn(ledger, [9] * (place + 1))
         acceptance.forget(request)
     fresh = acceptance.unseen(acceptance.ledger(99, "greedy"), "a", 1)[0]
@@ -98,8 +98,8 @@ def test_a_request_starts_from_what_its_kind_has_taught() -> None:
     assert drawn == [pytest.approx(1 / (1 + HEATS["warm"]))], "one that draws does not"
     assert acceptance.unseen(acceptance.ledger(97, "greedy"), "b", 1) == [1.0], "who was never tried is hoped for"
     assert acceptance.unseen(acceptance.ledger(97, "greedy"), "b", 1, hopeful=False) == [0.5]
-    assert Acceptance({"b": Belief(0.9)}).first_rate("b", "greedy") == 0.9
-    assert 0.9 ** HEATS["warm"] < Acceptance({"b": Belief(0.9)}).first_rate("b", "warm") < 0.9
+    assert Acceptance({"b": AcceptancePrior(0.9)}).first_rate("b", "greedy") == 0.9
+    assert 0.9 ** HEATS["warm"] < Acceptance({"b": AcceptancePrior(0.9)}).first_rate("b", "warm") < 0.9
 
 
 @pytest.mark.parametrize("mean", [0.1, 0.5, 0.8])
@@ -112,7 +112,7 @@ def test_of_a_drafter_that_may_be_good_or_bad_the_mean_is_believed(mean: float, 
 
 
 def test_hope_goes_as_tries_come() -> None:
-    rates = Rates(Rates(None, KIND), REQUEST)
+    rates = AcceptanceRates(AcceptanceRates(None, KIND), REQUEST)
     hopes = []
     for tries in range(200):
         rates.count(cell(None, 1), tries % 5 == 0)
@@ -120,7 +120,7 @@ def test_hope_goes_as_tries_come() -> None:
     assert hopes[0] > 0.3 > 0.1 > hopes[30] > hopes[-1]
 
 
-def by_definition(rates: Rates, at: int, tried: float = 0.0, stood: float = 0.0) -> float:
+def by_definition(rates: AcceptanceRates, at: int, tried: float = 0.0, stood: float = 0.0) -> float:
     """What is above tells what is not known here; `tried` and `stood` were counted below and must not count twice."""
     mine, right = rates.tried[at], rates.stood[at]
     prior = rates._alike(at) if rates.above is None else by_definition(rates.above, at, mine, right)
@@ -130,9 +130,9 @@ def by_definition(rates: Rates, at: int, tried: float = 0.0, stood: float = 0.0)
 
 def test_a_rate_is_made_of_all_that_was_counted_above_it() -> None:
     rng = random.Random(0)
-    top = Rates(None, DRAFTER, Belief(0.7, TRUST, 1.5))
-    kinds = [Rates(top, KIND) for _ in range(2)]
-    requests = [Rates(kind, REQUEST) for kind in kinds for _ in range(3)]
+    top = AcceptanceRates(None, DRAFTER, AcceptancePrior(0.7, TRUST, 1.5))
+    kinds = [AcceptanceRates(top, KIND) for _ in range(2)]
+    requests = [AcceptanceRates(kind, REQUEST) for kind in kinds for _ in range(3)]
     for _ in range(300):
         rng.choice(requests).count(cell(None, rng.randrange(1, 4)), rng.random() < 0.6, cell(rng.random(), 1))
         some = rng.choice([top, *kinds, *requests])
@@ -141,7 +141,7 @@ def test_a_rate_is_made_of_all_that_was_counted_above_it() -> None:
 
 
 def test_a_depth_never_tried_is_believed_like_the_one_before() -> None:
-    rates = Rates(None, (0.999, 2.0))
+    rates = AcceptanceRates(None, (0.999, 2.0))
     for _ in range(50):
         rates.count(cell(None, 1), True)
     assert rates.rate(cell(None, 3)) > 0.9
@@ -160,11 +160,11 @@ def test_survival_multiplies_along_a_branch() -> None:
 
 
 def test_luck_that_runs_out_when_counted_on_is_noticed() -> None:
-    honesty = Honesty()
+    honesty = Calibration()
     for _ in range(300):
         honesty.count(1.0, 0)
     assert honesty.factor < 0.2
-    lucky = Honesty()
+    lucky = Calibration()
     for _ in range(300):
         lucky.count(0.5, 2)
     assert lucky.factor == 1.0
@@ -172,16 +172,16 @@ def test_luck_that_runs_out_when_counted_on_is_noticed() -> None:
 
 def test_who_is_asked_where_others_are_sure_is_not_judged_by_places_where_they_are_not() -> None:
     """A drafter that takes time is used where free ones have nothing, which is where guessing is hard."""
-    acceptance = Acceptance({"head": Belief(0.6, ALIKE)})
+    acceptance = Acceptance({"head": AcceptancePrior(0.6, ALIKE)})
     ledger, budget = acceptance.ledger(0, "greedy"), Budget(1, "head")
     for place in range(1, 60):
-        acceptance.note(ledger, Guess("head", Draft.chain([9], "head"), place, budget=budget, beside=0.0))
+        acceptance.note(ledger, OpenDraft("head", Draft.chain([9], "head"), place, budget=budget, beside=0.0))
         acceptance.learn(ledger, [1] * (place + 1))
     alone, beside = (acceptance.unseen(ledger, "head", 1, hopeful=False, beside=sure)[0] for sure in (0.0, 0.9))
     assert alone < 0.1 < beside
 
 
 def test_what_is_drawn_is_believed_to_stand_less_often() -> None:
-    acceptance = Acceptance({"head": Belief(0.6)})
+    acceptance = Acceptance({"head": AcceptancePrior(0.6)})
     found = [acceptance.unseen(acceptance.ledger(i, kind), "head", 1, hopeful=False)[0] for i, kind in enumerate(HEATS)]
     assert found[0] == 0.6 and found == sorted(found, reverse=True) and found[-1] < 0.4

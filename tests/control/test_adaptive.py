@@ -12,7 +12,7 @@ import pytest
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, Offers
 from foretell.control.latency_model import StepCosts
-from foretell.control.settings import ArmTraits, Settings
+from foretell.control.settings import ControllerSettings, DrafterTraits
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
@@ -20,7 +20,17 @@ from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, StepTimes, Verdict
+from foretell.types import (
+    Budget,
+    Draft,
+    Request,
+    ScheduledSequence,
+    Sequence,
+    SpeculationChoice,
+    StepResult,
+    StepTimes,
+    VerifyResult,
+)
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, run
 
 
@@ -29,9 +39,9 @@ def ticking() -> Callable[[], float]:
     return partial(next, count(0.0, 1e-4))
 
 
-def adapted(drafter: Drafter, settings: Settings = Settings(), world: World = World()) -> Engine:
+def adapted(drafter: Drafter, settings: ControllerSettings = ControllerSettings(), world: World = World()) -> Engine:
     engine = world.engine(drafter)
-    traits = {name: ArmTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.arms.items()}
+    traits = {name: DrafterTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.arms.items()}
     engine.controller = AdaptiveController(traits, settings, clock=ticking())
     return engine
 
@@ -44,9 +54,13 @@ def write(engine: Engine, **params: object) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("settings", [Settings(), Settings(throughput=True), Settings(fixed=lambda batch: 3)])
+@pytest.mark.parametrize(
+    "settings", [ControllerSettings(), ControllerSettings(throughput=True), ControllerSettings(fixed=lambda batch: 3)]
+)
 @pytest.mark.parametrize("world", [World(), World(pages=24, max_num_seqs=3)], ids=["roomy", "cramped"])
-def test_the_text_is_the_same_whatever_it_decides(temperature: float, settings: Settings, world: World) -> None:
+def test_the_text_is_the_same_whatever_it_decides(
+    temperature: float, settings: ControllerSettings, world: World
+) -> None:
     truth = generate(world=world, temperature=temperature)
     drafter = MixDrafter([NGramDrafter(1, 3), SuffixDrafter(offset=2), model_drafter(seed=5)])
     assert write(adapted(drafter, settings, world), temperature=temperature) == truth
@@ -76,7 +90,7 @@ def test_no_draft_delays_a_first_token(adapts: bool) -> None:
 
     engine = world.engine(ScriptedDrafter(script))
     if adapts:
-        engine.controller = AdaptiveController({"scripted": ArmTraits()}, Settings(fixed=lambda batch: 2))
+        engine.controller = AdaptiveController({"scripted": DrafterTraits()}, ControllerSettings(fixed=lambda batch: 2))
     add(engine, "0", [3] * 17, max_tokens=6)
     add(engine, "1", [5], max_tokens=6)
     run(engine)
@@ -87,7 +101,10 @@ class Clock:
     """Steps of set prices, to see what is decided at them."""
 
     def __init__(
-        self, arms: dict[str, ArmTraits], settings: Settings = Settings(), costs: StepCosts | None = None
+        self,
+        arms: dict[str, DrafterTraits],
+        settings: ControllerSettings = ControllerSettings(),
+        costs: StepCosts | None = None,
     ) -> None:
         self.controller = AdaptiveController(arms, settings, costs, clock=ticking())
         self.ids = 0
@@ -113,18 +130,18 @@ class Clock:
         self.controller.observe(outcomes, StepTimes(1e-5, 0.03 + row * rows))
         return budgets
 
-    def _outcome(self, seq: Sequence, budget: Budget, offers: dict[str, Draft], stands: int) -> Outcome:
+    def _outcome(self, seq: Sequence, budget: Budget, offers: dict[str, Draft], stands: int) -> StepResult:
         draft = offers[budget.drafter].cut(budget.nodes) if budget.nodes else Draft()
-        share = Share.of(seq, 1, budget)
+        share = ScheduledSequence.of(seq, 1, budget)
         path = tuple(range(min(stands, len(draft))))
         kept = (*draft.tokens[: len(path)], 7)
         kept = kept if path or not stands else next(iter(offers.values())).tokens[:1]
         seq.tokens += kept
         seq.cached = len(seq.tokens) - 1
-        return Outcome(share, draft, Verdict(path, kept[-1]), kept=kept)
+        return StepResult(share, draft, VerifyResult(path, kept[-1]), kept=kept)
 
 
-FREE = {"free": ArmTraits(free=True)}
+FREE = {"free": DrafterTraits(free=True)}
 GUESS = {"free": Draft.chain([5, 5, 5, 5], "free")}
 
 
@@ -181,7 +198,7 @@ def test_a_crowd_drafts_less_than_one_alone() -> None:
 def test_a_request_that_wants_no_drafts_gets_none() -> None:
     truth = generate()
     drafter = OracleDrafter({tuple(p): t for p, t in zip(PROMPTS, truth, strict=True)}, VOCAB, 0.0)
-    engine = adapted(drafter, Settings(fixed=lambda batch: 4))
+    engine = adapted(drafter, ControllerSettings(fixed=lambda batch: 4))
     for i, prompt in enumerate(PROMPTS):
         add(engine, str(i), prompt, SpeculationChoice(enabled=False))
     run(engine)
@@ -189,9 +206,9 @@ def test_a_request_that_wants_no_drafts_gets_none() -> None:
 
 
 def test_short_drafts_are_left_out_where_that_was_asked_for() -> None:
-    controller = AdaptiveController(FREE, Settings(shortest=3))
+    controller = AdaptiveController(FREE, ControllerSettings(shortest=3))
     seq = Clock(FREE).sequence()
-    share = Share.of(seq, 1, Budget(4, "free"))
+    share = ScheduledSequence.of(seq, 1, Budget(4, "free"))
     long, short = Draft.chain([1, 2, 3], "free"), Draft.chain([1, 2], "free")
     assert controller.trim([share, share], [long, short]) == [long, Draft()]
 
@@ -219,7 +236,7 @@ class Floored(Controller):
 
 
 def test_a_drafter_that_comes_up_with_nothing_is_not_paid_for_ever() -> None:
-    clock = Clock({"paid": ArmTraits()})
+    clock = Clock({"paid": DrafterTraits()})
     seq = clock.sequence(10_000)
     asked = [clock.step([seq], {"paid": Draft()}, 0.001, stands=0)[0].nodes for _ in range(300)]
     assert sum(map(bool, asked[:50])) > 0
@@ -250,12 +267,12 @@ def test_many_texts_at_once_are_priced_without_a_single_one_before() -> None:
 
 
 def test_a_step_in_which_something_was_recorded_teaches_no_price() -> None:
-    controller = AdaptiveController({"paid": ArmTraits(reads=True)}, clock=ticking())
-    seq = Clock({"paid": ArmTraits()}).sequence()
+    controller = AdaptiveController({"paid": DrafterTraits(reads=True)}, clock=ticking())
+    seq = Clock({"paid": DrafterTraits()}).sequence()
 
     def ran(times: StepTimes, nodes: int = 0) -> None:
         budget = Budget(nodes, "paid") if nodes else Budget()
-        controller.observe([Outcome(Share.of(seq, 1, budget), Draft.chain([5] * nodes, "paid"))], times)
+        controller.observe([StepResult(ScheduledSequence.of(seq, 1, budget), Draft.chain([5] * nodes, "paid"))], times)
 
     ran(StepTimes(0.0, 9.0, 0.0, odd=True))
     assert not controller.costs.known
@@ -270,7 +287,7 @@ def test_a_step_in_which_something_was_recorded_teaches_no_price() -> None:
 
 
 def test_a_long_text_is_not_read_on_a_mere_hope() -> None:
-    clock = Clock({"paid": ArmTraits(reads=True)})
+    clock = Clock({"paid": DrafterTraits(reads=True)})
     short, long = clock.sequence(500), clock.sequence(500)
     clock.step([short], {"paid": Draft.chain([5] * 16, "paid")}, 0.001, stands=0)
     long.tokens, long.cached = [1] * 20_000, 19_999
@@ -294,14 +311,14 @@ def test_being_off_costs_few_looks() -> None:
 
 
 def test_fixed_lengths_are_not_thinned_out() -> None:
-    clock = Clock(FREE, Settings(fixed=lambda batch: 2))
+    clock = Clock(FREE, ControllerSettings(fixed=lambda batch: 2))
     seq = clock.sequence(100_000)
     taken = [clock.step([seq], GUESS, 0.02, stands=0)[0].nodes for _ in range(100)]
     assert set(taken) == {2}
 
 
 def test_what_is_decided_is_counted_for_each_drafter_with_its_reason() -> None:
-    clock = Clock({"free": ArmTraits(free=True), "mute": ArmTraits(free=True)})
+    clock = Clock({"free": DrafterTraits(free=True), "mute": DrafterTraits(free=True)})
     seq = clock.sequence(10_000)
     for _ in range(400):
         clock.step([seq], GUESS, 0.02, stands=0)
@@ -318,6 +335,6 @@ def test_what_is_decided_is_counted_for_each_drafter_with_its_reason() -> None:
     for _ in range(20):
         good.step([other], GUESS, 0.001, stands=4)
     assert good.controller.decided["free", "drafted", "pays"] > 10
-    fixed = Clock(FREE, Settings(fixed=lambda batch: 2))
+    fixed = Clock(FREE, ControllerSettings(fixed=lambda batch: 2))
     fixed.step([fixed.sequence()], GUESS, 0.001, stands=4)
     assert fixed.controller.decided == {("free", "drafted", "fixed"): 1}

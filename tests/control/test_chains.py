@@ -7,22 +7,22 @@ from itertools import accumulate
 
 import pytest
 
-from foretell.control.length_optimizer import Candidate, Market, best_plan
-from foretell.control.settings import ArmTraits
+from foretell.control.length_optimizer import DrafterOption, StepCostView, best_plan
+from foretell.control.settings import DrafterTraits
 from foretell.draft.base import Drafter
-from foretell.draft.idle_unload import Background, Resident
+from foretell.draft.idle_unload import Background, UnloadableDrafter
 from foretell.draft.model import ModelDrafter
-from foretell.draft.model_graph import ChainedDrafter
-from foretell.draft.tree_merge import Merged
+from foretell.draft.model_graph import GraphModelDrafter
+from foretell.draft.tree_merge import MergedDrafter
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
+from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, StepResult, VerifyResult
 from tests.control.test_adaptive import Clock
 
-STEPWISE, WHOLE = ArmTraits(reads=True), ArmTraits(reads=True, whole=True, draws_whole=False)
+STEPWISE, WHOLE = DrafterTraits(reads=True), DrafterTraits(reads=True, whole=True, draws_whole=False)
 
 
-def market(writers: int = 1, row: float = 0.001) -> Market:
-    return Market(writers, writers, [1 + row * (rows - writers) for rows in range(64)])
+def market(writers: int = 1, row: float = 0.001) -> StepCostView:
+    return StepCostView(writers, writers, [1 + row * (rows - writers) for rows in range(64)])
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.75, 0.9, 0.97])
@@ -36,7 +36,7 @@ def test_the_best_length_is_found_whatever_it_costs_to_begin(
     survival = [rate**depth for depth in range(1, 17)]
     lengths = enumerate(accumulate(survival, initial=1.0))
     gains = [tokens / (1 + row * nodes + start + level * nodes) for nodes, tokens in lengths][1:]
-    model = Candidate("model", survival, lambda nodes, depth: start + level * depth)
+    model = DrafterOption("model", survival, lambda nodes, depth: start + level * depth)
     plan = best_plan(market(row=row), [model], 0.01)
     if max(gains) <= 1.01:
         assert not plan.nodes
@@ -67,8 +67,8 @@ def test_what_is_made_whole_is_cut_for_its_rows_alone(row: float) -> None:
 def test_a_chain_that_is_made_whole_unless_it_is_drawn_costs_what_was_made(heat: float) -> None:
     drafting = Clock({"model": WHOLE}).controller.drafting
     for asked, kept in ((7, 1), (4, 4), (5, 2), (2, 2), (7, 5)) * 20:
-        share = Share.of(text(heat), 1, Budget(asked, "model"))
-        outcome = Outcome(share, Draft.chain([1] * kept, "model"), Verdict((), 1), kept=(1,))
+        share = ScheduledSequence.of(text(heat), 1, Budget(asked, "model"))
+        outcome = StepResult(share, Draft.chain([1] * kept, "model"), VerifyResult((), 1), kept=(1,))
         drafting.observe([outcome], 1e-3 + (kept if heat else asked) * 0.5e-3, 0.01)
     for levels in (1, 4, 7):
         found = drafting.costs["model"].seconds(levels, levels, 0, 0.01)
@@ -79,7 +79,7 @@ class Chained(Drafter):
     """Traits and nothing else."""
 
     name, reads = "chained", True
-    whole, draws_whole = ChainedDrafter.whole, ChainedDrafter.draws_whole
+    whole, draws_whole = GraphModelDrafter.whole, GraphModelDrafter.draws_whole
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [Draft()] * len(seqs)
@@ -93,8 +93,8 @@ class Nobody(Background):
 
 
 def test_whoever_stands_before_a_drafter_says_how_it_makes_its_drafts() -> None:
-    assert (ChainedDrafter.whole, ChainedDrafter.draws_whole) == (True, False) and not ModelDrafter.whole
+    assert (GraphModelDrafter.whole, GraphModelDrafter.draws_whole) == (True, False) and not ModelDrafter.whole
     chained = Chained()
-    assert ArmTraits.of(Resident(chained, Chained, 60.0, Nobody())) == ArmTraits.of(chained)
-    merged = ArmTraits.of(Merged("chained+chained", (chained, chained)))
+    assert DrafterTraits.of(UnloadableDrafter(chained, Chained, 60.0, Nobody())) == DrafterTraits.of(chained)
+    merged = DrafterTraits.of(MergedDrafter("chained+chained", (chained, chained)))
     assert merged.whole and not merged.draws_whole

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from foretell.control.decision_log import DRAFTED, LOW_ACCEPT, NO_GUESS, PAYS, SKIPPED, Decisions, Situation, in_words
-from foretell.control.settings import Settings
+from foretell.control.decision_log import DRAFTED, LOW_ACCEPT, NO_GUESS, PAYS, SKIPPED, DecisionLog, Situation, in_words
+from foretell.control.settings import ControllerSettings
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.types import Draft
 from tests.control.test_adaptive import adapted, write
@@ -31,7 +31,7 @@ def test_off_although_guesses_stand_has_another_cause() -> None:
 
 
 def test_seldom_is_counted_for_those_asked() -> None:
-    decisions = Decisions()
+    decisions = DecisionLog()
     for reason, count in ((NO_GUESS, 6), (LOW_ACCEPT, 5)):
         for _ in range(count):
             decisions.note("ngram", SKIPPED, reason)
@@ -41,7 +41,7 @@ def test_seldom_is_counted_for_those_asked() -> None:
 
 
 def test_a_switch_is_logged_with_its_reason_and_does_not_flap(caplog: pytest.LogCaptureFixture) -> None:
-    decisions, reasons = Decisions(), iter(["it fell", "it rose"])
+    decisions, reasons = DecisionLog(), iter(["it fell", "it rose"])
     with caplog.at_level(logging.INFO, "foretell"):
         for _ in range(60):
             decisions.step(False, lambda: next(reasons))
@@ -55,7 +55,9 @@ def test_a_switch_is_logged_with_its_reason_and_does_not_flap(caplog: pytest.Log
 
 
 def test_fixed_lengths_are_never_off() -> None:
-    engine = adapted(ScriptedDrafter(lambda seq, budget: Draft((1, 2), (-1, 0))), Settings(fixed=lambda batch: 2))
+    engine = adapted(
+        ScriptedDrafter(lambda seq, budget: Draft((1, 2), (-1, 0))), ControllerSettings(fixed=lambda batch: 2)
+    )
     for _ in range(20):
         write(engine, max_tokens=2)  # the last step of each has no room for a guess
     assert engine.controller.standing == (True, "") and engine.controller.switches == 0

@@ -14,11 +14,11 @@ from foretell import LLM, SamplingParams
 from foretell.cli.main import main
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.decision_log import Prices
-from foretell.engine.cost_profiler import Profiler
-from foretell.runner.batch_layout import Packed
+from foretell.engine.cost_profiler import CostProfiler
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import StepOutput
 from foretell.runner.model_runner import ModelRunner
-from foretell.types import Draft, Share
+from foretell.types import Draft, ScheduledSequence
 from tests.outruns import Outruns
 from tests.tiny import World
 
@@ -50,7 +50,7 @@ def _forward_takes(
     """A clock that only the target's steps move, by the rows they run: the machine's own pace is left out."""
     now, run = [0.0], runner.forward
 
-    def forward(work: list[Share], drafts: list[Draft]) -> StepOutput:
+    def forward(work: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
         now[0] += seconds(sum(share.take for share in work) + sum(map(len, drafts)))
         return run(work, drafts)
 
@@ -88,7 +88,7 @@ class Sent(Outruns):
 
     now = 0.0
 
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         self.now += 0.5
         output = super().__call__(packed, taps)
         assert output.likeliest is not None
@@ -105,7 +105,7 @@ def test_where_steps_are_sent_ahead_what_the_host_does_before_is_no_part_of_them
     engine, controller = World(pages=256).engine(None), AdaptiveController({})
     engine.runner.executor = sent = Sent(engine.runner.executor)
     monkeypatch.setattr("foretell.engine.cost_profiler.perf_counter", lambda: sent.now)
-    Profiler(engine, controller).run()
+    CostProfiler(engine, controller).run()
     assert controller.costs.single == pytest.approx(0.01, rel=0.1)
 
 

@@ -9,19 +9,19 @@ import pytest
 from foretell.control.acceptance_model import FAMILIAR, cell
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.drafter_options import LOOKS
-from foretell.control.length_optimizer import Candidate, Market
-from foretell.control.settings import ArmTraits
+from foretell.control.length_optimizer import DrafterOption, StepCostView
+from foretell.control.settings import DrafterTraits
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence
 
-MARKET = Market(1, 1, [0.03 + 0.001 * rows for rows in range(64)])
+MARKET = StepCostView(1, 1, [0.03 + 0.001 * rows for rows in range(64)])
 
 
 class Counting:
     """A controller with one drafter that takes time, for one text; counts how often it thinks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tries: int, room: int = 100) -> None:
-        self.controller = AdaptiveController({"asked": ArmTraits(share=0.05), "free": ArmTraits(free=True)})
+        self.controller = AdaptiveController({"asked": DrafterTraits(share=0.05), "free": DrafterTraits(free=True)})
         request = Request("0", (1,), SamplingParams(), 0, room + 1, drafters=("asked", "free"))
         self.seq, self.thoughts, self.market = Sequence(0, request, [1, 2], cached=1), 0, MARKET
         ledger = self.controller.lessons.ledger(self.seq)
@@ -29,7 +29,7 @@ class Counting:
             self.controller.acceptance.rates(ledger, "asked").count(cell(None, 1), True)
         foretold = self.controller.prospects.foretold
 
-        def counted(market: Market, seq: Sequence) -> list[Candidate]:
+        def counted(market: StepCostView, seq: Sequence) -> list[DrafterOption]:
             self.thoughts += 1
             return foretold(market, seq)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.length_optimizer import Market, Plan, let_pass
-from foretell.control.settings import ArmTraits, Settings
+from foretell.control.length_optimizer import DraftPlan, StepCostView, let_pass
+from foretell.control.settings import ControllerSettings, DrafterTraits
 from foretell.control.simulation import Machine, Result, Scenario, World
-from foretell.control.slo import RETRY, Hurry
+from foretell.control.slo import RETRY, SloTracker
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence, SpeculationChoice
@@ -23,7 +23,7 @@ CROWD = free(steady(0.7), Machine(row=0.004), requests=48, tokens=200, load=lamb
 
 
 def written(scenario: Scenario, throughput: bool) -> Result:
-    controller = adaptive(scenario, Settings(throughput=throughput))
+    controller = adaptive(scenario, ControllerSettings(throughput=throughput))
     world = World(scenario, controller)
     controller.hurry.clock = world.clock
     found = world.run()
@@ -61,20 +61,22 @@ def test_a_draft_model_hurries_a_text_too() -> None:
 
 
 def test_others_guess_only_where_it_makes_the_step_no_longer() -> None:
-    plans = [Plan("a", 3, 2.0, (0.9, 0.8, 0.7)), Plan("a", 2, 2.0, (0.9, 0.8))]
-    dear = Market(2, 2, np.linspace(0.01, 0.05, 30))
+    plans = [DraftPlan("a", 3, 2.0, (0.9, 0.8, 0.7)), DraftPlan("a", 2, 2.0, (0.9, 0.8))]
+    dear = StepCostView(2, 2, np.linspace(0.01, 0.05, 30))
     assert let_pass(dear, plans, [True, False], True, 0.01) == [3, 0]
-    flat = Market(2, 2, np.full(30, 0.01))
+    flat = StepCostView(2, 2, np.full(30, 0.01))
     assert let_pass(flat, plans, [True, False], True, 0.01) == [3, 2]
-    step = Market(2, 2, np.array([0.01] * 7 + [0.02] * 23))
+    step = StepCostView(2, 2, np.array([0.01] * 7 + [0.02] * 23))
     assert let_pass(step, plans, [True, False], True, 0.01) == [3, 1]
 
 
 def test_a_hurry_makes_no_step_unbearable_for_the_others() -> None:
-    plans = [Plan("a", 3, 2.0, (0.9, 0.8, 0.7)), Plan("a", 3, 2.0, (0.95, 0.5, 0.4))]
-    dear = Market(2, 2, [0.01 * rows for rows in range(1, 30)])
+    plans = [DraftPlan("a", 3, 2.0, (0.9, 0.8, 0.7)), DraftPlan("a", 3, 2.0, (0.95, 0.5, 0.4))]
+    dear = StepCostView(2, 2, [0.01 * rows for rows in range(1, 30)])
     assert let_pass(dear, plans, [True, True], False, 0.01) == [0, 1], "half as long again, and no longer"
-    assert let_pass(Market(2, 2, [0.03 + 0.005 * rows for rows in range(30)]), plans, [True, True], False, 0.01) == [
+    assert let_pass(
+        StepCostView(2, 2, [0.03 + 0.005 * rows for rows in range(30)]), plans, [True, True], False, 0.01
+    ) == [
         3,
         1,
     ]
@@ -82,7 +84,7 @@ def test_a_hurry_makes_no_step_unbearable_for_the_others() -> None:
 
 def test_who_is_behind_is_told_by_the_clock() -> None:
     now = [0.0]
-    hurry = Hurry(lambda: now[0])
+    hurry = SloTracker(lambda: now[0])
 
     def text(written: int, **choice: float) -> Sequence:
         asked = SpeculationChoice(**choice)  # type: ignore[arg-type]
@@ -115,7 +117,7 @@ def sequence(written: int, **choice: float) -> Sequence:
 
 def test_priority_ends_with_the_deadline() -> None:
     now = [0.0]
-    hurry, seq = Hurry(lambda: now[0]), sequence(1, deadline=5.0)
+    hurry, seq = SloTracker(lambda: now[0]), sequence(1, deadline=5.0)
     assert hurry.behind([seq], 0.1) == [seq]
     now[0] = 4.9
     assert hurry.behind([seq], 0.1) == [seq]
@@ -126,7 +128,7 @@ def test_priority_ends_with_the_deadline() -> None:
 @pytest.mark.parametrize("choice", [{"min_tokens_per_second": 20.0}, {"deadline": 6.0}])
 def test_priority_ends_where_the_best_plan_is_too_slow(choice: dict[str, float]) -> None:
     now = [0.0]
-    hurry, seq = Hurry(lambda: now[0]), sequence(1, **choice)
+    hurry, seq = SloTracker(lambda: now[0]), sequence(1, **choice)
     hurry.behind([seq], 0.1)
     now[0] = 1.0
     assert hurry.behind([seq], 0.1) == [seq]
@@ -141,7 +143,7 @@ def test_priority_ends_where_the_best_plan_is_too_slow(choice: dict[str, float])
 
 def test_an_slo_that_is_missed_does_not_hide_the_other_one() -> None:
     now = [0.0]
-    hurry, seq = Hurry(lambda: now[0]), sequence(1, min_tokens_per_second=1000.0, deadline=6.0)
+    hurry, seq = SloTracker(lambda: now[0]), sequence(1, min_tokens_per_second=1000.0, deadline=6.0)
     hurry.behind([seq], 0.1)
     now[0] = 1.0
     assert hurry.stays_behind(seq, 0.1, best=50.0), "the deadline can be met"
@@ -157,7 +159,7 @@ def test_an_slo_out_of_reach_costs_others_nothing() -> None:
 @pytest.mark.parametrize(("reading", "is_behind"), [(0.0, False), (4.0, True)])
 def test_a_deadline_counts_from_when_the_prompt_is_taken_up(reading: float, is_behind: bool) -> None:
     now = [0.0]
-    controller = AdaptiveController({"free": ArmTraits(True)}, Settings(), clock=lambda: now[0])
+    controller = AdaptiveController({"free": DrafterTraits(True)}, ControllerSettings(), clock=lambda: now[0])
     controller.costs.observe(1, 0, 0.1)
     asked = SpeculationChoice(deadline=12.0)
     request = Request("0", (1,) * 50, SamplingParams(), 0, 100, drafters=("free",), speculation=asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretell.control.poll_limiter import PATIENCE, STEP_SECONDS, TEXT_SECONDS, Patience
+from foretell.control.poll_limiter import PATIENCE, STEP_SECONDS, TEXT_SECONDS, PollLimiter
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence
 
@@ -23,7 +23,7 @@ def texts(count: int) -> list[Sequence]:
     return [Sequence(i, Request(str(i), (1,), SamplingParams(), 0, 10_000), [1]) for i in range(count)]
 
 
-def in_vain(patience: Patience, time: Time, seqs: list[Sequence], steps: int, look: float) -> list[set[int]]:
+def in_vain(patience: PollLimiter, time: Time, seqs: list[Sequence], steps: int, look: float) -> list[set[int]]:
     """Whom each step looks at."""
     found = []
     for _ in range(steps):
@@ -42,7 +42,7 @@ def in_vain(patience: Patience, time: Time, seqs: list[Sequence], steps: int, lo
 def test_looks_in_vain_take_no_more_time_than_is_allowed() -> None:
     for count in (1, 8, 64):
         time = Time()
-        patience, seqs = Patience(time), texts(count)
+        patience, seqs = PollLimiter(time), texts(count)
         begun = in_vain(patience, time, seqs, PATIENCE, 1e-4)
         assert all(len(due) == count for due in begun)
         time.now = 0.0
@@ -52,7 +52,7 @@ def test_looks_in_vain_take_no_more_time_than_is_allowed() -> None:
 
 
 def test_a_sequence_that_drafts_is_looked_at_in_every_step() -> None:
-    patience, (seq,) = Patience(), texts(1)
+    patience, (seq,) = PollLimiter(), texts(1)
     for _ in range(100):
         assert patience.due([seq], PLAIN) == [seq]
         patience.note(seq.id, 1.0)
@@ -61,14 +61,14 @@ def test_a_sequence_that_drafts_is_looked_at_in_every_step() -> None:
 
 def test_a_crowd_that_slept_wakes_one_by_one_when_it_has_thinned_out() -> None:
     time = Time()
-    patience, seqs = Patience(time), texts(32)
+    patience, seqs = PollLimiter(time), texts(32)
     in_vain(patience, time, seqs, 600, 1e-3)
     woken = in_vain(patience, time, seqs[-3:], 3, 1e-3)
     assert [len(due) for due in woken] == [1, 2, 3], "and who is awake stays so for a while"
 
 
 def test_nothing_is_kept_of_who_has_left() -> None:
-    patience, seqs = Patience(), texts(2)
+    patience, seqs = PollLimiter(), texts(2)
     patience.due(seqs, PLAIN)
     patience.forget(0)
     assert len(patience) == 1
@@ -77,7 +77,7 @@ def test_nothing_is_kept_of_who_has_left() -> None:
 def test_a_sequence_whose_guesses_save_less_than_the_looks_cost_is_left_alone() -> None:
     for share, at_least, at_most in ((0.5, 0, 60), (3.0, 200, 200)):
         time = Time()
-        patience, (seq,) = Patience(time), texts(1)
+        patience, (seq,) = PollLimiter(time), texts(1)
         seen = 0
         for step in range(200):
             due = patience.due([seq], PLAIN)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.settings import Settings
+from foretell.control.settings import ControllerSettings
 from foretell.control.simulation import Always, Arm, Scenario, World, best_fixed
 from tests.control.scenarios import DRIFTING, STATIONARY, adapted, free, steady
 
@@ -42,7 +42,7 @@ def test_it_is_no_matter_of_luck(name: str, seed: int) -> None:
 def test_both_goals_gain(throughput: bool) -> None:
     scenario = free(steady(0.8), load=lambda begun: 4)
     _, plain = best_fixed(scenario, (0,))
-    assert plain / adapted(scenario, Settings(throughput=throughput)).seconds > 1.5
+    assert plain / adapted(scenario, ControllerSettings(throughput=throughput)).seconds > 1.5
 
 
 def test_the_world_itself_is_fair() -> None:

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.control.acceptance_model import RESCUES, WIDTHS, Rates, cell, rescue
-from foretell.control.acceptance_tracker import Acceptance, Guess
+from foretell.control.acceptance_model import RESCUES, WIDTHS, AcceptanceRates, cell, rescue
+from foretell.control.acceptance_tracker import Acceptance, OpenDraft
 from foretell.control.controller import Controller, Offers
 from foretell.control.latency_model import StepCosts
-from foretell.control.length_optimizer import Bushes, Candidate, Market, Plan, best_plan, share_out
-from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
+from foretell.control.length_optimizer import DrafterOption, DraftPlan, StepCostView, TreeOptions, best_plan, share_out
+from foretell.control.settings import TREE_ROWS, ControllerSettings, DrafterTraits
 from foretell.control.simulation import Always, Machine, Scenario, World, best_fixed, best_tree
 from foretell.runner.cuda.graph_shapes import ROWS
-from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes, Verdict
+from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes, VerifyResult
 from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adapted, adaptive, head, steady
 from tests.control.test_adaptive import Clock
 
-WITH_TREES = Settings(tree=64)
+WITH_TREES = ControllerSettings(tree=64)
 QUICK = ("gpu 0.6", "gpu, dear levels", "cpu 0.6", "cpu 0.05", "gpu, no others")
 
 
@@ -38,7 +38,7 @@ class Watched(Controller):
         self.grew[len(seqs)].append(any(budget.branches for budget in found))
         return found
 
-    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
         self.inner.observe(outcomes, times)
 
     def forget(self, seq: Sequence) -> None:
@@ -72,7 +72,7 @@ def test_that_is_no_matter_of_luck(name: str, seed: int) -> None:
 
 def test_without_trees_it_decides_as_it_did() -> None:
     scenario = brief("gpu 0.6")
-    assert adapted(scenario, Settings(tree=0)).seconds > 1.1 * adapted(scenario, WITH_TREES).seconds
+    assert adapted(scenario, ControllerSettings(tree=0)).seconds > 1.1 * adapted(scenario, WITH_TREES).seconds
 
 
 def test_alone_it_makes_trees_and_in_a_crowd_chains() -> None:
@@ -95,14 +95,14 @@ def test_the_world_grows_trees_fairly() -> None:
     assert found.tokens / found.steps == pytest.approx(1 + 0.5 + 0.5 * rescued, rel=0.02)
 
 
-def market(writers: int = 1, row: float = 0.001) -> Market:
-    return Market(writers, writers, [1 + row * (rows - writers) for rows in range(600)])
+def market(writers: int = 1, row: float = 0.001) -> StepCostView:
+    return StepCostView(writers, writers, [1 + row * (rows - writers) for rows in range(600)])
 
 
 @pytest.mark.parametrize("writers", [1, 3, 16])
 def test_a_gain_is_what_it_is_whatever_was_asked_before(writers: int) -> None:
     rng = random.Random(writers)
-    asked = Market(writers, writers + 2, sorted(rng.random() for _ in range(80)), held=0.1, further=1e-3)
+    asked = StepCostView(writers, writers + 2, sorted(rng.random() for _ in range(80)), held=0.1, further=1e-3)
     share = asked.plain / writers
     for _ in range(200):
         expected, nodes, drafting = rng.uniform(1, 8), rng.randrange(1, 40), rng.choice([0.0, rng.random()])
@@ -118,7 +118,7 @@ def by_depth(nodes: int, depth: int) -> float:
 def test_a_plan_weighs_levels_against_nodes() -> None:
     """Levels take time, rows cost little: the tree is wide and not deep. Where rows cost, it is a chain."""
     levels = {2.0: [0.8, 0.6, 0.5], 8.0: [0.95, 0.9, 0.85]}
-    head = Candidate("head", [0.6, 0.36, 0.2], by_depth, Bushes((2, 8), 24, levels.__getitem__, by_depth))
+    head = DrafterOption("head", [0.6, 0.36, 0.2], by_depth, TreeOptions((2, 8), 24, levels.__getitem__, by_depth))
     plan = best_plan(market(), [head], 0.01)
     assert (plan.nodes, plan.depth) == (24, 3) and plan.gain == pytest.approx(3.7 / 1.324)
     assert sum(plan.survival) == pytest.approx(2.7) and len(plan.survival) == 24
@@ -135,7 +135,7 @@ def test_where_a_narrow_tree_is_hopeless_no_wider_one_is_looked_at() -> None:
         asked.append(wide)
         return [0.9, 0.8]
 
-    head = Candidate("head", [0.6, 0.36], by_depth, Bushes((2, 4, 8), 16, levels, by_depth))
+    head = DrafterOption("head", [0.6, 0.36], by_depth, TreeOptions((2, 4, 8), 16, levels, by_depth))
     assert not best_plan(market(row=0.5), [head], 0.01).levels and asked == [2]
     assert best_plan(market(), [head], 0.01).levels and asked == [2, 2, 4, 8]
 
@@ -161,18 +161,20 @@ def test_what_fills_a_step_up_is_counted_on() -> None:
         asked.append(wide)
         return [0.9, 0.8, 0.7, 0.6, 0.5]
 
-    head = Candidate("head", [0.6, 0.4, 0.2], by_depth, Bushes((2,), 31, levels, by_depth))
-    alone = Market(1, 1, [1.0] * 600, sizes=ROWS)
+    head = DrafterOption("head", [0.6, 0.4, 0.2], by_depth, TreeOptions((2,), 31, levels, by_depth))
+    alone = StepCostView(1, 1, [1.0] * 600, sizes=ROWS)
     plan = best_plan(alone, [head], 0.01)
     assert (plan.nodes, plan.depth) == (15, 5) and asked[:4] == [3, 3.5, 7 / 3, 3.75]
     assert best_plan(replace(alone, sizes=()), [head], 0.01).nodes == 10
 
 
 def test_requests_limit_what_fills_a_step_up() -> None:
-    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=64), StepCosts(sizes=ROWS))
-    controller, plan = clock.controller, Plan("head", 20, 2.0, (0.5,) * 20, 5)
+    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64), StepCosts(sizes=ROWS))
+    controller, plan = clock.controller, DraftPlan("head", 20, 2.0, (0.5,) * 20, 5)
     alone, seq = replace(market(), sizes=ROWS), clock.sequence(max_draft=24)
-    head = Candidate("head", [0.5] * 5, by_depth, Bushes((4,), 24, lambda wide: [0.9, 0.8, 0.8, 0.8, 0.8], by_depth))
+    head = DrafterOption(
+        "head", [0.5] * 5, by_depth, TreeOptions((4,), 24, lambda wide: [0.9, 0.8, 0.8, 0.8, 0.8], by_depth)
+    )
     assert best_plan(alone, [head], 0.01).nodes == 24
     found = [controller._budget(each, seq, plan, 20, 1) for each in (alone, market())]
     assert [(each.nodes, each.levels) for each in found] == [(20, 6), (21, 6)]
@@ -181,7 +183,7 @@ def test_requests_limit_what_fills_a_step_up() -> None:
 
 
 def test_a_prompt_or_others_want_the_rows_that_would_fill_a_step_up() -> None:
-    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=64), StepCosts(sizes=ROWS))
+    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64), StepCosts(sizes=ROWS))
     clock.controller.costs.observe(1, 10, 0.01, 0)
     alone, prompt = clock.sequence(), clock.sequence()
     prompt.tokens += [1] * 30
@@ -194,8 +196,8 @@ def test_a_prompt_or_others_want_the_rows_that_would_fill_a_step_up() -> None:
 @pytest.mark.parametrize("most", [1, 64])
 @pytest.mark.parametrize("sizes", [(), ROWS])
 def test_a_tree_that_is_tried_deeper_stays_a_tree(shape: tuple[int, int], most: int, sizes: tuple[int, ...]) -> None:
-    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=max(most, shape[0])))
-    plan, world = Plan("head", shape[0], 2.0, (0.5,) * shape[0], shape[1]), replace(market(), sizes=sizes)
+    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=max(most, shape[0])))
+    plan, world = DraftPlan("head", shape[0], 2.0, (0.5,) * shape[0], shape[1]), replace(market(), sizes=sizes)
     found = clock.controller._budget(world, clock.sequence(), plan, shape[0], 1)
     assert found.branches and shape[0] <= found.nodes <= max(most, shape[0])
     assert found.levels == shape[1] + (found.nodes > shape[1] + 1)
@@ -203,7 +205,7 @@ def test_a_tree_that_is_tried_deeper_stays_a_tree(shape: tuple[int, int], most: 
 
 def test_a_level_is_never_less_than_impossible() -> None:
     """Others that were held to be worse than none, where first choices were good, and now those are bad, too."""
-    rates = Rates(None, (0.999, 12.0))
+    rates = AcceptanceRates(None, (0.999, 12.0))
     for _ in range(300):
         rates.count(cell(None, 1), True)
         rates.count(cell(None, 3), True)
@@ -213,7 +215,7 @@ def test_a_level_is_never_less_than_impossible() -> None:
 
 @pytest.mark.parametrize("first", [0.2, 0.5, 0.9])
 def test_of_trees_that_were_tried_for_long_nothing_more_is_hoped(first: float) -> None:
-    rates, rng = Rates(None, (1.0, 12.0)), random.Random(3)
+    rates, rng = AcceptanceRates(None, (1.0, 12.0)), random.Random(3)
     for _ in range(400):
         rates.count(cell(None, 1), rng.random() < first)
         rates.count_level(1, 4, rng.random() < first)
@@ -234,7 +236,7 @@ def test_wider_trees_are_believed_to_bring_more(depth: int) -> None:
 def test_what_one_width_teaches_holds_for_all(first: float, rescued: float) -> None:
     """A first choice that stands so often, and where it falls another of a tree four wide: what a wider one brings is
     foretold, as much beyond that as is believed of trees."""
-    rates, rng = Rates(None, (0.999, 12.0)), random.Random(7)
+    rates, rng = AcceptanceRates(None, (0.999, 12.0)), random.Random(7)
     for _ in range(1500):
         stood = rng.random() < first
         rates.count(cell(None, 1), stood)
@@ -247,7 +249,7 @@ def test_what_one_width_teaches_holds_for_all(first: float, rescued: float) -> N
 
 def test_of_trees_for_several_the_best_nodes_are_bought() -> None:
     levels = {8.0: [0.95, 0.9, 0.85]}
-    head = Candidate("head", [0.6, 0.36, 0.2], by_depth, Bushes((8,), 24, levels.__getitem__, by_depth))
+    head = DrafterOption("head", [0.6, 0.36, 0.2], by_depth, TreeOptions((8,), 24, levels.__getitem__, by_depth))
     cheap, dear = market(4), market(4, row=0.04)
     plans = [best_plan(cheap, [head], 0.01)] * 4
     assert share_out(cheap, plans, 0.3, False, 0.01) == [24] * 4
@@ -261,7 +263,7 @@ def test_what_a_tree_yields_is_learnt_level_by_level() -> None:
     budget = Budget(8, "head", levels=2)
     draft = Draft((5, 6, 7), (-1, -1, 1), "head")  # a second choice that goes on, a first that does not
     for _ in range(60):
-        acceptance.note(ledger, Guess("head", draft, 1, budget=budget))
+        acceptance.note(ledger, OpenDraft("head", draft, 1, budget=budget))
         acceptance.learn(ledger, [1, 6, 9])
     rates, found = acceptance.rates(ledger, "head"), acceptance.bushy(ledger, "head", 2, 4)
     assert rates.rate(cell(None, 1)) < 0.2, "the chain would have fallen"
@@ -273,7 +275,7 @@ def test_a_branch_that_ends_before_its_time_has_fallen() -> None:
     acceptance = Acceptance()
     ledger, budget = acceptance.ledger(0, "greedy"), Budget(8, "head", levels=4)
     for _ in range(80):
-        acceptance.note(ledger, Guess("head", Draft((5,), (-1,), "head"), 1, budget=budget))
+        acceptance.note(ledger, OpenDraft("head", Draft((5,), (-1,), "head"), 1, budget=budget))
         acceptance.learn(ledger, [1, 5, 9, 9])
     rates = acceptance.rates(ledger, "head")
     assert rates.level(0.5, 1, 2) > 0.5 > 0.3 > rates.level(0.5, 2, 2)
@@ -281,7 +283,7 @@ def test_a_branch_that_ends_before_its_time_has_fallen() -> None:
 
 
 def test_requests_and_crowds_limit_trees() -> None:
-    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=64))
+    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64))
     settings = clock.controller.settings
     assert settings.tree_cap(clock.sequence(), 1) == 64
     assert settings.tree_cap(clock.sequence(), 64) == TREE_ROWS // 64
@@ -289,8 +291,8 @@ def test_requests_and_crowds_limit_trees() -> None:
 
 
 def test_a_fixed_length_may_be_that_of_a_tree() -> None:
-    arms = {"head": ArmTraits(grows=True), "model": ArmTraits()}
-    clock = Clock(arms, Settings(fixed=lambda batch: 4, tree=20))
+    arms = {"head": DrafterTraits(grows=True), "model": DrafterTraits()}
+    clock = Clock(arms, ControllerSettings(fixed=lambda batch: 4, tree=20))
     seq = clock.sequence(drafter="head")
     object.__setattr__(seq.request, "drafters", ("head",))
     clock.controller.asks([seq])
@@ -301,12 +303,12 @@ def test_a_fixed_length_may_be_that_of_a_tree() -> None:
 
 
 def test_levels_and_nodes_have_prices_of_their_own() -> None:
-    clock = Clock({"head": ArmTraits(grows=True)}, Settings(tree=64))
+    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64))
     drafting = clock.controller.drafting
     seq: Sequence = clock.sequence(10_000)
 
     def seen(draft: Draft, budget: Budget, seconds: float) -> None:
-        outcome = Outcome(Share.of(seq, 1, budget), draft, Verdict((), 1), kept=(1,))
+        outcome = StepResult(ScheduledSequence.of(seq, 1, budget), draft, VerifyResult((), 1), kept=(1,))
         drafting.observe([outcome], seconds, 0.01)
 
     bush, flat = Draft(tuple(range(12)), (-1,) * 4 + (0,) * 8, "head"), Draft(tuple(range(12)), (-1,) * 12, "head")
@@ -331,12 +333,14 @@ def test_cpu_prices_keep_to_chains() -> None:
 def test_a_draft_that_is_made_whole_costs_what_was_asked_for(whole: bool) -> None:
     """Seven levels of which the tree came to two take seven levels' time, where none is looked at before all are made;
     elsewhere two."""
-    clock = Clock({"head": ArmTraits(grows=True, whole=whole)}, Settings(tree=64))
+    clock = Clock({"head": DrafterTraits(grows=True, whole=whole)}, ControllerSettings(tree=64))
     drafting, seq = clock.controller.drafting, clock.sequence(10_000)
     shallow = Draft(tuple(range(12)), (-1,) * 4 + (0,) * 8, "head")
     for asked in (7, 3, 5, 2) * 20:
         levels = asked if whole else 2
-        outcome = Outcome(Share.of(seq, 1, Budget(12, "head", levels=asked)), shallow, Verdict((), 1), kept=(1,))
+        outcome = StepResult(
+            ScheduledSequence.of(seq, 1, Budget(12, "head", levels=asked)), shallow, VerifyResult((), 1), kept=(1,)
+        )
         drafting.observe([outcome], 1e-3 + levels * 0.5e-3, 0.01)
     costs = drafting.of("head", True)
     for levels in (2, 7) if whole else (2,):

@@ -8,23 +8,23 @@ import pytest
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.draft_latency import Drafting
-from foretell.control.host_gap import Waits
+from foretell.control.host_gap import HostGap
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.length_optimizer import Candidate, Market, Plan, best_plan, break_even, share_out
-from foretell.control.settings import ArmTraits, Settings
+from foretell.control.length_optimizer import DrafterOption, DraftPlan, StepCostView, best_plan, break_even, share_out
+from foretell.control.settings import ControllerSettings, DrafterTraits
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
-from foretell.types import Budget, Draft, Outcome, Sequence, Share, StepTimes
+from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 from tests.control.test_adaptive import ticking, write
 from tests.outruns import Outruns
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, run
 
 
 def test_what_is_usual_is_known_after_a_few_and_a_hiccup_does_not_tell() -> None:
-    waits = Waits()
+    waits = HostGap()
     assert waits.seconds(1) == 0 and not waits.outweigh_guesses(1), "who never waited saves nothing"
     waits.observe(32, 1.0)
     assert waits.seconds(32) == 1.0
@@ -35,7 +35,7 @@ def test_what_is_usual_is_known_after_a_few_and_a_hiccup_does_not_tell() -> None
 
 
 def test_guesses_that_are_worth_more_than_the_wait_keep_steps_from_beginning_early() -> None:
-    waits = Waits()
+    waits = HostGap()
     waits.observe(1, 4e-4)
     assert waits.outweigh_guesses(1)
     waits.hope(7e-3)
@@ -47,7 +47,7 @@ def test_guesses_that_are_worth_more_than_the_wait_keep_steps_from_beginning_ear
 
 def test_a_wait_is_seen_again_however_long_it_is_believed_to_be() -> None:
     """Steps that begin early see none: one long wait at the beginning must not keep guesses off for ever."""
-    waits, early = Waits(), 0
+    waits, early = HostGap(), 0
     waits.observe(1, 10.0)
     for _ in range(2000):
         if waits.outweigh_guesses(1):
@@ -60,7 +60,7 @@ def test_a_wait_is_seen_again_however_long_it_is_believed_to_be() -> None:
 
 def test_what_is_known_is_seldom_looked_at_again() -> None:
     """Where nobody guesses every wait is for nothing: of the first 256 steps no more than three and the first."""
-    waits, waited = Waits(), 1
+    waits, waited = HostGap(), 1
     waits.observe(32, 1.5e-3)
     for _ in range(255):
         if not waits.outweigh_guesses(32):
@@ -73,8 +73,8 @@ def test_what_is_known_is_seldom_looked_at_again() -> None:
 @pytest.mark.parametrize("writers", [1, 8])
 def test_a_guess_must_pay_for_the_wait(writers: int) -> None:
     curve = [3e-3] * 64
-    weak = [Candidate("ngram", [0.15, 0.02])]
-    free, dear = Market(writers, writers, curve), Market(writers, writers, curve, waiting=6e-4)
+    weak = [DrafterOption("ngram", [0.15, 0.02])]
+    free, dear = StepCostView(writers, writers, curve), StepCostView(writers, writers, curve, waiting=6e-4)
     assert best_plan(free, weak, 0.01).nodes and not best_plan(dear, weak, 0.01).nodes
     assert break_even(free) == 0 and break_even(dear) == pytest.approx(0.2)
     plans = [best_plan(free, weak, 0.01)] * writers
@@ -84,7 +84,7 @@ def test_a_guess_must_pay_for_the_wait(writers: int) -> None:
 
 def test_what_is_sent_while_a_device_guesses_is_not_waited_for() -> None:
     """Plain steps and free guesses wait for all that the host does, a draft model's for less, seldom as it is asked."""
-    waits = Waits()
+    waits = HostGap()
     waits.observe(1, 4e-4, guessing=True)
     assert (waits.seconds(1), waits.hidden(1)) == (4e-4, 0.0), "as long as no more is known"
     for _ in range(20):
@@ -96,30 +96,30 @@ def test_what_is_sent_while_a_device_guesses_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("writers", [1, 4])
 def test_a_draft_pays_for_the_wait_less_what_is_hidden_behind_it(writers: int) -> None:
-    traits = {"model": ArmTraits(reads=True, whole=True)}
+    traits = {"model": DrafterTraits(reads=True, whole=True)}
     drafting, curve = Drafting(traits), [3.4e-3] * 64
-    whole = Market(writers, writers, curve, waiting=6e-4)
-    part = Market(writers, writers, curve, waiting=6e-4, hidden=2e-4)
+    whole = StepCostView(writers, writers, curve, waiting=6e-4)
+    part = StepCostView(writers, writers, curve, waiting=6e-4, hidden=2e-4)
     (track, *_) = add(World().engine(None), "0", PROMPTS[0])
     both = [drafting.for_one(market, track.seq, "model", on_trial=False)(2, 2) for market in (whole, part)]
     assert both[0] - both[1] == pytest.approx(2e-4 / writers)
-    plans = [Plan("model", 2, 1.5, (0.8, 0.6))] * writers
+    plans = [DraftPlan("model", 2, 1.5, (0.8, 0.6))] * writers
     assert drafting.for_all(whole, plans) - drafting.for_all(part, plans) == pytest.approx(2e-4)
 
 
 def test_what_is_hidden_is_hidden_once_whoever_guesses() -> None:
-    drafting = Drafting({name: ArmTraits(whole=True) for name in ("model", "eagle")})
-    none, some = (Market(2, 2, [3.4e-3] * 64, waiting=1.5e-3, hidden=hidden) for hidden in (0.0, 1.4e-3))
-    plans = [Plan(arm, 2, 1.5, (0.8, 0.6)) for arm in ("model", "eagle")]
+    drafting = Drafting({name: DrafterTraits(whole=True) for name in ("model", "eagle")})
+    none, some = (StepCostView(2, 2, [3.4e-3] * 64, waiting=1.5e-3, hidden=hidden) for hidden in (0.0, 1.4e-3))
+    plans = [DraftPlan(arm, 2, 1.5, (0.8, 0.6)) for arm in ("model", "eagle")]
     assert drafting.for_all(none, plans) - drafting.for_all(some, plans) == pytest.approx(1.4e-3)
     assert drafting.for_all(some, []) == 0.0
 
 
 def test_waits_before_drafts_that_take_time_are_told_from_others() -> None:
-    controller = AdaptiveController({"model": ArmTraits(reads=True), "ngram": ArmTraits(free=True)})
+    controller = AdaptiveController({"model": DrafterTraits(reads=True), "ngram": DrafterTraits(free=True)})
     (track, *_) = add(World().engine(None), "0", PROMPTS[0])
     for arm, seconds in (("", 6e-4), ("ngram", 6e-4), ("model", 4e-4)):
-        outcome = Outcome(Share.of(track.seq, 1, Budget(2 if arm else 0, arm)))
+        outcome = StepResult(ScheduledSequence.of(track.seq, 1, Budget(2 if arm else 0, arm)))
         controller.observe([outcome], StepTimes(0.0, 3.4e-3, 0.0, False, seconds))
     assert (controller.waits.seconds(1), controller.waits.hidden(1)) == (6e-4, pytest.approx(2e-4))
 
@@ -127,7 +127,7 @@ def test_waits_before_drafts_that_take_time_are_told_from_others() -> None:
 class Priced(AdaptiveController):
     """One to which steps take what they take on a large model's GPU; what the host did meanwhile does not count."""
 
-    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
         rows = sum(outcome.share.take + len(outcome.draft) for outcome in outcomes)
         drafted = any(outcome.share.budget.nodes for outcome in outcomes)
         waiting = None if times.waiting is None else 4e-4
@@ -138,9 +138,9 @@ class Priced(AdaptiveController):
 def outrunning(drafter: MixDrafter | ScriptedDrafter | OracleDrafter) -> tuple[Engine, Outruns, Priced]:
     engine = World().engine(drafter)
     executor = engine.runner.executor = Outruns(engine.runner.executor)
-    arms = {name: ArmTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.arms.items()}
+    arms = {name: DrafterTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.arms.items()}
     costs = StepCosts(CostPrior(row=0.002))
-    controller = engine.controller = Priced(arms, Settings(), costs, clock=ticking())
+    controller = engine.controller = Priced(arms, ControllerSettings(), costs, clock=ticking())
     return engine, executor, controller
 
 

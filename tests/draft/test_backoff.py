@@ -22,7 +22,7 @@ from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.engine import Engine
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import Budget, Draft, Sequence, StepResult
 from tests.tiny import PROMPTS, World, add, generate
 
 
@@ -53,7 +53,7 @@ class Faulty(Drafter):
         self._enter("propose")
         return [Draft.chain([1] * budget.nodes, self.name) for budget in budgets]
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         self._enter("observe")
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence as Values
 import pytest
 
 from foretell.draft import lookahead
-from foretell.draft.heads.tree import GrowingTree
-from foretell.draft.lookahead import LookaheadDrafter, Pool, State, Text, Window
+from foretell.draft.heads.tree import BestFirstTree
+from foretell.draft.lookahead import LookaheadDrafter, Pool, State, TokenPositions, Window
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
+from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, StepResult, VerifyResult
 
 
 def sequence(number: int, tokens: Values[int]) -> Sequence:
@@ -26,7 +26,7 @@ def step(
     draft: Draft,
     chosen: tuple[int, ...],
     top: tuple[tuple[int, ...], ...] = (),
-) -> Outcome:
+) -> StepResult:
     """Let a sequence grow by what the target chose, as the rule `match` does."""
     own, path, node = chosen or tuple(row[0] for row in top) or (0,) * (len(draft) + 1), [], -1
     while (found := [child for child in draft.children(node) if draft.tokens[child] == own[node + 1]]) and (
@@ -34,9 +34,9 @@ def step(
     ):
         node = found[0]
         path.append(node)
-    share, kept = Share.of(seq, 1), (*(draft.tokens[node] for node in path), own[node + 1])
+    share, kept = ScheduledSequence.of(seq, 1), (*(draft.tokens[node] for node in path), own[node + 1])
     seq.tokens += kept
-    outcome = Outcome(share, draft, Verdict(tuple(path), kept[-1]), chosen, kept, top=top)
+    outcome = StepResult(share, draft, VerifyResult(tuple(path), kept[-1]), chosen, kept, top=top)
     drafter.observe([outcome])
     return outcome
 
@@ -61,7 +61,7 @@ def window_of(levels: list[list[int]]) -> Window:
 
 
 def planted(window: Window) -> Draft:
-    tree: GrowingTree[State] = GrowingTree(State(0, [], []), lambda state: iter(()))
+    tree: BestFirstTree[State] = BestFirstTree(State(0, [], []), lambda state: iter(()))
     for _ in window.plant(tree):
         pass
     return tree.draft("window")
@@ -204,7 +204,7 @@ def test_memory_is_told_honestly() -> None:
     rng = random.Random(0)
     words = [int(2 ** (rng.random() * 13)) + 300 for _ in range(8000)]
     tracemalloc.start()
-    text, pool = Text(), Pool(4)
+    text, pool = TokenPositions(), Pool(4)
     text.catch_up(words, len(words))
     for i in range(4000):
         pool.push(int(2 ** (rng.random() * 13)) + 300, (int(2 ** (rng.random() * 13)) + 300 + i,))
@@ -219,7 +219,7 @@ def test_a_kept_drafter_guesses_as_a_fresh_one(ngram: int, seed: int) -> None:
     """With drafts of its own, none, and those of others; the fresh one hears of all when the texts have gone on."""
     rng, kept = random.Random(seed), LookaheadDrafter(ngram)
     seqs = [sequence(i, rng.choices(range(9), k=5)) for i in range(3)]
-    record: list[Outcome] = []
+    record: list[StepResult] = []
     guessed = 0
     for _ in range(60):
         seq = rng.choice(seqs)

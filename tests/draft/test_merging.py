@@ -17,12 +17,22 @@ from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
-from foretell.draft.token_recycling import RecycleDrafter
-from foretell.draft.tree_merge import Merged, merged
+from foretell.draft.token_recycling import TokenRecyclingDrafter
+from foretell.draft.tree_merge import MergedDrafter, merged
 from foretell.engine.stats import Speculation, origins
 from foretell.sampling_params import SamplingParams
-from foretell.types import TARGET, Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, Verdict
-from foretell.verify.randomness import Chance
+from foretell.types import (
+    TARGET,
+    Budget,
+    Draft,
+    Request,
+    ScheduledSequence,
+    Sequence,
+    SpeculationChoice,
+    StepResult,
+    VerifyResult,
+)
+from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, Rule
 from tests.laws.test_same_text import SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, model_drafter, run
@@ -45,8 +55,8 @@ def test_a_token_stands_once_under_its_parent_and_the_likeliest_come_first() -> 
 def test_the_record_says_whose_guess_stood() -> None:
     found = merged([LEFT, RIGHT], 9, "both")
     request = Request("0", (1,), SamplingParams(), 0, 9)
-    share = Share.of(Sequence(0, request, [1, 2]), 1)
-    outcome = Outcome(share, found, Verdict((0, 1), 9), kept=(1, 4, 9))
+    share = ScheduledSequence.of(Sequence(0, request, [1, 2]), 1)
+    outcome = StepResult(share, found, VerifyResult((0, 1), 9), kept=(1, 4, 9))
     assert origins(outcome) == ("left", "right", TARGET)
     record = Speculation()
     record.observe(outcome, origins(outcome))
@@ -59,7 +69,7 @@ def test_behind_drawn_guesses_others_keep_the_law(rule: Rule) -> None:
     """By enumeration of everything that can happen: fixed guesses of another behind a drawn chain, and a drawn tree."""
     for first in (chain(2), tree([[[]], []], False)):
 
-        def make(here: Toy, context: Context, chance: Chance, first=first) -> Draft:  # type: ignore[no-untyped-def]
+        def make(here: Toy, context: Context, chance: RandomSource, first=first) -> Draft:  # type: ignore[no-untyped-def]
             mine = first(here, context, chance)
             row = here.draft[context]
             fixed = Draft((int(row.argmin()), int(row.argmax()), 0), (-1, -1, 0), "fixed")
@@ -73,7 +83,7 @@ def test_behind_drawn_guesses_others_keep_the_law(rule: Rule) -> None:
 def test_a_draw_that_is_dropped_for_another_breaks_the_law(rule: Rule) -> None:
     """The control: what is merged by likelihood must not be drawn."""
 
-    def make(here: Toy, context: Context, chance: Chance) -> Draft:
+    def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         mine = chain(1)(here, context, chance)
         fixed = Draft((int(here.draft[context].argmax()),), (-1,), "fixed", confidence=(0.5,))
         assert mine.probs is not None
@@ -88,14 +98,14 @@ def mixed(truth: list[list[int]]) -> MixDrafter:
     seer.name = "seer"
     arms: list[Drafter] = [
         NGramDrafter(1, 3),
-        RecycleDrafter(),
+        TokenRecyclingDrafter(),
         OwnHead(HEADS["eagle"], packed=True),
         model_drafter(seed=5),
         seer,
     ]
     named = {arm.name: arm for arm in arms}
     for names in (("ngram", "recycle"), ("eagle", "seer"), ("eagle", "model", "ngram")):
-        arms.append(Merged("+".join(names), [named[name] for name in names]))
+        arms.append(MergedDrafter("+".join(names), [named[name] for name in names]))
     return MixDrafter(arms)
 
 
@@ -134,7 +144,7 @@ def test_one_that_fails_leaves_it_to_the_others() -> None:
 
     broken = ScriptedDrafter(fail)
     ngram = NGramDrafter(1, 3)
-    mix = MixDrafter([broken, ngram, Merged("scripted+ngram", [broken, ngram])])
+    mix = MixDrafter([broken, ngram, MergedDrafter("scripted+ngram", [broken, ngram])])
     engine = World().engine()
     (track,) = add(engine, "0", [1, 2, 3, 1, 2])
     (found,) = mix.propose([track.seq], [Budget(3, "scripted+ngram")])
@@ -148,7 +158,7 @@ def test_it_is_named_with_a_plus() -> None:
     both = SpeculationConfig(drafter="suffix+recycle,suffix")
     assert drafters.defaults(both) == ("suffix", "suffix+recycle")
     assert drafters.parts_of("eagle:/a+b/head") == (), "a folder may have one in its name"
-    arm = Merged("suffix+recycle", [SuffixDrafter(), RecycleDrafter()])
+    arm = MergedDrafter("suffix+recycle", [SuffixDrafter(), TokenRecyclingDrafter()])
     assert arm.free and not arm.draws
     probs = torch.eye(3)[:1]
     alone = merged([Draft((0,), (-1,), "x", (True,), (1.0,), probs)], 4, "both", drawn=True)

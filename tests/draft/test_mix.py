@@ -9,7 +9,7 @@ from foretell.draft.base import Drafter
 from foretell.draft.mix import SURE, MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.types import Budget, Draft, Outcome, Sequence, SpeculationChoice
+from foretell.types import Budget, Draft, Sequence, SpeculationChoice, StepResult
 from tests.tiny import PROMPTS, World, add, generate, run
 
 
@@ -31,7 +31,7 @@ class Broken(Drafter):
         self._call("propose")
         return [Draft.chain([1] * budget.nodes, self.name) for budget in budgets]
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         self._call("observe")
 
     def forget(self, seq: Sequence) -> None:

@@ -9,24 +9,24 @@ import pytest
 
 from foretell import LLM, SamplingParams
 from foretell.draft.model import ModelDrafter
-from foretell.draft.model_graph import ChainedDrafter
+from foretell.draft.model_graph import GraphModelDrafter
 from foretell.runner.model_runner import ModelRunner
-from foretell.types import Draft, Share
+from foretell.types import Draft, ScheduledSequence
 from tests.draft.tiny_tokens import string_translator, token_translator
 from tests.tiny import CONTEXT, VOCAB, World, add, generate, model_drafter, run, tiny_decoder
 
 PROMPTS = [[1 + (i + j) % 9 for j in range(50)] for i in range(8)]
 
 
-def chained() -> ChainedDrafter:
-    return ChainedDrafter(ModelRunner(tiny_decoder(), 512, 4, CONTEXT), VOCAB, "model")
+def chained() -> GraphModelDrafter:
+    return GraphModelDrafter(ModelRunner(tiny_decoder(), 512, 4, CONTEXT), VOCAB, "model")
 
 
 def count_rows(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     forward = runner.forward
 
-    def counted(shares: list[Share], drafts: list[Draft]) -> object:
+    def counted(shares: list[ScheduledSequence], drafts: list[Draft]) -> object:
         rows.append(sum(share.take for share in shares) + sum(map(len, drafts)))
         return forward(shares, drafts)
 

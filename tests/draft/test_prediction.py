@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from foretell.draft.predicted_output import PredictionDrafter
+from foretell.draft.predicted_output import PredictedOutputDrafter
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Request, Sequence
 
@@ -27,12 +27,12 @@ def sequence(prediction: list[int], written: tuple[int, ...] = (), prompt: tuple
 
 
 def guess(prediction: list[int], written: list[int], nodes: int = 8) -> tuple[int, ...]:
-    return PredictionDrafter().propose([sequence(prediction, tuple(written))], [Budget(nodes)])[0].tokens
+    return PredictedOutputDrafter().propose([sequence(prediction, tuple(written))], [Budget(nodes)])[0].tokens
 
 
 def steps(prediction: list[int], text: list[int]) -> int:
     """Steps of a target that writes `text`: each takes the guesses that are right, and one token more."""
-    drafter, seq, count = PredictionDrafter(), sequence(prediction), 0
+    drafter, seq, count = PredictedOutputDrafter(), sequence(prediction), 0
     while seq.written < len(text):
         rest = text[seq.written :]
         draft = drafter.propose([seq], [BUDGET])[0].tokens
@@ -83,7 +83,7 @@ def test_it_starts_with_the_prediction_and_ends_with_it() -> None:
 
 def test_the_prompt_is_not_the_text() -> None:
     seq = sequence([1, 2, 3, 4], prompt=(1, 2, 3))
-    assert PredictionDrafter().propose([seq], [BUDGET])[0].tokens == (1, 2, 3, 4)
+    assert PredictedOutputDrafter().propose([seq], [BUDGET])[0].tokens == (1, 2, 3, 4)
     assert guess([*range(100, 140), 6, 9, 20, 9, 30], [9]) == (), "6 9 is no run of the text, 6 ends the prompt"
 
 
@@ -116,17 +116,17 @@ def test_a_kept_pointer_guesses_as_a_fresh_one() -> None:
     rng = random.Random(1)
     for _ in range(60):
         predicted = [rng.randrange(8) for _ in range(60)]
-        drafter, seq = PredictionDrafter(4), sequence(predicted)
+        drafter, seq = PredictedOutputDrafter(4), sequence(predicted)
         while seq.written < 90:
             start = rng.randrange(50)
             seq.tokens += rng.choice(([rng.randrange(8)], predicted[start : start + rng.randrange(1, 9)]))
             if rng.random() < 0.5:
-                fresh = PredictionDrafter(4).propose([seq], [BUDGET])
+                fresh = PredictedOutputDrafter(4).propose([seq], [BUDGET])
                 assert drafter.propose([seq], [BUDGET]) == fresh
 
 
 def test_it_forgets() -> None:
-    drafter, seq = PredictionDrafter(), sequence(PREDICTED)
+    drafter, seq = PredictedOutputDrafter(), sequence(PREDICTED)
     drafter.propose([seq], [BUDGET])
     assert drafter.memory > 0
     drafter.forget(seq)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from foretell.draft.heads.tree import GrowingTree
-from foretell.draft.token_recycling import SHARES, SUCCESSORS, RecycleDrafter, Table, extended
+from foretell.draft.heads.tree import BestFirstTree
+from foretell.draft.token_recycling import SHARES, SUCCESSORS, Table, TokenRecyclingDrafter, extended
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
+from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, StepResult, VerifyResult
 
 Rows = tuple[tuple[int, ...], ...]
 
@@ -21,17 +21,21 @@ def sequence(number: int, tokens: list[int], tenant: str = "", prompt: int = 0) 
     return Sequence(number, request, list(tokens))
 
 
-def step(drafter: RecycleDrafter, seq: Sequence, draft: Draft, path: tuple[int, ...], token: int, top: Rows) -> Outcome:
+def step(
+    drafter: TokenRecyclingDrafter, seq: Sequence, draft: Draft, path: tuple[int, ...], token: int, top: Rows
+) -> StepResult:
     """Let a sequence grow by what was accepted and `token`."""
-    share = Share.of(seq, 1)
+    share = ScheduledSequence.of(seq, 1)
     kept = (*(draft.tokens[node] for node in path), token)
     seq.tokens += kept
-    outcome = Outcome(share, draft, Verdict(path, token), (), kept, top=top)
+    outcome = StepResult(share, draft, VerifyResult(path, token), (), kept, top=top)
     drafter.observe([outcome])
     return outcome
 
 
-def guess(drafter: RecycleDrafter, tokens: list[int], nodes: int = 8, tenant: str = "", floor: float = 0.0) -> Draft:
+def guess(
+    drafter: TokenRecyclingDrafter, tokens: list[int], nodes: int = 8, tenant: str = "", floor: float = 0.0
+) -> Draft:
     return drafter.propose([sequence(-1, tokens, tenant)], [Budget(nodes, floor=floor)])[0]
 
 
@@ -44,7 +48,7 @@ def below(draft: Draft, *path: int) -> list[int]:
 
 
 def test_a_first_token_waits_for_no_reading() -> None:
-    drafter = RecycleDrafter()
+    drafter = TokenRecyclingDrafter()
     seq, short = (sequence(number, [1, 2, 8], prompt=3) for number in (0, 1))
     for each in (seq, short):
         step(drafter, each, Draft(), (), 9, ((9,),))
@@ -56,7 +60,7 @@ def test_a_first_token_waits_for_no_reading() -> None:
 
 
 def test_every_row_teaches_whether_its_guess_stood_or_not() -> None:
-    drafter, draft = RecycleDrafter(), Draft((20, 30, 40), (-1, 0, -1))
+    drafter, draft = TokenRecyclingDrafter(), Draft((20, 30, 40), (-1, 0, -1))
     step(drafter, sequence(0, [10]), draft, (0,), 21, ((20, 11), (21, 12), (31, 13), (41, 14)))
     assert below(guess(drafter, [10])) == [20, 11]
     assert below(guess(drafter, [20])) == [21, 12]
@@ -72,7 +76,7 @@ def test_every_row_teaches_whether_its_guess_stood_or_not() -> None:
 
 
 def test_the_text_says_more_than_guesses_and_the_latest_text_most() -> None:
-    drafter = RecycleDrafter()
+    drafter = TokenRecyclingDrafter()
     step(drafter, sequence(0, [1]), Draft((5,), (-1,)), (), 9, ((9,), (50,)))
     assert below(guess(drafter, [5])) == [50], "a guess tells where nothing else does"
     step(drafter, sequence(1, [5]), Draft(), (), 51, ((51, 50),))
@@ -84,7 +88,7 @@ def test_the_text_says_more_than_guesses_and_the_latest_text_most() -> None:
 
 
 def test_longer_runs_tell_more() -> None:
-    drafter = RecycleDrafter()
+    drafter = TokenRecyclingDrafter()
     for number, before in enumerate(([1, 2, 7], [3, 2, 7], [4, 7], [7])):
         step(drafter, sequence(number, before), Draft(), (), 60 + number, ((60 + number,),))
     assert guess(drafter, [1, 2, 7], 1).tokens == (60,)
@@ -93,7 +97,7 @@ def test_longer_runs_tell_more() -> None:
 
 
 def test_a_prompt_is_read_once_and_the_latest_follower_stands_first() -> None:
-    drafter = RecycleDrafter()
+    drafter = TokenRecyclingDrafter()
     seq = sequence(0, [1, 2, 8, 3, 2, 9], prompt=6)
     for token in (5, 6):
         step(drafter, seq, Draft(), (), token, ((token,),))
@@ -106,7 +110,7 @@ def test_a_prompt_is_read_once_and_the_latest_follower_stands_first() -> None:
 
 
 def test_without_the_likeliest_tokens_the_text_still_teaches() -> None:
-    drafter = RecycleDrafter()
+    drafter = TokenRecyclingDrafter()
     step(drafter, sequence(0, [1]), Draft((2, 3), (-1, 0)), (0,), 4, ())
     assert below(guess(drafter, [1]), 2) == [4]
     step(drafter, sequence(1, [1]), Draft(), (), 6, (tuple(range(20)),))
@@ -130,7 +134,7 @@ def all_paths(table: Table, context: tuple[int, ...], longest: int) -> list[tupl
 @pytest.mark.parametrize("seed", range(5))
 def test_the_tree_is_the_likeliest_one(seed: int) -> None:
     rng = random.Random(seed)
-    drafter = RecycleDrafter()
+    drafter = TokenRecyclingDrafter()
     table = drafter.tables.use("")
     table.shares = [[rng.random() for _ in range(SUCCESSORS)] for _ in SHARES]
     table.ranks = [sorted(range(SUCCESSORS), key=lambda rank: -shares[rank]) for shares in table.shares]
@@ -158,7 +162,7 @@ def test_a_node_is_one_whoever_adds_it() -> None:
     def follow(state: int) -> Iterator[tuple[int, float, int]]:
         yield from [(state + 1, 0.5, state + 1), (0, 0.2, 0)]
 
-    tree = GrowingTree(5, follow)
+    tree = BestFirstTree(5, follow)
     probe = tree.add(tree.add(-1, 6), 9)
     tree.fill(Budget(5))
     assert (tree.tokens[:3], tree.parents[:3], probe) == ([6, 9, 7], [-1, 0, 0], 1)
@@ -167,7 +171,7 @@ def test_a_node_is_one_whoever_adds_it() -> None:
 
 
 def test_how_likely_successors_are_is_learnt() -> None:
-    drafter = RecycleDrafter()
+    drafter = TokenRecyclingDrafter()
     for number in range(200):
         step(drafter, sequence(number, [1]), Draft(), (), 6, ((5, 6, 7),))
     draft = guess(drafter, [1], 3)
@@ -179,7 +183,7 @@ def test_how_likely_successors_are_is_learnt() -> None:
 
 
 def test_tenants_do_not_see_each_other() -> None:
-    drafter = RecycleDrafter(tenants=2)
+    drafter = TokenRecyclingDrafter(tenants=2)
     step(drafter, sequence(0, [1], "a"), Draft(), (), 6, ((6, 7),))
     assert guess(drafter, [1], tenant="b").tokens == ()
     step(drafter, sequence(1, [2], "b"), Draft(), (), 6, ((6, 7),))
@@ -193,7 +197,7 @@ def test_tenants_do_not_see_each_other() -> None:
 
 
 def test_what_was_learnt_first_goes_first() -> None:
-    drafter = RecycleDrafter(runs=30, tenants=3)
+    drafter = TokenRecyclingDrafter(runs=30, tenants=3)
     for token in range(300):
         step(drafter, sequence(token, [token]), Draft(), (), 6, ((6, 7),))
         if token % 10 == 8:
@@ -203,7 +207,7 @@ def test_what_was_learnt_first_goes_first() -> None:
     for tenant in "abcdef":
         step(drafter, sequence(0, list(range(100)), tenant, prompt=100), Draft(), (), 6, ((6,),))
     assert 0 < drafter.memory <= 3 * 30 * 1000
-    nothing = RecycleDrafter(runs=0)
+    nothing = TokenRecyclingDrafter(runs=0)
     step(nothing, sequence(0, [1]), Draft(), (), 6, ((6, 7),))
     assert (guess(nothing, [1]).tokens, nothing.memory) == ((), 0)
 
@@ -230,12 +234,12 @@ class History:
     def __init__(self, seed: int) -> None:
         self.rng, self.kept = random.Random(seed), self.make()
         self.seqs = [sequence(i, self.words(4), "abc"[i % 3], prompt=4) for i in range(6)]
-        self.record: list[Outcome] = []
+        self.record: list[StepResult] = []
         self.guessed = 0
 
     @staticmethod
-    def make() -> RecycleDrafter:
-        return RecycleDrafter(runs=60, tenants=2)
+    def make() -> TokenRecyclingDrafter:
+        return TokenRecyclingDrafter(runs=60, tenants=2)
 
     def words(self, count: int) -> list[int]:
         return [int(self.rng.paretovariate(1)) % 12 for _ in range(count)]

@@ -14,9 +14,9 @@ import foretell.build.engine_builder
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.config import SpeculationConfig
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.settings import ArmTraits, Settings
+from foretell.control.settings import ControllerSettings, DrafterTraits
 from foretell.draft.base import Drafter
-from foretell.draft.idle_unload import RETRY, Background, Resident
+from foretell.draft.idle_unload import RETRY, Background, UnloadableDrafter
 from foretell.draft.load import fit
 from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
@@ -48,7 +48,7 @@ class Guest:
     def __init__(self, make: Callable[[], Drafter] = lambda: model_drafter(seed=0)) -> None:
         self.now, self.background, self.made = 0.0, AtOnce(), 0
         self.make = make
-        self.drafter = Resident(make(), self._again, 10.0, self.background, lambda: self.now)
+        self.drafter = UnloadableDrafter(make(), self._again, 10.0, self.background, lambda: self.now)
 
     def _again(self) -> Drafter:
         self.made += 1
@@ -119,13 +119,15 @@ def test_one_that_cannot_come_back_is_not_called_again_at_once(caplog: pytest.Lo
     assert guest.made == 4 and guest.drafter.ready, "an exit does not leave it loading"
 
 
-@pytest.mark.parametrize("settings", [Settings(), Settings(fixed=lambda batch: 3)], ids=["adaptive", "fixed"])
+@pytest.mark.parametrize(
+    "settings", [ControllerSettings(), ControllerSettings(fixed=lambda batch: 3)], ids=["adaptive", "fixed"]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_text_is_the_same_while_it_comes_and_goes(settings: Settings, temperature: float) -> None:
+def test_the_text_is_the_same_while_it_comes_and_goes(settings: ControllerSettings, temperature: float) -> None:
     truth, guest = generate(temperature=temperature), Guest()
     drafter = MixDrafter([NGramDrafter(1, 3), guest.drafter])
     engine = World().engine(drafter)
-    traits = {name: ArmTraits(arm.free, arm.reads, 1e-4, 0.95) for name, arm in drafter.arms.items()}
+    traits = {name: DrafterTraits(arm.free, arm.reads, 1e-4, 0.95) for name, arm in drafter.arms.items()}
     controller = engine.controller = AdaptiveController(traits, settings, clock=lambda: 0.0, presence=drafter)
     controller.costs.observe(1, 0, 1.0)  # steps are dear, so that guesses pay from the first
     tracks = [
@@ -147,7 +149,7 @@ def test_weights_are_given_back_and_loaded_anew(tiny_folder: Path, name: str, mo
     name = f"model:{tiny_folder}" if name == "model" else name
     llm = LLM(tiny_folder, drafter=name, draft_idle_unload=1000.0, num_speculative_tokens=3, quiet=True)
     resident = llm.engine.drafter.arms[name]
-    assert isinstance(resident, Resident)
+    assert isinstance(resident, UnloadableDrafter)
     plain = llm.generate("a b c", PARAMS, speculation=SpeculationChoice(enabled=False))[0].outputs[0].token_ids
     first = llm.generate("a b c", PARAMS)[0]
     assert first.outputs[0].token_ids == plain

@@ -8,10 +8,10 @@ import tracemalloc
 
 import pytest
 
-from foretell.draft.ngram_index import END, LONG, SEEN, WINDOW, Occurrences
+from foretell.draft.ngram_index import END, LONG, SEEN, WINDOW, NGramIndex
 from foretell.draft.suffix import DOUBT, RETURN, SuffixDrafter
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, FinishReason, Outcome, Request, Sequence, Share
+from foretell.types import Budget, Draft, FinishReason, Request, ScheduledSequence, Sequence, StepResult
 
 BUDGET = Budget(8)
 
@@ -46,7 +46,7 @@ def agreeing(text: list[int], place: int, end: int) -> int:
 def test_every_earlier_place_is_found_with_all_that_agrees(letters: int) -> None:
     rng = random.Random(letters)
     text: list[int] = []
-    known = Occurrences(text)
+    known = NGramIndex(text)
     for _ in range(SEEN):
         text += [rng.randrange(letters) for _ in range(rng.choice((1, 1, 3)))]
         known.catch_up()
@@ -61,7 +61,7 @@ def test_every_earlier_place_is_found_with_all_that_agrees(letters: int) -> None
 def test_a_long_match_is_found_however_often_its_end_occurred_since() -> None:
     source = list(range(100, 120))
     text = [*source, 7, *[118, 119, 8] * (2 * SEEN), *source]
-    known = Occurrences(text)
+    known = NGramIndex(text)
     known.catch_up()
     assert known.matches(text, len(text))[-1] == (len(source), len(source))
     assert len(known.matches(text, len(text))) == SEEN + 1
@@ -161,7 +161,7 @@ def test_the_oldest_texts_and_the_idlest_tenants_go_first() -> None:
     known = [bool(guess(drafter, [i * 20 + 5, i * 20 + 6], tenant="a").tokens) for i in range(12)]
     assert known == sorted(known) and known[-1] and not known[0]
     finish(drafter, [1, 2, 3, 4], "b")
-    drafter.observe([Outcome(Share.of(sequence(0, [1], "a"), 1))])
+    drafter.observe([StepResult(ScheduledSequence.of(sequence(0, [1], "a"), 1))])
     finish(drafter, [1, 2, 3, 4], "c")
     assert guess(drafter, [226, 227], tenant="a").tokens, "in use"
     assert not guess(drafter, [1, 2], tenant="b").tokens
@@ -184,7 +184,7 @@ def test_memory_is_told_honestly() -> None:
     rng = random.Random(0)
     text = [int(rng.paretovariate(0.7)) % 5000 for _ in range(20_000)]
     tracemalloc.start()
-    known = Occurrences([*text])
+    known = NGramIndex([*text])
     known.catch_up()
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -209,7 +209,7 @@ class History:
             self.seqs.append(sequence(self.count, self.words(3), self.rng.choice("abc"), prompt=3))
         seq = self.rng.choice(self.seqs)
         seq.tokens += self.words(self.rng.choice((1, 2, 5, 40)))
-        self.tell("observe", [Outcome(Share.of(seq, 1))])
+        self.tell("observe", [StepResult(ScheduledSequence.of(seq, 1))])
         if self.rng.random() < 0.3:
             seq.finish = self.rng.choice(("stop", "length", "abort"))
             self.seqs.remove(seq)

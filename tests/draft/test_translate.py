@@ -17,18 +17,18 @@ from foretell.build.draft_compat import look_up
 from foretell.build.model_source import say_nothing
 from foretell.control.controller import FixedController
 from foretell.draft.base import Drafter, NoDrafter
-from foretell.draft.cross_tokenizer.alignment import LONGEST, Retelling, Speller
-from foretell.draft.cross_tokenizer.drafter import Translator
-from foretell.draft.cross_tokenizer.vocab_map import Side, Vocabularies
+from foretell.draft.cross_tokenizer.alignment import LONGEST, AlignedText, Speller
+from foretell.draft.cross_tokenizer.drafter import CrossTokenizerDrafter
+from foretell.draft.cross_tokenizer.vocab_map import VocabMap, VocabSide
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.load import load_model
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
-from foretell.types import Budget, Draft, Request, Sequence, Share
+from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence
 from tests.draft.tiny_tokens import (
     LETTERS,
     draft_tokens,
@@ -41,19 +41,22 @@ from tests.draft.tiny_tokens import (
 from tests.tiny import CONTEXT, PROMPTS, VOCAB, World, add, run, tiny_decoder
 from tests.tokenizer.examples import tiny
 
-TRANSLATORS: dict[str, Callable[..., Translator]] = {"tokens": token_translator, "strings": string_translator}
+TRANSLATORS: dict[str, Callable[..., CrossTokenizerDrafter]] = {
+    "tokens": token_translator,
+    "strings": string_translator,
+}
 by_each_way = pytest.mark.parametrize("make", TRANSLATORS.values(), ids=TRANSLATORS)  # where text is sampled
 
 
-def pair(target: Tokenizer, draft: Tokenizer) -> Vocabularies:
-    return Vocabularies.of(Side(target, target.vocab_size), Side(draft, draft.vocab_size))
+def pair(target: Tokenizer, draft: Tokenizer) -> VocabMap:
+    return VocabMap.of(VocabSide(target, target.vocab_size), VocabSide(draft, draft.vocab_size))
 
 
-def retelling(vocabularies: Vocabularies) -> Retelling:
-    return Retelling(vocabularies, Speller(vocabularies.draft), Speller(vocabularies.target).adds_space)
+def retelling(vocabularies: VocabMap) -> AlignedText:
+    return AlignedText(vocabularies, Speller(vocabularies.draft), Speller(vocabularies.target).adds_space)
 
 
-def retold(vocabularies: Vocabularies, tokens: list[int]) -> list[int]:
+def retold(vocabularies: VocabMap, tokens: list[int]) -> list[int]:
     fresh = retelling(vocabularies)
     fresh.follow(tokens)
     return fresh.since(0)
@@ -148,7 +151,7 @@ def test_a_mark_of_chats_is_the_same_mark_where_both_have_it_and_text_where_not(
 
 
 def test_tokens_that_a_model_does_not_have_are_never_used() -> None:
-    small = Vocabularies.of(Side(target_tokens(), 20), Side(draft_tokens(), 10))
+    small = VocabMap.of(VocabSide(target_tokens(), 20), VocabSide(draft_tokens(), 10))
     assert small.to_target
     assert all(theirs < 10 and ours < 20 for theirs, ours in small.to_target.items())
     assert max(retold(small, target_tokens().encode("abcdefghijklmno no kl"))) < 10
@@ -162,14 +165,16 @@ def test_of_two_tokens_that_say_the_same_the_text_goes_before_the_byte() -> None
 
 
 @by_each_way
-def test_nothing_is_guessed_within_a_character(make: Callable[..., Translator]) -> None:
+def test_nothing_is_guessed_within_a_character(make: Callable[..., CrossTokenizerDrafter]) -> None:
     tokens = target_tokens().encode("ab é")
     assert len(guess(make(), tokens)) > 0
     assert len(guess(make(), tokens[:-1])) == 0
 
 
 @by_each_way
-def test_nothing_is_guessed_where_the_draft_has_no_room_for_the_text(make: Callable[..., Translator]) -> None:
+def test_nothing_is_guessed_where_the_draft_has_no_room_for_the_text(
+    make: Callable[..., CrossTokenizerDrafter],
+) -> None:
     tokens = target_tokens().encode("abcd" * 120)
     assert len(tokens) < CONTEXT < len(draft_tokens().encode("abcd" * 120))
     assert len(guess(make(), tokens)) == 0
@@ -178,11 +183,11 @@ def test_nothing_is_guessed_where_the_draft_has_no_room_for_the_text(make: Calla
 
 
 @by_each_way
-def test_the_whole_batch_is_asked_at_once(make: Callable[..., Translator]) -> None:
+def test_the_whole_batch_is_asked_at_once(make: Callable[..., CrossTokenizerDrafter]) -> None:
     drafter, asked = make(), []
     forward = drafter.runner.forward
 
-    def counted(shares: list[Share], drafts: list[Draft]) -> object:
+    def counted(shares: list[ScheduledSequence], drafts: list[Draft]) -> object:
         asked.append(len(shares))
         return forward(shares, drafts)
 
@@ -207,11 +212,11 @@ def test_guesses_are_drawn_from_what_both_have_by_the_chances_they_come_with() -
     assert drafter._shadows[0].seq.tokens == draft_tokens().encode("ab cd") + said, "it goes on from its own tokens"
 
 
-def scores(drafter: Translator, tokens: list[int]) -> Tensor:
+def scores(drafter: CrossTokenizerDrafter, tokens: list[int]) -> Tensor:
     """What the draft model says after these tokens of its own."""
     runner, seq = ModelRunner(drafter.runner.model, 64, 4, CONTEXT), sequence(tokens)
     runner.reserve(seq, len(tokens))
-    return runner.forward([Share.of(seq, len(tokens))], [Draft()]).logits[0]
+    return runner.forward([ScheduledSequence.of(seq, len(tokens))], [Draft()]).logits[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -222,7 +227,7 @@ def test_the_target_itself_under_other_numbers_guesses_all(temperature: float) -
     plain, moved = (spelled(["</s>", *each], {"eos_token": "</s>"}, 1) for each in (letters, shuffled))
     model = tiny_decoder()
     model.embed.data = model.embed.data[[0, *(1 + letters.index(letter) for letter in shuffled)]].clone()
-    drafter = Translator(ModelRunner(model, 256, 4, CONTEXT), pair(plain, moved))
+    drafter = CrossTokenizerDrafter(ModelRunner(model, 256, 4, CONTEXT), pair(plain, moved))
     engine = World(budget=4).engine(drafter)
     wanted = {"max_tokens": 26, "temperature": temperature}
     tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, **wanted)]  # type: ignore[arg-type]
@@ -231,7 +236,7 @@ def test_the_target_itself_under_other_numbers_guesses_all(temperature: float) -
     assert steps == {1 + 25 // 5}, "the prompt gives a token, every step after it five"
 
 
-class Saying(Translator):
+class Saying(CrossTokenizerDrafter):
     """Its draft says what it is told to."""
 
     def __init__(self, *pieces: str, chance: float = 0.9) -> None:
@@ -289,8 +294,8 @@ def test_the_way_is_chosen_by_how_alike_texts_are_cut_and_said(caplog: pytest.Lo
     letters = spelled(["</s>", *LETTERS, *"pqrstuvwxyz.,"], {"eos_token": "</s>"}, 1)
     runner = token_translator().runner
     with caplog.at_level(logging.INFO, "foretell"):
-        alike = Translator(runner, pair(tiny("byte-level"), tiny("byte-level")))
-        unlike = Translator(runner, pair(tiny("byte-level"), letters))
+        alike = CrossTokenizerDrafter(runner, pair(tiny("byte-level"), tiny("byte-level")))
+        unlike = CrossTokenizerDrafter(runner, pair(tiny("byte-level"), letters))
     assert (alike.draws, unlike.draws) == (True, False)
     assert "100% of ordinary text is cut the same, so it draws" in caplog.messages[-2]
     assert "so it writes text that is encoded anew" in caplog.messages[-1]
@@ -310,14 +315,14 @@ def real_runner(name: str) -> ModelRunner:
 @pytest.mark.slow
 def test_real_models_with_other_tokenizers_write_the_same_text_in_fewer_steps() -> None:
     target, helper = (look_up(name, say_nothing) for name in ("gemma3-270m", "smollm2-135m"))
-    vocabularies = Vocabularies.of(
-        Side(target.tokenizer, target.config.vocab), Side(helper.tokenizer, helper.config.vocab)
+    vocabularies = VocabMap.of(
+        VocabSide(target.tokenizer, target.config.vocab), VocabSide(helper.tokenizer, helper.config.vocab)
     )
     runner, drafts = real_runner("gemma3-270m"), real_runner("smollm2-135m")
 
     def write(drafter: Drafter, temperature: float) -> tuple[list[list[int]], float]:
         engine = Engine(runner, drafter, FixedController(4), Scheduler(runner, None, 4, 256), target.tokenizer)
-        maker = RequestMaker(Limits(256, frozenset(), target.config.vocab), target.tokenizer, drafter)
+        maker = RequestBuilder(Limits(256, frozenset(), target.config.vocab), target.tokenizer, drafter)
         params = SamplingParams(max_tokens=40, temperature=temperature, seed=7)
         wanted = [maker.make(str(i), target.tokenizer.encode(text), params)[0] for i, text in enumerate(PROSE)]
         tracks = [engine.add(request) for request in wanted]
@@ -326,6 +331,6 @@ def test_real_models_with_other_tokenizers_write_the_same_text_in_fewer_steps() 
 
     for temperature in (0.0, 1.0):
         plain, _ = write(NoDrafter(), temperature)
-        text, yielded = write(Translator(drafts, vocabularies), temperature)
+        text, yielded = write(CrossTokenizerDrafter(drafts, vocabularies), temperature)
         assert text == plain
         assert yielded > 1.3

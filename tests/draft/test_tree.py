@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from foretell.draft.heads.tree import OTHERS, ROOT, Children, LevelTree, RankRates, ShapedTree, width
+from foretell.draft.heads.tree import OTHERS, ROOT, Children, EagleTree, FixedTree, RankAcceptance, width
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, Verdict
+from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, StepResult, VerifyResult
 
 Language = dict[tuple[int, ...], Children]
 
@@ -26,11 +26,11 @@ def language(vocab: int, depth: int, seed: int) -> Language:
     return found
 
 
-def path(tree: LevelTree | ShapedTree | Draft, node: int) -> tuple[int, ...]:
+def path(tree: EagleTree | FixedTree | Draft, node: int) -> tuple[int, ...]:
     return () if node == ROOT else (*path(tree, tree.parents[node]), tree.tokens[node])
 
 
-def grown(known: Language, tree: LevelTree) -> Draft:
+def grown(known: Language, tree: EagleTree) -> Draft:
     while tree.goes_on:
         tree.grow([known[path(tree, node)] for node in tree.level])
     return tree.draft("tree")
@@ -50,7 +50,7 @@ def chances(known: Language) -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize(("nodes", "depth"), [(5, 2), (12, 3), (12, 4), (30, 4)])
 def test_it_is_the_likeliest_tree_there_is(nodes: int, depth: int, seed: int) -> None:
     known = language(3, depth, seed)
-    draft = grown(known, LevelTree(Budget(nodes, levels=depth), wide=nodes))
+    draft = grown(known, EagleTree(Budget(nodes, levels=depth), wide=nodes))
     all_of_them = chances(known)
     best = sorted(all_of_them.values(), reverse=True)[: len(draft)]
     assert [all_of_them[path(draft, node)] for node in range(len(draft))] == pytest.approx(best)
@@ -60,42 +60,42 @@ def test_it_is_the_likeliest_tree_there_is(nodes: int, depth: int, seed: int) ->
 @pytest.mark.parametrize("seed", range(8))
 def test_it_is_a_tree_whose_beginning_is_the_tree_for_less(seed: int) -> None:
     known = language(4, 4, seed)
-    whole = grown(known, LevelTree(Budget(24, levels=4), wide=24))
+    whole = grown(known, EagleTree(Budget(24, levels=4), wide=24))
     assert all(parent < node for node, parent in enumerate(whole.parents))
     assert len({*zip(whole.parents, whole.tokens, strict=True)}) == len(whole), "one row per token under one parent"
-    less = grown(known, LevelTree(Budget(9, levels=4), wide=24))
+    less = grown(known, EagleTree(Budget(9, levels=4), wide=24))
     assert (whole.cut(9).tokens, whole.cut(9).parents) == (less.tokens, less.parents)
 
 
 def test_no_more_places_are_asked_for_than_there_are_nodes() -> None:
     for nodes, depth in itertools.product((2, 5, 8, 16, 64, 128), (1, 2, 3, 7, 12)):
         budget = Budget(nodes, levels=depth)
-        assert sum(LevelTree(budget).follows) <= nodes
+        assert sum(EagleTree(budget).follows) <= nodes
         assert width(budget) >= 1
 
 
 def test_levels_end_where_nothing_better_can_be_found() -> None:
     """Nine children of even chance fill the budget: what hangs below them is less likely than any of them."""
-    tree = LevelTree(Budget(9, levels=5))
+    tree = EagleTree(Budget(9, levels=5))
     tree.grow([Children(list(range(10)), [0.1] * 10)])
     assert not tree.goes_on
-    tree = LevelTree(Budget(9, levels=5))
+    tree = EagleTree(Budget(9, levels=5))
     tree.grow([Children([1, 2], [0.9, 0.1])])
     assert tree.level == [0, 1]
 
 
 def test_a_floor_leaves_out_what_is_unlikely_but_never_the_first() -> None:
-    tree = LevelTree(Budget(9, levels=2), floor=0.3)
+    tree = EagleTree(Budget(9, levels=2), floor=0.3)
     tree.grow([Children([1, 2], [0.2, 0.1])])
     assert tree.draft("").tokens == (1,)
-    tree = LevelTree(Budget(9, levels=2), floor=0.3)
+    tree = EagleTree(Budget(9, levels=2), floor=0.3)
     tree.grow([Children([1, 2, 3], [0.5, 0.4, 0.1])])
     tree.grow([Children([5, 6], [0.9, 0.1])] * 2)
     assert tree.draft("").tokens == (1, 5, 2, 5)
 
 
 def test_a_shape_holds_the_likeliest_ranks() -> None:
-    ranks = RankRates([0.6, 0.4])
+    ranks = RankAcceptance([0.6, 0.4])
     shape = ranks.shape(Budget(20, levels=4), 4)
     assert len(shape) == len(set(shape)) == 20
     chance: list[float] = []
@@ -112,7 +112,7 @@ def test_a_shape_holds_the_likeliest_ranks() -> None:
 
 
 def test_a_shaped_tree_leaves_out_what_hangs_below_a_child_that_is_missing() -> None:
-    tree = ShapedTree([(ROOT, 0), (ROOT, 1), (0, 0), (1, 0), (2, 0)])
+    tree = FixedTree([(ROOT, 0), (ROOT, 1), (0, 0), (1, 0), (2, 0)])
     assert tree.follows == [2, 1]
     tree.grow([Children([7], [0.5])])
     tree.grow([Children([8, 9], [0.5, 0.2])])
@@ -122,12 +122,12 @@ def test_a_shaped_tree_leaves_out_what_hangs_below_a_child_that_is_missing() -> 
 
 
 def test_ranks_are_learnt_from_what_stood() -> None:
-    ranks = RankRates([0.5])
+    ranks = RankAcceptance([0.5])
     draft = Draft((1, 2, 3), (-1, -1, 1), "tree")
     request = Request("0", (1,), SamplingParams(), 0, 9)
-    share = Share.of(Sequence(0, request, [1, 2]), 1)
+    share = ScheduledSequence.of(Sequence(0, request, [1, 2]), 1)
     for _ in range(600):
-        ranks.learn(Outcome(share, draft, Verdict((1,), 9)))
+        ranks.learn(StepResult(share, draft, VerifyResult((1,), 9)))
     assert ranks.rates[0][0] < 0.01 and ranks.rates[0][1] > 0.99 and ranks.rates[1][0] < 0.01
     assert ranks.rates[1][1] == pytest.approx(0.5 * OTHERS[0]), "what was not tried is not judged"
     assert ranks.at(1)[1] < 0.01, "a later choice counts for no more than the one before it"

@@ -8,13 +8,13 @@ import pytest
 
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.lookahead import LookaheadDrafter
-from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.types import SpeculationChoice
 from tests.tiny import PROMPTS, World, add, generate, run
 
 TREES: dict[str, Callable[[], Drafter]] = {
-    "recycle": RecycleDrafter,
+    "recycle": TokenRecyclingDrafter,
     "lookahead": LookaheadDrafter,
     "lookahead of pairs": lambda: LookaheadDrafter(2),
 }

@@ -9,8 +9,8 @@ from functools import cache
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from foretell.draft.cross_tokenizer.drafter import Translator
-from foretell.draft.cross_tokenizer.vocab_map import Side, Vocabularies
+from foretell.draft.cross_tokenizer.drafter import CrossTokenizerDrafter
+from foretell.draft.cross_tokenizer.vocab_map import VocabMap, VocabSide
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 from tests.tiny import CONTEXT, VOCAB, tiny_decoder
@@ -51,18 +51,18 @@ def spelled(pieces: list[str], named: dict[str, str], specials: int) -> Tokenize
 
 
 @cache
-def tiny_vocabularies() -> Vocabularies:
+def tiny_vocabularies() -> VocabMap:
     """Alike enough for tokens."""
-    return Vocabularies.of(Side(target_tokens(), VOCAB), Side(draft_tokens(), VOCAB))
+    return VocabMap.of(VocabSide(target_tokens(), VOCAB), VocabSide(draft_tokens(), VOCAB))
 
 
-def token_translator(seed: int = 5, pages: int = 256, device: str = "cpu", **settings: object) -> Translator:
+def token_translator(seed: int = 5, pages: int = 256, device: str = "cpu", **settings: object) -> CrossTokenizerDrafter:
     """Asks a tiny model; sampled text goes by tokens and greedy text by strings."""
     runner = ModelRunner(tiny_decoder(seed).to(device), pages, 4, CONTEXT)
-    return Translator(runner, tiny_vocabularies(), **settings)  # type: ignore[arg-type]
+    return CrossTokenizerDrafter(runner, tiny_vocabularies(), **settings)  # type: ignore[arg-type]
 
 
-def string_translator(seed: int = 5, pages: int = 256, **settings: object) -> Translator:
+def string_translator(seed: int = 5, pages: int = 256, **settings: object) -> CrossTokenizerDrafter:
     """The same as if the tokenizers were less alike: all text goes by strings."""
     runner = ModelRunner(tiny_decoder(seed), pages, 4, CONTEXT)
-    return Translator(runner, replace(tiny_vocabularies(), agreement=0.5), **settings)  # type: ignore[arg-type]
+    return CrossTokenizerDrafter(runner, replace(tiny_vocabularies(), agreement=0.5), **settings)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from foretell.certify.toy_drafters import Sketch
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.draft_guard import admitted, distinct
 from foretell.types import Budget, Draft, Sequence
-from foretell.verify.randomness import Chance
+from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, Rule
 from tests.laws.test_same_text import truth_for
 from tests.tiny import PROMPTS, VOCAB, World, add, run
@@ -41,7 +41,7 @@ def test_the_law_is_kept(rule: Rule, seed: int) -> None:
     drawn[2] = False  # now and then it is what was drawn before it
     fewer = 0
 
-    def make(here: Toy, context: Context, chance: Chance) -> Draft:
+    def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         nonlocal fewer
         sketch = Sketch(here, context)
         for parent, at_random in zip(parents, drawn, strict=True):

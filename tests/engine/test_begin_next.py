@@ -13,7 +13,7 @@ from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter
 from foretell.draft.suffix import SuffixDrafter
-from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Sequence
 from tests.laws.test_same_text import DRAFTERS, truth_for
@@ -194,7 +194,7 @@ def test_one_that_cannot_read_loses_its_guesses_and_no_text() -> None:
     assert written(tracks) == truth_for("greedy") and engine.stats.drafter_failures
 
 
-@pytest.mark.parametrize("make", [NGramDrafter, SuffixDrafter, lambda: RecycleDrafter(VOCAB)])
+@pytest.mark.parametrize("make", [NGramDrafter, SuffixDrafter, lambda: TokenRecyclingDrafter(VOCAB)])
 def test_what_is_read_before_is_guessed_as_if_it_were_read_when_it_is_asked_for(make: Any) -> None:
     """And nothing is kept of a text that has gone."""
     texts = []
@@ -205,7 +205,7 @@ def test_what_is_read_before_is_guessed_as_if_it_were_read_when_it_is_asked_for(
             drafter.prepare([track.seq for track in tracks])
             drafter.prepare([track.seq for track in tracks])
         run(engine)
-        learns = isinstance(drafter, RecycleDrafter)  # from all texts, in the order in which it reads them
+        learns = isinstance(drafter, TokenRecyclingDrafter)  # from all texts, in the order in which it reads them
         texts.append((written(tracks), 0 if learns else engine.stats.speculation.drafted))
         kept = (getattr(drafter, name, {}) for name in ("_kept", "_read", "_unread"))
         assert not any(kept)

@@ -10,11 +10,11 @@ import torch
 
 from foretell.draft.heads.wiring_check import write
 from foretell.engine import async_step as stopwatch
-from foretell.engine.async_step import UNSEEN_ROWS, Flight, Stopwatch, may_stay_unseen
+from foretell.engine.async_step import UNSEEN_ROWS, InFlightStep, StepTimer, may_stay_unseen
 from foretell.runner.cuda.graphs import note_odd
 from foretell.runner.executor import StepOutput
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Outcome, Request, Sequence, Share, SpeculationChoice, StepTimes
+from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, SpeculationChoice, StepResult, StepTimes
 from tests.engine.test_swap import swapping
 from tests.laws.test_ahead import outrunning
 from tests.laws.test_same_text import DRAFTERS, truth_for
@@ -162,9 +162,9 @@ def test_only_tokens_that_hang_on_their_row_alone_are_taken_up_unseen(
     assert bool(engine.runner.executor.sent) == sent  # type: ignore[attr-defined]
 
 
-def shares(rule: str = "match", take: int = 1, texts: int = 1) -> list[Share]:
+def shares(rule: str = "match", take: int = 1, texts: int = 1) -> list[ScheduledSequence]:
     request = Request("0", (1,), SamplingParams(), 0, 9, rule=rule)
-    return [Share.of(Sequence(i, request, [1, 2, 3], 2), take) for i in range(texts)]
+    return [ScheduledSequence.of(Sequence(i, request, [1, 2, 3], 2), take) for i in range(texts)]
 
 
 def test_guesses_stay_unseen_only_where_nobody_has_to_look() -> None:
@@ -203,15 +203,15 @@ class Hand:
         monkeypatch.setattr(stopwatch, "perf_counter", lambda: self.now)
 
 
-def flight(launched: float, arrived: float, proposing: float = 0.0, **more: Any) -> Flight:
+def flight(launched: float, arrived: float, proposing: float = 0.0, **more: Any) -> InFlightStep:
     output = StepOutput(torch.empty(0), None)
-    return Flight(shares(), [Draft()], output, launched, launched, launched, proposing, arrived=arrived, **more)
+    return InFlightStep(shares(), [Draft()], output, launched, launched, launched, proposing, arrived=arrived, **more)
 
 
 def test_a_step_takes_from_where_its_device_was_free_and_a_wait_is_what_lies_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hand, clock = Hand(monkeypatch), Stopwatch()
+    hand, clock = Hand(monkeypatch), StepTimer()
     first = clock.beside(flight(1.0, 4.0), 0.0)
     assert (first.running, first.waiting) == (3.0, None), "nobody knows since when it had nothing to do"
     waited = clock.beside(flight(4.5, 7.5, proposing=0.2), 0.0)
@@ -243,7 +243,7 @@ def test_a_step_takes_from_where_its_device_was_free_and_a_wait_is_what_lies_bef
 
 def test_what_the_host_does_with_tokens_is_waited_for_and_no_part_of_their_step() -> None:
     """Else steps that are not sent ahead would seem longer than those that are, and a guess cheaper than it is."""
-    clock = Stopwatch()
+    clock = StepTimer()
     clock.beside(flight(1.0, 4.0), 0.25)
     times = clock.beside(flight(4.5, 7.5), 0.25)
     assert (times.running, times.waiting) == (3.0, 0.5), "what only drafters want to know is in the wait"
@@ -261,12 +261,12 @@ def test_a_step_arrives_before_its_tokens_are_judged_and_looked_at(
     seen: list[StepTimes] = []
     court, learn = engine.court, engine._learn
 
-    def slow(flight: Flight) -> tuple[list[Outcome], float]:
+    def slow(flight: InFlightStep) -> tuple[list[StepResult], float]:
         found = court(flight)
         hand.now += 1.0
         return found
 
-    def noted(outcomes: list[Outcome], times: StepTimes) -> None:
+    def noted(outcomes: list[StepResult], times: StepTimes) -> None:
         seen.append(times)
         learn(outcomes, times)
 
@@ -282,7 +282,7 @@ def test_a_step_arrives_before_its_tokens_are_judged_and_looked_at(
 
 
 def test_a_prompt_tells_nothing_of_waits() -> None:
-    clock = Stopwatch()
+    clock = StepTimer()
     reading = flight(1.0, 2.0)
     reading.plan = shares(take=2)
     clock.beside(reading, 0.0)
@@ -292,5 +292,5 @@ def test_a_prompt_tells_nothing_of_waits() -> None:
 def test_guesses_made_on_the_device_are_counted_as_such() -> None:
     step = flight(1.0, 7.0, proposing=0.1)
     step.see([Draft()], 4.0)
-    times = Stopwatch().beside(step, 0.0)
+    times = StepTimer().beside(step, 0.0)
     assert (times.proposing, times.running) == (pytest.approx(3.1), 3.0)

@@ -13,16 +13,16 @@ from foretell.control.acceptance_model import WIDTHS
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, Offers
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import TREE_ROWS, ArmTraits, Settings
+from foretell.control.settings import TREE_ROWS, ControllerSettings, DrafterTraits
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import Rehearsal, all_pieces
-from foretell.models.draft_heads import Lender
+from foretell.engine.warmup import Warmup, all_pieces
+from foretell.models.draft_heads import TargetWeights
 from foretell.runner.cuda.graph_shapes import ROWS
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Outcome, Sequence, StepTimes
+from foretell.types import Budget, Sequence, StepResult, StepTimes
 from tests.recordings import MadeUpSteps, Tape, make_up, play
 from tests.tiny import CONFIG, HEADS, VOCAB, OwnHead, run, tiny_decoder
 
@@ -62,7 +62,7 @@ class Priced(AdaptiveController):
 
     asked: set[tuple[int, int]]
 
-    def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+    def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
         assert not times.odd
         rows = sum(outcome.share.take + len(outcome.draft) for outcome in outcomes)
         budgets = [outcome.share.budget for outcome in outcomes]
@@ -72,8 +72,8 @@ class Priced(AdaptiveController):
 
 
 def adaptive() -> Priced:
-    arms = {"eagle": ArmTraits(share=0.1, prior=0.9, grows=True)}
-    found = Priced(arms, Settings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002), ROWS))
+    arms = {"eagle": DrafterTraits(share=0.1, prior=0.9, grows=True)}
+    found = Priced(arms, ControllerSettings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002), ROWS))
     found.asked = set()
     return found
 
@@ -81,7 +81,7 @@ def adaptive() -> Priced:
 @pytest.fixture(scope="module")
 def rehearsed() -> tuple[Engine, Tape]:
     model = tiny_decoder(config=replace(CONFIG, context=CONTEXT))
-    drafter, lender = OwnHead(HEADS["eagle"], whole=True), Lender.of(model)
+    drafter, lender = OwnHead(HEADS["eagle"], whole=True), TargetWeights.of(model)
     runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.taps, drafter.beside)
     drafter.bind(runner, lender, CONFIG.layers)
     head: Any = drafter.inner
@@ -90,7 +90,7 @@ def rehearsed() -> tuple[Engine, Tape]:
     runner.executor = MadeUpSteps(VOCAB, CONFIG.width, random.Random(0))
     tape = play(engine, head)
     make_up(head, VOCAB)
-    rehearsal = Rehearsal(engine, partial(all_pieces, named=("eagle",), nodes=LONGEST, most=NODES))
+    rehearsal = Warmup(engine, partial(all_pieces, named=("eagle",), nodes=LONGEST, most=NODES))
     while rehearsal.piece():
         pass
     assert rehearsal.done and engine.runner.pool.held == 0
@@ -99,7 +99,7 @@ def rehearsed() -> tuple[Engine, Tape]:
 
 def write(engine: Engine, prompts: list[int], temperature: float, tokens: int = 40) -> None:
     """Texts behind prompts of so many tokens, all at once."""
-    maker = RequestMaker(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
     params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=0, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         (request,) = maker.make(str(number), [1 + (i * i + number) % 30 for i in range(prompt)], params)
@@ -136,7 +136,7 @@ def test_a_step_in_which_something_was_recorded_is_told(rehearsed: tuple[Engine,
     class Listening(Anything):
         odd: list[bool]
 
-        def observe(self, outcomes: list[Outcome], times: StepTimes) -> None:
+        def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
             self.odd.append(times.odd)
 
     engine, tape = rehearsed

@@ -13,7 +13,7 @@ from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.draft_guard import admitted
 from foretell.engine.verifier import row_topk
-from foretell.types import Budget, Draft, Outcome, Sequence, Share, SpeculationChoice
+from foretell.types import Budget, Draft, ScheduledSequence, Sequence, SpeculationChoice, StepResult
 from tests.tiny import PROMPTS, VOCAB, World, add, run
 
 OFF = SpeculationChoice(enabled=False)
@@ -32,7 +32,7 @@ class Curious(Drafter):
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [Draft.chain([1] * budget.nodes, self.name) for budget in budgets]
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         for outcome in outcomes:
             self.tops.setdefault(outcome.share.seq.request.id, []).append(len(outcome.top))
 
@@ -63,7 +63,7 @@ def test_only_those_who_may_use_it_pay_for_the_likeliest_tokens() -> None:
 class Noting(Curious):
     """Writes down who guessed, and whether it was told the row_topk tokens."""
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         self.seen = {*getattr(self, "seen", ()), *((each.draft.source, bool(each.top)) for each in outcomes)}
 
 
@@ -94,7 +94,7 @@ def test_whom_the_controller_does_not_watch_nobody_learns_from() -> None:
 def test_the_likeliest_tokens_are_those_of_the_rows_at_a_texts_end() -> None:
     engine = World().engine(Curious())
     first, second = (add(engine, str(i), PROMPTS[i])[0].seq for i in range(2))
-    shares = [Share.of(seq, len(seq.tokens)) for seq in (first, second)]
+    shares = [ScheduledSequence.of(seq, len(seq.tokens)) for seq in (first, second)]
     logits = torch.rand(4, VOCAB, generator=torch.Generator().manual_seed(0))
     pairs = [(shares[0], Draft.chain([5])), (shares[1], Draft.chain([6]))]
     found = list(row_topk(pairs, logits, [2, 4], 3, lambda share, draft: share.seq is second))

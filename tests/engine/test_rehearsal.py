@@ -18,16 +18,16 @@ from foretell.draft.base import Drafter
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.warmup import chains, model_chains
 from foretell.draft.mix import MixDrafter
-from foretell.draft.model_graph import ChainedDrafter
+from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import MOST_FAILURES, Rehearsal, all_pieces
+from foretell.engine.warmup import MOST_FAILURES, Warmup, all_pieces
 from foretell.models.draft_heads import HeadConfig
-from foretell.runner.batch_layout import Packed
-from foretell.runner.cuda.draft_chain import MadeChains
+from foretell.runner.batch_layout import BatchLayout
+from foretell.runner.cuda.draft_chain import PendingChains
 from foretell.runner.cuda.graph_shapes import ChainSizes, fit, fit_chain
 from foretell.runner.cuda.warmup import chain, long_tree, tree
 from foretell.runner.executor import Executor, StepOutput
@@ -41,7 +41,7 @@ from tests.tiny import CONFIG, HEADS, PROMPTS, VOCAB, OwnHead, World, add, gener
 CONTEXT, NODES = 2048, 16
 
 
-def pieces(rehearsal: Rehearsal, names: tuple[str, ...] = ()) -> Iterable[Callable[[], None]]:
+def pieces(rehearsal: Warmup, names: tuple[str, ...] = ()) -> Iterable[Callable[[], None]]:
     return all_pieces(rehearsal, names, NODES, 64)
 
 
@@ -59,7 +59,7 @@ def test_no_text_can_tell_that_it_was(config: HeadConfig) -> None:
     engine = world.engine(drafter := OwnHead(config, whole=True))
     drafter.grows = True
     some = partial(pieces, names=(drafter.name,))
-    rehearsal = Rehearsal(engine, lambda rehearsal: islice(some(rehearsal), 0, None, 9))  # of each kind one
+    rehearsal = Warmup(engine, lambda rehearsal: islice(some(rehearsal), 0, None, 9))  # of each kind one
     while rehearsal.piece():
         pass
     head = drafter.inner
@@ -79,7 +79,7 @@ def test_a_head_has_recorded_drafts_of_all_depths_and_all_readings(config: HeadC
     engine.runner.executor = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
     play(engine, head)
     drafts, readings = (recorder.recordings for recorder in make_up(head, VOCAB))
-    Rehearsal(engine, partial(pieces, names=(drafter.name,))).run(60)
+    Warmup(engine, partial(pieces, names=(drafter.name,))).run(60)
     assert None not in [*drafts.values(), *readings.values()]
     depths = {min(each.budget.depth, head.deepest) for each in chains(NODES)}
     for drawn in (False, True):
@@ -94,23 +94,23 @@ class Chaining:
     def __init__(self, inner: Executor, share: int) -> None:
         self.inner, self.share, self.asked = inner, share, Counter[ChainSizes]()
 
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         return self.inner(packed, taps)
 
-    def chain(self, packed: Packed, steps: int, vocab: int, draws: Draws | None) -> MadeChains:
+    def chain(self, packed: BatchLayout, steps: int, vocab: int, draws: Draws | None) -> PendingChains:
         first, _ = fit(packed, self.share)
         self.asked[fit_chain(packed, first, self.share, steps, vocab, draws is not None)] += 1
         texts = len(packed.spans)
-        return MadeChains(torch.zeros(2, steps, texts), steps, texts, lambda: None)
+        return PendingChains(torch.zeros(2, steps, texts), steps, texts, lambda: None)
 
 
 def test_a_draft_model_has_made_chains_of_all_depths_greedy_and_drawn() -> None:
     helper = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
     made_up = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
     helper.executor = executor = Chaining(made_up, helper.layout.share)
-    engine = long_engine(ChainedDrafter(helper, VOCAB, "model"))
+    engine = long_engine(GraphModelDrafter(helper, VOCAB, "model"))
     engine.runner.executor = made_up
-    Rehearsal(engine, partial(pieces, names=("model",))).run(60)
+    Warmup(engine, partial(pieces, names=("model",))).run(60)
     greedy, drawn = (
         {replace(each, drawn=False) for each in executor.asked if each.drawn is way} for way in (False, True)
     )
@@ -124,9 +124,9 @@ def test_a_draft_model_that_is_asked_now_and_then_waits_for_no_recording(heat: f
     helper = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
     made_up = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
     helper.executor = executor = Chaining(made_up, helper.layout.share)
-    engine = long_engine(drafter := ChainedDrafter(helper, VOCAB, "model"))
+    engine = long_engine(drafter := GraphModelDrafter(helper, VOCAB, "model"))
     engine.runner.executor = made_up
-    Rehearsal(engine, partial(pieces, names=("model",))).run(60)
+    Warmup(engine, partial(pieces, names=("model",))).run(60)
     recorded = set(executor.asked)
     executor.asked.clear()
     request = Request("0", (1,) * 40, SamplingParams(temperature=heat), 0, 400, rule="match", drafters=("model",))
@@ -152,7 +152,7 @@ def of_all_sizes(seq: Sequence, budget: Budget) -> Draft:
 
 def write(engine: Engine, prompt: int) -> None:
     """A text of 64 tokens behind a prompt of so many."""
-    maker = RequestMaker(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
     params = SamplingParams(max_tokens=64, temperature=0.0, seed=0)
     (request,) = maker.make("0", [1 + i % 30 for i in range(prompt)], params)
     engine.add(request)
@@ -163,7 +163,7 @@ def write(engine: Engine, prompt: int) -> None:
 def test_a_first_request_records_nothing(prompt: int) -> None:
     engine = long_engine(ScriptedDrafter(of_all_sizes))
     tape = play(engine)
-    Rehearsal(engine, pieces).run(60)
+    Warmup(engine, pieces).run(60)
     executor, recorded = engine.runner.executor, tape.count
     assert isinstance(executor, Filled) and recorded
     executor.asked.clear()
@@ -175,9 +175,9 @@ def test_who_learns_hears_nothing_of_it_and_a_stranger_is_not_asked() -> None:
     def refuse(seq: Sequence, budget: Budget) -> Draft:
         raise AssertionError("nobody named it")
 
-    recycle = RecycleDrafter()
+    recycle = TokenRecyclingDrafter()
     engine = long_engine(MixDrafter([recycle, ScriptedDrafter(refuse)]))
-    rehearsal = Rehearsal(engine, partial(pieces, names=("recycle",)))
+    rehearsal = Warmup(engine, partial(pieces, names=("recycle",)))
     while rehearsal.piece():
         pass
     assert rehearsal.done > 60 and recycle.memory == engine.stats.forwards == engine.runner.pool.held == 0
@@ -185,7 +185,7 @@ def test_who_learns_hears_nothing_of_it_and_a_stranger_is_not_asked() -> None:
 
 def test_it_ends_with_its_time_and_goes_on_when_nobody_waits() -> None:
     done: list[int] = []
-    rehearsal = Rehearsal(long_engine(RecycleDrafter()), lambda _: (partial(done.append, i) for i in range(3)))
+    rehearsal = Warmup(long_engine(TokenRecyclingDrafter()), lambda _: (partial(done.append, i) for i in range(3)))
     rehearsal.run(0)
     assert not done
     assert rehearsal.piece() and done == [0]
@@ -199,7 +199,7 @@ def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) ->
 
     done: list[int] = []
     pieces = [fails, partial(done.append, 1), *[fails] * (MOST_FAILURES - 1), partial(done.append, 2)]
-    rehearsal = Rehearsal(long_engine(RecycleDrafter()), lambda _: pieces)
+    rehearsal = Warmup(long_engine(TokenRecyclingDrafter()), lambda _: pieces)
     with caplog.at_level(logging.ERROR):
         rehearsal.run(60)
     assert done == [1] and rehearsal.done == 1 and not rehearsal.piece()
@@ -207,14 +207,14 @@ def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_pages_come_back_from_a_step_that_fails() -> None:
-    engine = long_engine(RecycleDrafter())
+    engine = long_engine(TokenRecyclingDrafter())
 
-    tried: list[Packed] = []
+    tried: list[BatchLayout] = []
 
-    def fails(packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def fails(packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         tried.append(packed)
         raise RuntimeError("planted")
 
     engine.runner.executor = fails
-    Rehearsal(engine, pieces).run(60)
+    Warmup(engine, pieces).run(60)
     assert tried and engine.runner.pool.held == 0

@@ -10,7 +10,7 @@ import torch
 from foretell.draft.base import Drafter
 from foretell.engine.engine import Engine
 from foretell.runner.cuda.graphs import freely
-from foretell.runner.executor import Ahead
+from foretell.runner.executor import AsyncStep
 from tests.gpu.test_same_text import DRAFTERS, SAMPLING
 from tests.laws.test_ahead import written
 from tests.outruns import Sometimes
@@ -32,9 +32,9 @@ def counted(engine: Engine) -> list[int]:
     executor, found = engine.runner.executor, []
     before = executor.ahead  # type: ignore[attr-defined]
 
-    def ahead(packed: object, *rest: object) -> Ahead | None:
+    def ahead(packed: object, *rest: object) -> AsyncStep | None:
         found.append(packed.rows)  # type: ignore[attr-defined]
-        sent: Ahead | None = before(packed, *rest)
+        sent: AsyncStep | None = before(packed, *rest)
         return sent
 
     executor.ahead = ahead  # type: ignore[attr-defined]

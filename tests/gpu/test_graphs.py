@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from torch import Tensor
 
 from foretell.models.config import ModelConfig
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import EagerExecutor
 from tests.kernels_triton.test_forward import BASE, CONFIGS, STEPS, step, world
 
@@ -78,7 +78,7 @@ def test_real_head_sizes(dim: int, dtype: torch.dtype) -> None:
         assert mine < 1.25 * usual + 1e-5, f"{mine} where the definition has {usual}"
 
 
-def errors(config: ModelConfig, packed: Packed, dtype: torch.dtype, seed: int) -> tuple[float, float]:
+def errors(config: ModelConfig, packed: BatchLayout, dtype: torch.dtype, seed: int) -> tuple[float, float]:
     """How far executor and definition are from the same step worked out in float32."""
     from foretell.runner.cuda.executor import CudaExecutor
 
@@ -91,7 +91,7 @@ def errors(config: ModelConfig, packed: Packed, dtype: torch.dtype, seed: int) -
     return tuple(float((logits - truth).norm() / truth.norm()) for logits in (mine, plain))  # type: ignore[return-value]
 
 
-def exact(config: ModelConfig, packed: Packed, dtype: torch.dtype, seed: int) -> Tensor:
+def exact(config: ModelConfig, packed: BatchLayout, dtype: torch.dtype, seed: int) -> Tensor:
     """The same step on the same weights, worked out in float32."""
     model, cache, layout = world(config, 8, torch.float32, seed)
     for tensor in (*model.parameters(), *cache.keys, *cache.values):

@@ -23,7 +23,7 @@ from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.errors import RankError
 from foretell.tensor_parallel import tp_group as module
-from foretell.tensor_parallel.collectives import Group
+from foretell.tensor_parallel.collectives import ProcessGroup
 from tests.parallel.world import Split, SplitHead, split
 from tests.tiny import HEADS, add, generate, model_drafter, tree_around
 
@@ -40,7 +40,7 @@ DRAFTERS: dict[str, Callable[[list[list[int]]], Drafter]] = {
 SOON = 20.0  # seconds
 
 
-class Elsewhere(Group):
+class Elsewhere(ProcessGroup):
     """NCCL refuses two ranks of one machine on one device."""
 
     def __init__(self, *given: Any) -> None:
@@ -53,7 +53,7 @@ def on_two_machines() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NCCL_HOSTID", "second")
         patch.setenv("NCCL_SOCKET_IFNAME", "lo")
-        patch.setattr(module, "Group", Elsewhere)
+        patch.setattr(module, "ProcessGroup", Elsewhere)
         yield
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from foretell.control.controller import FixedController
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.engine.warmup import Rehearsal
+from foretell.engine.warmup import Warmup
 from foretell.models.draft_heads import HeadConfig
 from foretell.runner.cuda import graphs as stock
 from foretell.runner.cuda.executor import CudaExecutor
@@ -30,7 +30,7 @@ def test_a_first_request_is_recorded_already() -> None:
     engine = long_engine(ScriptedDrafter(of_all_sizes), "cuda")
     executor = engine.runner.executor
     assert isinstance(executor, CudaExecutor)
-    Rehearsal(engine, pieces).run(120)
+    Warmup(engine, pieces).run(120)
     recorded = dict(executor.recorder().recordings)
     assert recorded and None not in recorded.values() and engine.runner.pool.held == 0
     write(engine, 256)
@@ -42,7 +42,7 @@ def test_a_head_has_recorded_its_drafts_and_its_readings(config: HeadConfig, mon
     monkeypatch.setattr(stock, "OFTEN", 1_000_000)  # what serves well enough is not recorded at leisure
     engine = World(pages=512, device="cuda").engine(drafter := OwnHead(config))
     drafter.grows = True
-    Rehearsal(engine, partial(pieces, names=(drafter.name,))).run(120)
+    Warmup(engine, partial(pieces, names=(drafter.name,))).run(120)
     head = drafter.inner
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None
     readings, drafts = head._whole_reader.recorder.recordings, head._whole.recorder.recordings  # type: ignore[attr-defined]

@@ -10,11 +10,11 @@ import torch
 from foretell.draft.base import Drafter
 from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
-from foretell.draft.model_graph import ChainedDrafter
+from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
-from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.types import SpeculationChoice
 from tests.draft.tiny_tokens import token_translator
 from tests.tiny import (
@@ -34,8 +34,8 @@ from tests.tiny import (
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
-def chained_drafter() -> ChainedDrafter:
-    return ChainedDrafter(model_drafter(seed=5, device="cuda").runner, VOCAB, "chained")
+def chained_drafter() -> GraphModelDrafter:
+    return GraphModelDrafter(model_drafter(seed=5, device="cuda").runner, VOCAB, "chained")
 
 
 DRAFTERS: dict[str, Callable[[list[list[int]]], Drafter]] = {
@@ -43,13 +43,15 @@ DRAFTERS: dict[str, Callable[[list[list[int]]], Drafter]] = {
     "model": lambda truth: model_drafter(seed=5, device="cuda"),
     "model, chains in one go": lambda truth: chained_drafter(),
     "suffix": lambda truth: SuffixDrafter(offset=2),
-    "recycle": lambda truth: RecycleDrafter(),
+    "recycle": lambda truth: TokenRecyclingDrafter(),
     "lookahead": lambda truth: LookaheadDrafter(),
     "early exit": lambda truth: early_exit(),
     "itself in 8 bits": lambda truth: quantized_self(8),
     "itself in 4 bits": lambda truth: quantized_self(4),
     "translated": lambda truth: token_translator(device="cuda"),
-    "mix": lambda truth: MixDrafter([NGramDrafter(1, 3), RecycleDrafter(), model_drafter(seed=5, device="cuda")]),
+    "mix": lambda truth: MixDrafter(
+        [NGramDrafter(1, 3), TokenRecyclingDrafter(), model_drafter(seed=5, device="cuda")]
+    ),
     "random tree": lambda truth: ScriptedDrafter(random_tree),
     "tree around the text": tree_around,
 }
@@ -78,7 +80,7 @@ def test_a_drawn_chain_is_one_graph_and_draws_as_the_target_does() -> None:
     from foretell.runner.cuda.executor import CudaExecutor
 
     runner = model_drafter(device="cuda").runner
-    engine = World(device="cuda").engine(ChainedDrafter(runner, VOCAB, "chained"))
+    engine = World(device="cuda").engine(GraphModelDrafter(runner, VOCAB, "chained"))
     asked: dict[str, object] = {"temperature": 1.0, "max_tokens": 96, "ignore_eos": True}
     tracks = [add(engine, str(i), prompt, **asked)[0] for i, prompt in enumerate(PROMPTS)]
     run(engine)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from foretell.build.model_source import read_tokenizer
-from foretell.draft.heads.wiring_check import OPENINGS, Written, write
+from foretell.draft.heads.wiring_check import OPENINGS, GeneratedSample, write
 from foretell.hub import open_checkpoint
-from foretell.models.draft_heads import EagleHead, Head, HeadConfig, LayerConfig, Lender, MtpHead, make_head
+from foretell.models.draft_heads import DraftHead, EagleHead, HeadConfig, LayerConfig, MtpHead, TargetWeights, make_head
 from foretell.models.draft_heads.dense_attention import CausalSteps
 from foretell.models.draft_heads.layer import initialise
 from foretell.models.load import load_model
@@ -26,14 +26,14 @@ class Lesson:
     def __init__(self, folder: Path) -> None:
         checkpoint = open_checkpoint(folder)
         model, tokenizer = load_model(checkpoint), read_tokenizer(checkpoint)
-        self.lender, self.config = Lender.of(model), model.config
+        self.lender, self.config = TargetWeights.of(model), model.config
         self.runner = ModelRunner(model, 64, 16, 128)
         self.starts = [tokenizer.encode(text) for text in OPENINGS]
         with torch.inference_mode():
             written = write(self.runner, self.starts)
-        self.texts = [Written(text.tokens.clone(), text.states.clone(), text.first) for text in written]
+        self.texts = [GeneratedSample(text.tokens.clone(), text.states.clone(), text.first) for text in written]
 
-    def head(self, config: HeadConfig) -> Head[Any]:
+    def head(self, config: HeadConfig) -> DraftHead[Any]:
         head = make_head(config)
         initialise(head, torch.Generator().manual_seed(1), spread=0.15)
         if config.draft_vocab is not None:  # the tokens it is to learn, and some more
@@ -48,7 +48,7 @@ class Lesson:
         head.prepare(128)
         return head
 
-    def teach(self, head: Head[Any], steps: int = 40) -> Head[Any]:
+    def teach(self, head: DraftHead[Any], steps: int = 40) -> DraftHead[Any]:
         """Learn each next token of the texts from the states alone: what is tapped must matter."""
         assert isinstance(head, EagleHead | MtpHead) and head.embed_norm is not None
         with torch.no_grad():

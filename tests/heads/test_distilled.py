@@ -7,7 +7,7 @@ import torch
 
 from foretell.draft.heads.distilled import DistilledDrafter
 from foretell.kernels.native.library import library
-from foretell.types import Budget, Draft, Outcome, Sequence, Share, Verdict
+from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, VerifyResult
 from tests.heads.test_laws import Scratch, remembered
 from tests.heads.test_native import waiting
 from tests.tiny import HEADS
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no native library her
 DEPTH = 4
 
 
-def judged(seq: Sequence, draft: Draft, accepted: int, next_token: int) -> Outcome:
+def judged(seq: Sequence, draft: Draft, accepted: int, next_token: int) -> StepResult:
     """The text has grown by some of the draft's tokens and by one of the target's own."""
-    share = Share.of(seq, 1, Budget(DEPTH))
+    share = ScheduledSequence.of(seq, 1, Budget(DEPTH))
     seq.tokens += [*draft.tokens[:accepted], next_token]
     seq.cached = len(seq.tokens) - 1
-    verdict = Verdict(tuple(range(accepted)), next_token)
-    return Outcome(share, draft, verdict, features=torch.zeros(1 + len(draft), 32))
+    verdict = VerifyResult(tuple(range(accepted)), next_token)
+    return StepResult(share, draft, verdict, features=torch.zeros(1 + len(draft), 32))
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

@@ -15,7 +15,15 @@ from torch import Tensor
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub import open_checkpoint
 from foretell.models.config import ModelConfig
-from foretell.models.draft_heads import BlockHead, EagleConfig, EagleHead, Head, HeadConfig, Lender, make_head
+from foretell.models.draft_heads import (
+    BlockHead,
+    DraftHead,
+    EagleConfig,
+    EagleHead,
+    HeadConfig,
+    TargetWeights,
+    make_head,
+)
 from foretell.models.draft_heads.config import BlockConfig, MedusaConfig, MtpConfig
 from foretell.models.draft_heads.dense_attention import Blocks, CausalSteps
 from foretell.models.draft_heads.formats import kind_of, load_foreign
@@ -26,16 +34,16 @@ DATA = Path(__file__).parent / "data"
 TARGET = ModelConfig(vocab=40, width=16, layers=8, heads=4, kv_heads=2, head_dim=4, ffn=24, context=64)
 
 
-def load(folder: Path, target: ModelConfig = TARGET) -> Head[Any]:
+def load(folder: Path, target: ModelConfig = TARGET) -> DraftHead[Any]:
     checkpoint = open_checkpoint(folder)
     return load_foreign(str(folder), checkpoint.config, dict(checkpoint.tensors()), target)
 
 
-def outside(name: str) -> tuple[Head[Any], dict[str, Tensor]]:
+def outside(name: str) -> tuple[DraftHead[Any], dict[str, Tensor]]:
     """A head as it is read here, and what speculators made of it."""
     seen = load_file(DATA / name / "expected.st")
     head = load(DATA / name)
-    head.borrow(Lender(seen["embed"], seen.get("output", torch.zeros(40, 16)), torch.ones(16), 1e-5))
+    head.borrow(TargetWeights(seen["embed"], seen.get("output", torch.zeros(40, 16)), torch.ones(16), 1e-5))
     head.prepare(64)
     return head, seen
 

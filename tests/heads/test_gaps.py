@@ -7,15 +7,15 @@ import pytest
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.sequence_state import Track
-from foretell.types import Outcome
+from foretell.engine.sequence_state import SequenceState
+from foretell.types import StepResult
 from tests.tiny import HEADS, OwnHead, World, add, generate, run
 
 KINDS = ["eagle", "block", "medusa", "distilled"]
 PROMPT = [*range(1, 20)]  # four pages of 4 and a part of the fifth
 
 
-def until_written(engine: Engine, track: Track, tokens: int = 1) -> None:
+def until_written(engine: Engine, track: SequenceState, tokens: int = 1) -> None:
     while track.seq.written < tokens:
         assert engine.busy
         engine.step()
@@ -30,7 +30,7 @@ def finish(engine: Engine) -> None:
     raise AssertionError("the engine never finished")
 
 
-def drafted(track: Track) -> int:
+def drafted(track: SequenceState) -> int:
     return track.speculation.drafted
 
 
@@ -60,7 +60,7 @@ class Lapse(OwnHead):
         super().__init__(HEADS[kind], packed=packed)
         self.fails, self.calls = fails, 0
 
-    def follow(self, outcomes: list[Outcome]) -> None:
+    def follow(self, outcomes: list[StepResult]) -> None:
         self.calls += 1
         head = self.inner
         assert isinstance(head, HeadDrafter)
@@ -69,7 +69,7 @@ class Lapse(OwnHead):
             return
         follow = head._follow
 
-        def fail(outcomes: list[Outcome]) -> None:
+        def fail(outcomes: list[StepResult]) -> None:
             raise RuntimeError("planted")
 
         head._follow = fail  # type: ignore[method-assign]

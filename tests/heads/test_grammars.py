@@ -11,12 +11,12 @@ from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.draft.token_recycling import RecycleDrafter
-from foretell.draft.tree_merge import Merged
+from foretell.draft.token_recycling import TokenRecyclingDrafter
+from foretell.draft.tree_merge import MergedDrafter
 from foretell.engine.draft_guard import GRAMMAR
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
-from foretell.engine.sequence_state import Track
+from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.sequence_state import SequenceState
 from foretell.engine.stats import Speculation
 from foretell.models.draft_heads import HeadConfig
 from foretell.sampling_params import SamplingParams
@@ -41,11 +41,11 @@ def over_all(name: str) -> HeadConfig:
     return replace(HEADS[name], vocab=TOKENS, draft_vocab=None)
 
 
-def write(drafter: Drafter | None, world: World = HERE, rule: str = "match", **params: object) -> list[Track]:
+def write(drafter: Drafter | None, world: World = HERE, rule: str = "match", **params: object) -> list[SequenceState]:
     """All prompts in one batch, each a JSON object of the schema."""
     engine: Engine = world.engine(drafter)
     engine.tokenizer = READER
-    maker = RequestMaker(Limits(CONTEXT, READER.end_ids, TOKENS), READER, engine.drafter)
+    maker = RequestBuilder(Limits(CONTEXT, READER.end_ids, TOKENS), READER, engine.drafter)
     tracks = []
     for seed, prompt in enumerate(PROMPTS):
         wanted = SamplingParams(max_tokens=80, seed=seed, structured_outputs=SPEC, **params)  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def write(drafter: Drafter | None, world: World = HERE, rule: str = "match", **p
 _plain: dict[str, list[list[int]]] = {}
 
 
-def texts(tracks: list[Track]) -> list[list[int]]:
+def texts(tracks: list[SequenceState]) -> list[list[int]]:
     for track in tracks:
         assert track.error is None and track.seq.finish in ("stop", "length")
         if track.seq.finish == "stop":
@@ -68,7 +68,7 @@ def texts(tracks: list[Track]) -> list[list[int]]:
     return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 
-def counts(tracks: list[Track]) -> dict[str, tuple[int, int]]:
+def counts(tracks: list[SequenceState]) -> dict[str, tuple[int, int]]:
     """Guesses made and accepted, by who made them."""
     whole = Speculation.total(track.speculation for track in tracks)
     return {name: (count.drafted, count.accepted) for name, count in whole.by_drafter.items()}
@@ -114,9 +114,9 @@ def test_a_second_choice_is_judged_by_its_own_branch(sampling: str, page_size: i
 def test_so_do_others_that_make_trees(sampling: str) -> None:
     def merged() -> MixDrafter:
         arms: list[Drafter] = [NGramDrafter(1, 3), OwnHead(over_all("eagle"), packed=True)]
-        return MixDrafter([*arms, Merged("ngram+eagle", arms)])
+        return MixDrafter([*arms, MergedDrafter("ngram+eagle", arms)])
 
-    for make in (RecycleDrafter, LookaheadDrafter, merged):
+    for make in (TokenRecyclingDrafter, LookaheadDrafter, merged):
         tracks = write(make(), **SAMPLING[sampling])
         assert texts(tracks) == plain_texts(sampling) and sum(track.speculation.drafted for track in tracks) > 100
 

@@ -13,9 +13,9 @@ from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.engine.engine import Engine
 from foretell.models.config import ModelConfig
-from foretell.models.draft_heads import HeadConfig, Lender
+from foretell.models.draft_heads import HeadConfig, TargetWeights
 from foretell.runner.model_runner import ModelRunner
-from foretell.types import Budget, Draft, Outcome, Sequence, Share, SpeculationChoice
+from foretell.types import Budget, Draft, ScheduledSequence, Sequence, SpeculationChoice, StepResult
 from tests.laws.test_same_text import FAMILIES, SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
 from tests.tiny import CONFIG, CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tiny_decoder, tree_around
 
@@ -90,7 +90,7 @@ class Scratch:
 
     def __init__(self, config: HeadConfig, page_size: int, packed: bool) -> None:
         model = tiny_decoder()
-        head, lender = OwnHead(config, packed=packed), Lender.of(model)
+        head, lender = OwnHead(config, packed=packed), TargetWeights.of(model)
         self.runner = ModelRunner(model, 256, page_size, CONTEXT, config.taps, head.beside)
         head.bind(self.runner, lender, CONFIG.layers)
         assert isinstance(head.inner, HeadDrafter)
@@ -99,10 +99,10 @@ class Scratch:
     def read(self, seq: Sequence) -> Sequence:
         mine = Sequence(seq.id, seq.request, list(seq.tokens))
         assert self.runner.reserve(mine, len(mine.tokens) + 8)
-        share = Share.of(mine, len(mine.tokens) - 1)
+        share = ScheduledSequence.of(mine, len(mine.tokens) - 1)
         output = self.runner.forward([share], [Draft()])
         mine.cached = share.take
-        self.drafter.follow([Outcome(share, features=output.features)])
+        self.drafter.follow([StepResult(share, features=output.features)])
         return mine
 
     def guess(self, seq: Sequence, budget: Budget) -> tuple[Draft, list[torch.Tensor]]:

@@ -18,8 +18,8 @@ from foretell.models.draft_heads import (
     DistilledConfig,
     EagleConfig,
     HeadConfig,
-    Lender,
     MedusaConfig,
+    TargetWeights,
     make_head,
     write_head,
 )
@@ -177,5 +177,5 @@ def test_an_embedding_that_is_the_targets_is_not_kept_twice(tmp_path: Path, tiny
             head.embed.data[3, 3] += 1
         write_head(head, tmp_path / str(same))
         opened = opening.open_head(tmp_path / str(same), target.config)
-        found = opened.load(Lender.of(target), torch.float32, 64)
+        found = opened.load(TargetWeights.of(target), torch.float32, 64)
         assert (found.embed is None) == same and found.embedding.equal(head.embed)

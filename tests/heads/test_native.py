@@ -12,7 +12,7 @@ from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.heads.medusa import MedusaDrafter
 from foretell.kernels.native.huge_pages import Room
 from foretell.kernels.native.library import library
-from foretell.models.draft_heads import HeadConfig, Lender
+from foretell.models.draft_heads import HeadConfig, TargetWeights
 from foretell.models.draft_heads.loading import _rounded
 from foretell.models.quantize import RoundedLinear
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
@@ -118,6 +118,6 @@ def test_more_texts_than_there_is_spare_room_for_are_guessed_all_the_same() -> N
 @pytest.mark.parametrize(("name", "rounds"), [("eagle", True), ("eagle with a window", False)])
 def test_what_reads_states_as_they_are_is_not_rounded_for_a_gpu(name: str, rounds: bool) -> None:
     """Of states without norms a few are a hundred times the others: on one grid the small ones would be lost."""
-    head: Any = random_head(HEADS[name], Lender.of(tiny_decoder()))
+    head: Any = random_head(HEADS[name], TargetWeights.of(tiny_decoder()))
     assert isinstance(_rounded(head.fc, head, Room()), RoundedLinear) == rounds
     assert isinstance(_rounded(head.layers[0].ffn.down, head, Room()), RoundedLinear)

@@ -1,4 +1,4 @@
-"""The children of a head's nodes by the native library: those of the definition, which is `Chooser._odds`."""
+"""The children of a head's nodes by the native library: those of the definition, which is `ChildSampler._odds`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from foretell.draft.heads import sampling as choosing
-from foretell.draft.heads.sampling import Chooser, DraftTemperature, Plot
-from foretell.draft.heads.tree import LevelTree
+from foretell.draft.heads.sampling import ChildSampler, DraftTemperature, TreeInProgress
+from foretell.draft.heads.tree import EagleTree
 from foretell.kernels.native.library import library
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Request, Sequence
@@ -31,18 +31,18 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-def plots_of(asked: list[str]) -> list[Plot]:
+def plots_of(asked: list[str]) -> list[TreeInProgress]:
     """Texts with seeds, lengths and depths of their own."""
     found = []
     for i, name in enumerate(asked):
         request = Request(str(i), (0,), SamplingParams(**ASKED[name]), 1000 - 7 * i, 9)
-        tree = LevelTree(Budget(9, levels=3))
+        tree = EagleTree(Budget(9, levels=3))
         tree.depth = i % 3
-        found.append(Plot(Sequence(i, request, [0] * (i + 1)), tree))
+        found.append(TreeInProgress(Sequence(i, request, [0] * (i + 1)), tree))
     return found
 
 
-def agree(chooser: Chooser, logits: Tensor, plots: list[Plot]) -> None:
+def agree(chooser: ChildSampler, logits: Tensor, plots: list[TreeInProgress]) -> None:
     """Each share is its token's own, and as large as the share of that rank: they are the best, but for rounding."""
     defined = chooser._odds(logits, plots)
     places = {token: place for place, token in enumerate(chooser.ids.tolist())}
@@ -60,20 +60,20 @@ def test_the_best_of_a_race_are_those_of_the_definition(width: int, temperature:
     ids = torch.randperm(4 * width)[:width].sort().values
     for spread in (0.3, 3.0, 12.0):
         for asked in ([*ASKED], ["warm"], ["greedy"], ["greedy", "top-p"]):
-            agree(Chooser(ids, temperature), spread * torch.randn(len(asked), width), plots_of(asked))
+            agree(ChildSampler(ids, temperature), spread * torch.randn(len(asked), width), plots_of(asked))
 
 
 def test_noise_is_as_exact_at_both_ends() -> None:
     """Many lanes, even scores: those that come in first waited next to nothing."""
-    agree(Chooser(torch.arange(1 << 21), "fixed"), torch.zeros(2, 1 << 21), plots_of(["as it is", "warm"]))
+    agree(ChildSampler(torch.arange(1 << 21), "fixed"), torch.zeros(2, 1 << 21), plots_of(["as it is", "warm"]))
 
 
 def test_what_cannot_come_is_not_ahead() -> None:
     logits = torch.full((1, 100), -torch.inf)
     logits[0, [3, 50]] = torch.tensor([0.0, 1.0])
-    (found,) = Chooser(torch.arange(100), "fixed")._likeliest(logits, plots_of(["as it is"]))
+    (found,) = ChildSampler(torch.arange(100), "fixed")._likeliest(logits, plots_of(["as it is"]))
     assert {*found.tokens[:2]} == {3, 50} and not any(found.shares[2:])
-    (found,) = Chooser(torch.arange(100), "fixed")._likeliest(logits * torch.nan, plots_of(["as it is"]))
+    (found,) = ChildSampler(torch.arange(100), "fixed")._likeliest(logits * torch.nan, plots_of(["as it is"]))
     assert len({*found.tokens}) == len(found.tokens) and not any(found.shares)
 
 

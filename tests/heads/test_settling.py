@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretell.draft.heads.tree import ROOT, Children, LevelTree, settle
-from foretell.runner.heads.sampler import Grown
+from foretell.draft.heads.tree import ROOT, Children, EagleTree, settle
+from foretell.runner.heads.sampler import TreeCandidates
 from foretell.types import Budget, Draft
 
 DEPTH, FOLLOWED, COUNT = 5, 10, 10
 
 
-def looked_at(seed: int, wide: int, ties: bool) -> Grown:
+def looked_at(seed: int, wide: int, ties: bool) -> TreeCandidates:
     """Children of the likeliest branches of two texts, as a device finds them: more are followed than a text wants."""
     rng = np.random.default_rng(seed)
     shape = (DEPTH, 2, FOLLOWED, COUNT)
@@ -30,10 +30,10 @@ def looked_at(seed: int, wide: int, ties: bool) -> Grown:
             followed[depth, text] = chosen
             chances = kept[:, None] * shares[depth + 1, text]
     tokens = np.argsort(rng.random((*shape[:3], 999)), -1)[..., :COUNT]
-    return Grown(tokens, shares, followed)
+    return TreeCandidates(tokens, shares, followed)
 
 
-def by_levels(tree: LevelTree, grown: Grown, row: int) -> Draft:
+def by_levels(tree: EagleTree, grown: TreeCandidates, row: int) -> Draft:
     """The definition."""
     rows = {ROOT: 0}
     while tree.goes_on:
@@ -55,10 +55,10 @@ def by_levels(tree: LevelTree, grown: Grown, row: int) -> Draft:
 )
 def test_it_is_the_tree_that_grows_by_levels(budget: Budget, floor: float, ties: bool) -> None:
     for seed in range(20):
-        wide = LevelTree(budget, floor).wide
+        wide = EagleTree(budget, floor).wide
         grown = looked_at(seed, wide, ties)
-        truth = by_levels(LevelTree(budget, floor), grown, seed % 2)
-        settle(tree := LevelTree(budget, floor), grown, seed % 2)
+        truth = by_levels(EagleTree(budget, floor), grown, seed % 2)
+        settle(tree := EagleTree(budget, floor), grown, seed % 2)
         found = tree.draft("eagle")
         assert (found.tokens, found.parents, found.confidence) == (truth.tokens, truth.parents, truth.confidence)
 
@@ -66,5 +66,5 @@ def test_it_is_the_tree_that_grows_by_levels(budget: Budget, floor: float, ties:
 def test_a_share_that_is_rounded_up_puts_no_child_before_its_parent() -> None:
     grown = looked_at(0, 5, ties=False)
     grown.shares[1:, :, :, 0] = np.float32(1.0000001)
-    settle(tree := LevelTree(Budget(16, levels=5)), grown, 0)
+    settle(tree := EagleTree(Budget(16, levels=5)), grown, 0)
     assert all(parent < node for node, parent in enumerate(tree.draft("eagle").parents))

@@ -9,13 +9,13 @@ from torch import Tensor
 from foretell.certify.toy import Context, Make, bias, world
 from foretell.certify.toy import World as Toy
 from foretell.certify.toy_drafters import without
-from foretell.draft.heads.sampling import Chooser, Plot
-from foretell.draft.heads.tree import RankRates, ShapedTree
+from foretell.draft.heads.sampling import ChildSampler, TreeInProgress
+from foretell.draft.heads.tree import FixedTree, RankAcceptance
 from foretell.draft.tree_merge import merged
 from foretell.sampling import noise
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
-from foretell.verify.randomness import Chance
+from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, Rule
 
 NEARLY, CLEARLY = 1e-6, 1e-2  # shares are of 32 bits
@@ -24,14 +24,14 @@ SHAPES = {
     "two levels": [(-1, 0), (-1, 1), (0, 0), (0, 1), (1, 0)],
     "three levels": [(-1, 0), (0, 0), (1, 0), (-1, 1), (0, 1)],
     "more siblings than tokens": [(-1, 0), (-1, 1), (-1, 2), (-1, 3), (0, 0)],
-    "by ranks": RankRates([0.5, 0.4]).shape(Budget(6, levels=2), 9),
+    "by ranks": RankAcceptance([0.5, 0.4]).shape(Budget(6, levels=2), 9),
 }
 
 rules = pytest.mark.parametrize("rule", EXACT.values(), ids=EXACT)
 shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
-def races(shares: Tensor, count: int, chance: Chance) -> Tensor:
+def races(shares: Tensor, count: int, chance: RandomSource) -> Tensor:
     """Noise with which so many come in first, in one of their orders: as likely as draws without replacement."""
     order, row = [], shares.double()
     while len(order) < count and row.sum() > 0:
@@ -45,10 +45,10 @@ def races(shares: Tensor, count: int, chance: Chance) -> Tensor:
 def drawn(shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> Make:
     """A head's tree of this shape, by the code that serves; `chance` is its noise."""
 
-    def make(here: Toy, context: Context, chance: Chance) -> Draft:
+    def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         request = Request("0", (0,), SamplingParams(temperature=1.0), 0, 9, rule="rejection")
-        plot = Plot(Sequence(0, request, [0, *context]), tree := ShapedTree(shape))
-        chooser = Chooser(torch.arange(here.vocab), "fixed")
+        plot = TreeInProgress(Sequence(0, request, [0, *context]), tree := FixedTree(shape))
+        chooser = ChildSampler(torch.arange(here.vocab), "fixed")
         while tree.goes_on:
             logits = torch.stack([here.draft[(*context, *path(tree, node))] for node in tree.level]).log().float()
             asked = iter(zip(logits.softmax(-1), map(tree.wanted, tree.level), strict=True))
@@ -60,7 +60,7 @@ def drawn(shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> Make
     return make
 
 
-def path(tree: ShapedTree, node: int) -> Context:
+def path(tree: FixedTree, node: int) -> Context:
     return () if node < 0 else (*path(tree, tree.parents[node]), tree.tokens[node])
 
 
@@ -82,7 +82,7 @@ def test_drawn_trees_keep_the_law(rule: Rule, shape: list[tuple[int, int]], monk
 def test_so_do_another_drafters_guesses_behind_them(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = drawn(SHAPES["two levels"], monkeypatch)
 
-    def make(here: Toy, context: Context, chance: Chance) -> Draft:
+    def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         fixed = Draft((2, 1), (-1, 0), "fixed")
         return merged([fixed, mine(here, context, chance)], 7, "both", drawn=True)
 
@@ -94,7 +94,7 @@ def test_rows_that_keep_who_is_out_are_seen(rule: Rule, monkeypatch: pytest.Monk
     """The control: siblings drawn without replacement, judged as if they were with it."""
     honest = drawn(SHAPES["siblings"], monkeypatch)
 
-    def make(here: Toy, context: Context, chance: Chance) -> Draft:
+    def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         draft = honest(here, context, chance)
         assert draft.probs is not None
         return Draft(draft.tokens, draft.parents, "", draft.drawn, None, draft.probs[[0] * len(draft)])
@@ -107,7 +107,7 @@ def test_a_tree_cut_by_what_was_drawn_is_seen(rule: Rule, monkeypatch: pytest.Mo
     """The control: EAGLE-2's choice of the likeliest nodes is for guesses that were not drawn."""
     honest = drawn(SHAPES["siblings"], monkeypatch)
 
-    def make(here: Toy, context: Context, chance: Chance) -> Draft:
+    def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         draft = honest(here, context, chance)
         assert draft.probs is not None
         likely = [node for node, token in enumerate(draft.tokens) if float(draft.probs[0, token]) > 0.3]

@@ -12,10 +12,10 @@ from torch import Tensor
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.tree import MOST_WIDE
 from foretell.engine.engine import Engine
-from foretell.engine.verifier import Case, Judge, rule_of
+from foretell.engine.verifier import SequenceVerifier, VerifyCase, rule_of
 from foretell.kernels.native.library import library
 from foretell.models.draft_heads import HeadConfig
-from foretell.types import Budget, Draft, Sequence, SpeculationChoice, Verdict
+from foretell.types import Budget, Draft, Sequence, SpeculationChoice, VerifyResult
 from tests.heads.test_laws import Compared
 from tests.laws.test_same_text import SAMPLING, WORLDS, preempt_youngest, truth_for
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
@@ -156,15 +156,15 @@ def test_chains_beside_trees_are_judged_together_and_as_by_themselves(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone: list[Draft] = []
-    judge_one = Judge._judge_one
+    judge_one = SequenceVerifier._judge_one
 
-    def counted(self: Judge, case: Case, probs: Tensor) -> Verdict:
+    def counted(self: SequenceVerifier, case: VerifyCase, probs: Tensor) -> VerifyResult:
         alone.append(case.draft)
         return judge_one(self, case, probs)
 
-    monkeypatch.setattr(Judge, "_judge_one", counted)
+    monkeypatch.setattr(SequenceVerifier, "_judge_one", counted)
     found = []
-    for judge in (Judge(), Judge(lambda request: rule_of(request))):
+    for judge in (SequenceVerifier(), SequenceVerifier(lambda request: rule_of(request))):
         engine = TREES["page 4"].engine(OwnHead(HEADS["eagle"], packed=True))
         engine.judge = judge
         choices = [SpeculationChoice(rule=rule, max_draft=2 if i % 2 else None) for i in range(len(PROMPTS))]

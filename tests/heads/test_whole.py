@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from foretell.draft.base import Drafter
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.graph_draft import grow_from
-from foretell.draft.heads.tree import LevelTree
+from foretell.draft.heads.tree import EagleTree
 from foretell.models.draft_heads import HeadConfig
-from foretell.runner.cuda.graphs import Recorder, freely
+from foretell.runner.cuda.graphs import GraphCache, freely
 from foretell.runner.heads import tables as head_tables
-from foretell.runner.heads.sampler import Grown, TreeChoice
-from foretell.runner.heads.tables import HeadSizes, HeadTable, HeadText
-from foretell.runner.native.head_prefill import Reading
+from foretell.runner.heads.sampler import TreeCandidates, TreeTopK
+from foretell.runner.heads.tables import DraftRow, DraftShape, DraftTable
+from foretell.runner.native.head_prefill import PrefillRange
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import Compared
 from tests.laws.test_same_text import SAMPLING, preempt_youngest, truth_for
@@ -109,24 +109,24 @@ def test_a_tree_of_equals_is_that_of_the_definition(name: str) -> None:
 
 def test_what_a_text_does_not_follow_crowds_nothing_out() -> None:
     """Eight branches that it leaves out go on with likelier children than the two that it follows."""
-    table = HeadTable(HeadSizes(1, 256, 3, wide=10), 21, 4, torch.device("cpu"))
-    table.send([HeadText(0, 5, 0, [0], wide=2)])
-    choice, tree = TreeChoice(table, torch.arange(30), 10), LevelTree(Budget(99, levels=3), wide=2)
+    table = DraftTable(DraftShape(1, 256, 3, wide=10), 21, 4, torch.device("cpu"))
+    table.send([DraftRow(0, 5, 0, [0], wide=2)])
+    choice, tree = TreeTopK(table, torch.arange(30), 10), EagleTree(Budget(99, levels=3), wide=2)
     likely, even, two = (torch.full((30,), 1e-6) for _ in range(3))
     likely[:2], likely[2:10], even[:], two[20:22] = 0.18, 0.08, 1 / 30, 0.5
     choice.look(likely.log()[None])
     for _ in range(2):
         tokens, _ = choice.descend()
         choice.look(torch.where(tokens[:, None] < 2, even, two).log())
-    grow_from(tree, Grown.told(choice.found), 0)
+    grow_from(tree, TreeCandidates.told(choice.found), 0)
     assert tree.depth == 3 and len(tree.tokens) == 10 + 2 * 10 + 2 * 10
 
 
 def test_a_level_stands_in_the_order_in_which_it_was_found() -> None:
     """As on the host, where the first of equals is the first that was found, not the one with the likelier parent."""
-    table = HeadTable(HeadSizes(1, 256, 2, wide=2), 3, 4, torch.device("cpu"))
-    table.send([HeadText(0, 5, 0, [0], wide=2)])
-    choice = TreeChoice(table, torch.arange(30), 3)
+    table = DraftTable(DraftShape(1, 256, 2, wide=2), 3, 4, torch.device("cpu"))
+    table.send([DraftRow(0, 5, 0, [0], wide=2)])
+    choice = TreeTopK(table, torch.arange(30), 3)
     choice.tokens, choice.worth = torch.tensor([[7, 8, 9]]), torch.tensor([[0.25, 0.125, 0.5]], dtype=torch.float64)
     tokens, parents = choice.descend()
     assert (tokens.tolist(), parents.tolist(), choice.chances.tolist()) == ([7, 9], [[0, 0]], [[0.25, 0.5]])
@@ -216,7 +216,7 @@ class Unlookable(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Watched(Recorder[Any, Any]):
+class Watched(GraphCache[Any, Any]):
     """Runs all work as it would be recorded."""
 
     def __call__(self, sizes: Any, run: Callable[[], Any], keep: bool = True) -> Any:
@@ -258,7 +258,7 @@ def test_what_lies_in_the_tables_from_before_does_not_matter(config: HeadConfig)
 @pytest.mark.parametrize("places", [[5] * 9, [3, 2000, 7, 60, 60, 5], [300, 5, 5, 5, 5, 5, 5, 5], [5000], [1]])
 def test_texts_are_cut_into_passes_of_bounded_work(places: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_tables, "MOST_PLACES", 2048)
-    texts = [HeadText(1, place, place - 1, []) for place in places]
+    texts = [DraftRow(1, place, place - 1, []) for place in places]
     cut = head_tables.passes(texts)
     assert [text for some in cut for text in texts[some]] == texts
     sizes = [head_tables.sizes_of(texts[some], 1) for some in cut]
@@ -312,10 +312,10 @@ def test_what_serves_for_a_reading_keeps_the_same(config: HeadConfig) -> None:
         reader.recorder = (tape := Tape()).recorder()
         if serves:
             with freely():
-                reader.read([Reading(seq, 1, 31, [states])], None)
+                reader.read([PrefillRange(seq, 1, 31, [states])], None)
         for each in kept:
             each.zero_()
-        assert reader.read([Reading(seq, 5, 8, [states[:3]])], None)
+        assert reader.read([PrefillRange(seq, 5, 8, [states[:3]])], None)
         assert tape.count == serves
         found.append([each.clone() for each in kept])
     for alone, filled in zip(*found, strict=True):

@@ -12,10 +12,10 @@ from foretell.kernels.native.library import DRAW, Library, library
 from foretell.kernels.native.packed import PackedLinear
 from foretell.kernels.native.records import StepRecord, record_of
 from foretell.kv.cache import slots_of
-from foretell.runner.batch_layout import Packed, pack
-from foretell.runner.native.head_draft import Asked, NativeBlock, NativeChain
+from foretell.runner.batch_layout import BatchLayout, pack
+from foretell.runner.native.head_draft import DraftRequest, NativeBlock, NativeChain
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, Sequence, Share
+from foretell.types import Draft, Request, ScheduledSequence, Sequence
 from tests.heads.test_native import waiting
 from tests.kernels.test_quantized import random_weights
 from tests.runner.test_native import PLAIN, desk
@@ -57,24 +57,24 @@ def slots_past_the_pages() -> None:
 
 def a_draft_past_the_pages() -> None:
     seq = Sequence(0, Request("x", (1, 2, 3), SamplingParams(), 0, 9), [1, 2, 3], pages=[0])
-    pack([Share.of(seq, 3)], [Draft.chain([4, 5])], 4)
+    pack([ScheduledSequence.of(seq, 3)], [Draft.chain([4, 5])], 4)
 
 
 def a_slot_past_the_cache() -> None:
     runner = desk(PLAIN).runner
     slots = len(runner.cache.keys[0]) * runner.cache.page_size
-    runner.executor(Packed([1], [0], [slots], [Span(0, 1, 0, (0,))], [0]), ())
+    runner.executor(BatchLayout([1], [0], [slots], [Span(0, 1, 0, (0,))], [0]), ())
 
 
 def a_token_past_the_vocabulary() -> None:
-    desk(PLAIN).runner.executor(Packed([PLAIN.vocab], [0], [0], [Span(0, 1, 0, (0,))], [0]), ())
+    desk(PLAIN).runner.executor(BatchLayout([PLAIN.vocab], [0], [0], [Span(0, 1, 0, (0,))], [0]), ())
 
 
 def a_head_past_the_pages() -> None:
     drafter, _ = waiting(HEADS["eagle"], temperature=0.0)
     if not isinstance(drafter._native, NativeChain):
         raise TypeError("an EAGLE head runs natively")
-    asked = Asked(tokens=[1], places=[3], pages=[[0]], depths=[2], floors=[0.0])
+    asked = DraftRequest(tokens=[1], places=[3], pages=[[0]], depths=[2], floors=[0.0])
     drafter._native.guess(asked, torch.zeros(1, drafter.head.config.layer.width))
 
 
@@ -83,7 +83,7 @@ def more_blocks_than_spare_slots() -> None:
     if not isinstance(drafter._native, NativeBlock):
         raise TypeError("a block head runs natively")
     count = drafter._native.most + 1
-    drafter._native.guess(Asked([1] * count, [1] * count, [[0]] * count, [1] * count, [0.0] * count))
+    drafter._native.guess(DraftRequest([1] * count, [1] * count, [[0]] * count, [1] * count, [0.0] * count))
 
 
 OVERFLOWS: dict[str, Callable[[], None]] = {

@@ -15,8 +15,8 @@ from foretell.draft.heads.medusa import MedusaDrafter
 from foretell.draft.heads.sampling import draws_of
 from foretell.kernels.native.library import NO_MEMORY, library
 from foretell.kernels.native.packed import PackedLinear
-from foretell.runner.native.head_draft import Beside, NativeBlock, NativeChain
-from foretell.runner.native.head_prefill import Reading
+from foretell.runner.native.head_draft import NativeBlock, NativeChain, TreeSlots
+from foretell.runner.native.head_prefill import PrefillRange
 from foretell.sampling import noise
 from foretell.sampling.native_sampler import choose_natively, draw_rows
 from foretell.sampling_params import SamplingParams
@@ -76,7 +76,7 @@ def chain(faulty: FaultyLibrary) -> Case:
     drafter, seqs = waiting(HEADS["eagle"], rules=("rejection",), temperature=1.0, top_k=9)
     assert isinstance(drafter, EagleDrafter) and isinstance(drafter._native, NativeChain)
     native, asked = drafter._native, drafter.asked(seqs, drafter.chains([Budget(4)] * len(seqs)))
-    drawing = Beside(draws=draws_of(seqs, 4), tells=True)
+    drawing = TreeSlots(draws=draws_of(seqs, 4), tells=True)
     features = torch.randn(len(seqs), drafter.head.config.layer.width, generator=torch.Generator().manual_seed(0))
 
     def run() -> Any:
@@ -105,7 +105,7 @@ def read(faulty: FaultyLibrary) -> Case:
     reader, config = drafter._reader, drafter.head.config
     width = int(max(reader._columns)) + config.target_width
     rng = torch.Generator().manual_seed(0)
-    readings = [Reading(seq, 0, seq.cached, [torch.randn(seq.cached, width, generator=rng)]) for seq in seqs]
+    readings = [PrefillRange(seq, 0, seq.cached, [torch.randn(seq.cached, width, generator=rng)]) for seq in seqs]
 
     def run() -> Any:
         reader.read(readings)

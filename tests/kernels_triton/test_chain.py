@@ -17,12 +17,12 @@ from foretell.runner.batch_layout import pack
 from foretell.runner.cuda.draft_chain import CudaChain
 from foretell.runner.cuda.forward import CudaForward
 from foretell.runner.cuda.graph_shapes import ChainSizes, fit
-from foretell.runner.cuda.graphs import Recorder, freely
+from foretell.runner.cuda.graphs import GraphCache, freely
 from foretell.runner.cuda.tables import PageTable
 from foretell.runner.executor import EagerExecutor
 from foretell.sampling.cuda_sampler import Draws
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, Sequence, Share
+from foretell.types import Draft, Request, ScheduledSequence, Sequence
 from tests.kernels_triton.test_forward import BASE, DEVICE, world
 from tests.recordings import Tape
 
@@ -48,7 +48,9 @@ def one_by_one(vocab: int) -> tuple[list[list[int]], list[list[float]]]:
     seqs, sure = sequences(STEPS), [[] for _ in range(3)]  # type: ignore[var-annotated]
     before = [len(seq.tokens) for seq in seqs]
     for _ in range(STEPS):
-        logits = executor(pack([Share.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE), ()).logits[:, :vocab]
+        logits = executor(
+            pack([ScheduledSequence.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE), ()
+        ).logits[:, :vocab]
         for i, seq in enumerate(seqs):
             seq.cached = len(seq.tokens)
             seq.tokens.append(int(logits[i].argmax()))
@@ -61,11 +63,11 @@ def chain_of(
 ) -> tuple[tuple[list[list[int]], list[list[float]]], KVCache]:
     """The chains, and the cache they were written to. `recorded`: tokens of a chain that serves for them."""
     model, cache, layout = world(BASE, PAGE, torch.float32)
-    packed = pack([Share.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE)
+    packed = pack([ScheduledSequence.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE)
     spans = [replace(span, pages=tuple(seq.pages)) for span, seq in zip(packed.spans, seqs, strict=True)]
     packed = replace(packed, spans=spans)
     sizes, tiles = fit(packed, layout.share)
-    recorder: Recorder[ChainSizes, torch.Tensor] = (tape := Tape()).recorder()
+    recorder: GraphCache[ChainSizes, torch.Tensor] = (tape := Tape()).recorder()
     chain = CudaChain(CudaForward(model, cache), PageTable(8, 100, DEVICE), 16, PAGE, recorder)
     wanted = ChainSizes(sizes, 16, parts(64), 4, steps, vocab, draws is not None)
     if recorded:

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from foretell.draft.model import ModelDrafter
-from foretell.draft.model_graph import ChainedDrafter
+from foretell.draft.model_graph import GraphModelDrafter
 from foretell.runner.cuda.executor import CudaExecutor
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.sampling import restricts
@@ -50,10 +50,10 @@ def texts(params: tuple[SamplingParams, ...], rule: str = "match") -> list[Seque
     ]
 
 
-def chained(vocab: int = 32, **settings: object) -> tuple[ChainedDrafter, CudaExecutor]:
+def chained(vocab: int = 32, **settings: object) -> tuple[GraphModelDrafter, CudaExecutor]:
     runner = ModelRunner(tiny_decoder(3, SMALL).to(DEVICE), 64, PAGE, 64)
     runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
-    return ChainedDrafter(runner, vocab, "chained", **settings), executor  # type: ignore[arg-type]
+    return GraphModelDrafter(runner, vocab, "chained", **settings), executor  # type: ignore[arg-type]
 
 
 def by_steps(vocab: int = 32) -> ModelDrafter:

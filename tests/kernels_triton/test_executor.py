@@ -12,11 +12,11 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from foretell.engine.warmup import Rehearsal
+from foretell.engine.warmup import Warmup
 from foretell.kernels.triton.scatter_tokens import take_up
 from foretell.runner.cuda.executor import CudaExecutor
 from foretell.runner.cuda.graphs import Capture, freely
-from foretell.runner.cuda.warmup import GUESSED, PLAIN, Nothing, go_on, rehearse, tree
+from foretell.runner.cuda.warmup import GUESSED, PLAIN, DummyStep, go_on, rehearse, tree
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.model_runner import ModelRunner
 from foretell.types import Draft
@@ -78,8 +78,8 @@ def test_what_was_rehearsed_is_recorded_and_gives_what_the_definition_gives(monk
     engine = World(pages=32, device=DEVICE.type, config=BASE).engine()
     runner = engine.runner
     runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
-    steps = [Nothing(cached=3), Nothing(cached=3, draft=tree(2))]
-    Rehearsal(engine, lambda rehearsal: (partial(rehearsal.step, step) for step in steps)).run(600)
+    steps = [DummyStep(cached=3), DummyStep(cached=3, draft=tree(2))]
+    Warmup(engine, lambda rehearsal: (partial(rehearsal.step, step) for step in steps)).run(600)
     recordings = executor.recorder().recordings
     assert len(recordings) == len(steps) and None not in recordings.values()
     (track,) = add(engine, "0", [4], max_tokens=2)

@@ -20,13 +20,13 @@ from foretell.kernels.triton.row_tables import NO_PARTS, RowTables, Sizes, parts
 from foretell.kv.cache import KVCache
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.runner.batch_layout import Packed, pack
+from foretell.runner.batch_layout import BatchLayout, pack
 from foretell.runner.cuda.forward import CudaForward
 from foretell.runner.cuda.graph_shapes import fit
 from foretell.runner.cuda.tables import PageTable, fill, make_tiles
 from foretell.runner.executor import EagerExecutor
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, Sequence, Share
+from foretell.types import Draft, Request, ScheduledSequence, Sequence
 from tests.tiny import tiny_decoder
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -43,15 +43,15 @@ TREE = Draft((1, 2, 3, 4, 5, 6), (-1, -1, 0, 0, 1, 3))
 ROOM = 2400  # tokens of a cache
 
 
-def share_of(number: int, start: int, take: int, draft: Draft, page_size: int, pages: list[int]) -> Share:
+def share_of(number: int, start: int, take: int, draft: Draft, page_size: int, pages: list[int]) -> ScheduledSequence:
     """A sequence with `start` cached tokens of which `take` more and the draft are to run, on the next of `pages`."""
     tokens = [(7 * i + number) % 32 for i in range(start + take)]
     seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, start)
     seq.pages = [pages.pop() for _ in range(-(-(start + take + len(draft)) // page_size))]
-    return Share.of(seq, take)
+    return ScheduledSequence.of(seq, take)
 
 
-def step(shapes: list[tuple[int, int, Draft]], page_size: int, room: int = ROOM) -> Packed:
+def step(shapes: list[tuple[int, int, Draft]], page_size: int, room: int = ROOM) -> BatchLayout:
     pages = [int(page) for page in np.random.default_rng(0).permutation(room // page_size)]
     shares = [share_of(i, start, take, draft, page_size, pages) for i, (start, take, draft) in enumerate(shapes)]
     return pack(shares, [draft for _, _, draft in shapes], page_size)
@@ -70,7 +70,9 @@ def world(
     return model, cache, Layout(page_size, config.heads // config.kv_heads, frozenset(config.windows), dtype, DEVICE)
 
 
-def run(model: Decoder, cache: KVCache, packed: Packed, sizes: Sizes, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def run(
+    model: Decoder, cache: KVCache, packed: BatchLayout, sizes: Sizes, taps: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
     """The step as the executor runs it when nothing is recorded."""
     most = sizes.height // (model.config.heads // model.config.kv_heads)
     tiles = make_tiles(packed, most, whole=sizes.splits == NO_PARTS)
@@ -84,7 +86,7 @@ def run(model: Decoder, cache: KVCache, packed: Packed, sizes: Sizes, taps: tupl
     return logits[: len(packed.wanted)].float(), features[: packed.rows]
 
 
-def exact_fit(packed: Packed, share: int, whole: bool = False) -> Sizes:
+def exact_fit(packed: BatchLayout, share: int, whole: bool = False) -> Sizes:
     """As `fit`, for the very keys there are: the interpreter runs every program of a grid."""
     sizes, tiles = fit(packed, share)
     if whole:
@@ -94,7 +96,7 @@ def exact_fit(packed: Packed, share: int, whole: bool = False) -> Sizes:
 
 
 def compare(
-    config: ModelConfig, packed: Packed, page_size: int, dtype: torch.dtype, whole: bool, within: float
+    config: ModelConfig, packed: BatchLayout, page_size: int, dtype: torch.dtype, whole: bool, within: float
 ) -> None:
     model, cache, layout = world(config, page_size, dtype)
     sizes = exact_fit(packed, layout.share, whole)
@@ -149,7 +151,13 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def attended(
-    cache: KVCache, packed: Packed, q: Tensor, window: int | None, height: int = 16, scale: float = 0.3, more: int = 0
+    cache: KVCache,
+    packed: BatchLayout,
+    q: Tensor,
+    window: int | None,
+    height: int = 16,
+    scale: float = 0.3,
+    more: int = 0,
 ) -> Tensor:
     """Attention of a step's rows over a first layer's keys and values; `more`: what tables have beyond them."""
     share = q.shape[1] // cache.keys[0].shape[2]

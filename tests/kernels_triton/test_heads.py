@@ -20,13 +20,13 @@ from foretell.kernels.triton.draft_attention import Cells, Sight, glance
 from foretell.kernels.triton.draft_sample import Draw, guess
 from foretell.kernels.triton.eagle_inputs import Side, read_pairs
 from foretell.kernels.triton.tree_topk import Noise, best_children, descend
-from foretell.models.draft_heads import EagleHead, Head, HeadConfig
+from foretell.models.draft_heads import DraftHead, EagleHead, HeadConfig
 from foretell.models.draft_heads.loading import pack_head
 from foretell.models.quantize import RoundedLinear, round_linear
-from foretell.runner.heads.fused_draft import FusedSteps, is_fused
+from foretell.runner.heads.fused_draft import FusedDraft, is_fused
 from foretell.runner.heads.kv import attend
-from foretell.runner.heads.sampler import Found, ProbsRoom, Race, TreeChoice, likeliest, pick
-from foretell.runner.heads.tables import WIDE, HeadSizes, HeadTable, HeadText
+from foretell.runner.heads.sampler import DraftOutput, ExponentialRace, ProbsBuffer, TreeTopK, likeliest, pick
+from foretell.runner.heads.tables import WIDE, DraftRow, DraftShape, DraftTable
 from foretell.types import Budget
 from tests.heads.test_whole import LONG, both, waiting
 from tests.kernels_triton.test_forward import DEVICE
@@ -43,11 +43,11 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def texts_at(heats: list[float], depth: int, wide: int = 0, own: int = 1) -> HeadTable:
+def texts_at(heats: list[float], depth: int, wide: int = 0, own: int = 1) -> DraftTable:
     """A table of as many texts."""
-    table = HeadTable(HeadSizes(len(heats), 256, depth, wide, any(heats)), 1 + (depth - 1) * max(1, wide), 4, DEVICE)
+    table = DraftTable(DraftShape(len(heats), 256, depth, wide, any(heats)), 1 + (depth - 1) * max(1, wide), 4, DEVICE)
     noise = [np.arange(depth) * 7919 + 31 * i for i in range(len(heats))]
-    table.send([HeadText(1, 5, 4, [0, 1], own, heat, keys) for heat, keys in zip(heats, noise, strict=True)])
+    table.send([DraftRow(1, 5, 4, [0, 1], own, heat, keys) for heat, keys in zip(heats, noise, strict=True)])
     return table
 
 
@@ -59,8 +59,8 @@ def test_a_token_is_that_of_the_definition(outputs: int, heats: list[float]) -> 
     logits = random(len(heats), outputs) * 3
     logits[0, 5] = logits[0, 17] = logits.max() + 1  # of equals the first
     told = [torch.empty(2, 3, len(heats), device=DEVICE) for _ in range(2)]
-    defined, mine = (Found(each, ProbsRoom(outputs, DEVICE)(table.sizes)) for each in told)
-    truth = pick(logits, Race(table, ids), defined, depth)
+    defined, mine = (DraftOutput(each, ProbsBuffer(outputs, DEVICE)(table.sizes)) for each in told)
+    truth = pick(logits, ExponentialRace(table, ids), defined, depth)
     tokens = torch.empty_like(truth)
     draw = None if mine.probs is None else Draw(table.heats, table.keys[:, depth], mine.probs[depth])
     guess(logits, ids, draw, tokens, mine.told[:, depth])
@@ -138,14 +138,16 @@ def test_the_children_are_those_of_the_definition(outputs: int, count: int, heat
     logits = random(texts * rows, outputs) * 2
     told = torch.zeros(2, texts, wide, count, device=DEVICE)
     best_children(logits, ids, noise_of(table, depth), told[0], told[1])
-    tokens, shares = likeliest(logits.view(texts, rows, -1), Race(table, ids), depth, table.sizes.drawn, count)
+    tokens, shares = likeliest(
+        logits.view(texts, rows, -1), ExponentialRace(table, ids), depth, table.sizes.drawn, count
+    )
     told_of = shares > 0  # where nothing is left to tell them by any will do
     assert torch.equal(told[0, :, :rows][told_of], tokens.float()[told_of])
     torch.testing.assert_close(told[1, :, :rows], shares, rtol=1e-5, atol=1e-8)
     assert not told[:, :, rows:].any()
 
 
-def noise_of(table: HeadTable, depth: int) -> Noise | None:
+def noise_of(table: DraftTable, depth: int) -> Noise | None:
     return Noise(table.heats, table.keys[:, depth]) if table.sizes.drawn else None
 
 
@@ -166,7 +168,7 @@ def test_of_equal_logits_noise_tells() -> None:
     for heat in (1e-5, 0.01, 1.0):
         table, told = texts_at([heat], 1), torch.zeros(2, 1, 1, 4, device=DEVICE)
         best_children(logits, ids, noise_of(table, 0), told[0], told[1])
-        tokens, shares = likeliest(logits[None], Race(table, ids), 0, True, 4)
+        tokens, shares = likeliest(logits[None], ExponentialRace(table, ids), 0, True, 4)
         assert told[0].tolist() == tokens.tolist() and len(set(shares[0, 0].tolist())) == 4
         torch.testing.assert_close(told[1], shares, rtol=1e-5, atol=1e-8)
 
@@ -177,7 +179,7 @@ def test_the_branches_are_those_of_the_definition(own: int, equals: bool) -> Non
     texts, wide, count, depth, outputs = 2, 5, 6, 4, 30
     table = texts_at([0.0] * texts, depth, wide, own)
     ids = torch.arange(outputs, device=DEVICE)
-    choice, above = TreeChoice(table, ids, count), None
+    choice, above = TreeTopK(table, ids, count), None
     seen = torch.zeros(texts, 1, table.guesses, dtype=torch.bool, device=DEVICE)
     seen[..., 0] = True
     for level in range(depth - 1):
@@ -201,7 +203,7 @@ def fused(drafter: HeadDrafter) -> HeadDrafter:
     mine: Any = drafter
     keys, values, features = mine.pages.kept
     assert is_fused(mine.head, keys, features)
-    mine._whole = FusedSteps(mine.head, keys, values, features, MOST_WIDE)
+    mine._whole = FusedDraft(mine.head, keys, values, features, MOST_WIDE)
     return drafter
 
 
@@ -228,7 +230,7 @@ def test_other_heads_are_not_served() -> None:
         assert not is_fused(drafter.head, drafter.pages.keys, drafter.pages.kept_features)
 
 
-def in_8_bits(monkeypatch: pytest.MonkeyPatch, *heads: Head[Any]) -> None:
+def in_8_bits(monkeypatch: pytest.MonkeyPatch, *heads: DraftHead[Any]) -> None:
     """As they are packed for a GPU, with all that is multiplied by rows."""
     monkeypatch.setattr(
         "foretell.models.draft_heads.loading._way_to_pack", lambda *_: functools.partial(round_linear, rounding="int8")

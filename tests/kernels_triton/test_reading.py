@@ -16,12 +16,12 @@ from foretell.kernels.norm import rms_norm
 from foretell.kernels.triton.eagle_inputs import KeptFeatures, Side, keep_pairs, read_pairs
 from foretell.kernels.triton.norm import norm_parts
 from foretell.kv.cache import slots_of
-from foretell.models.draft_heads import EagleConfig, HeadConfig, Lender
+from foretell.models.draft_heads import EagleConfig, HeadConfig, TargetWeights
 from foretell.models.layers import Norm
 from foretell.runner.heads.fused_draft import is_fused
-from foretell.runner.heads.fused_prefill import FusedReader
-from foretell.runner.heads.prefill import WholeReader
-from foretell.runner.native.head_prefill import Reading
+from foretell.runner.heads.fused_prefill import FusedPrefill
+from foretell.runner.heads.prefill import GraphPrefill
+from foretell.runner.native.head_prefill import PrefillRange
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence
 from tests.kernels_triton.test_forward import DEVICE
@@ -73,8 +73,8 @@ def test_pairs_are_those_that_are_read_when_all_is_kept(dtype: torch.dtype, scal
 class Reader:
     """A head with pages of its own that hold an earlier life's numbers."""
 
-    def __init__(self, config: HeadConfig, kind: type[WholeReader], dtype: torch.dtype) -> None:
-        lender = Lender.of(tiny_decoder().to(DEVICE))
+    def __init__(self, config: HeadConfig, kind: type[GraphPrefill], dtype: torch.dtype) -> None:
+        lender = TargetWeights.of(tiny_decoder().to(DEVICE))
         head: Any = random_head(config, lender).to(dtype)
         head.borrow(lender)  # in this type
         head.prepare(64)
@@ -93,14 +93,14 @@ class Reader:
         return [*self.keys, *self.values, self.features]
 
 
-def places_of(number: int, start: int, stop: int, pages: list[int], like: Reader) -> Reading:
+def places_of(number: int, start: int, stop: int, pages: list[int], like: Reader) -> PrefillRange:
     """Of a text, in two pieces where there are several."""
     tokens = [(7 * i + number) % VOCAB for i in range(stop + 1)]
     seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, stop)
     seq.pages = pages
     config = like.head.config
     states = random(stop - start, len(config.taps) * config.target_width, seed=number, dtype=like.features.dtype)
-    return Reading(seq, start, stop, [part for part in (states[:2], states[2:]) if len(part)])
+    return PrefillRange(seq, start, stop, [part for part in (states[:2], states[2:]) if len(part)])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def places_of(number: int, start: int, stop: int, pages: list[int], like: Reader
 def test_what_is_kept_is_what_the_definition_keeps(config: HeadConfig, dtype: torch.dtype, near: float) -> None:
     if dtype == torch.bfloat16 and config.layers > 1 and DEVICE.type == "cpu":
         pytest.skip("Triton's interpreter multiplies no bfloat16, and attention is made of products")
-    fused, plain = (Reader(config, kind, dtype) for kind in (FusedReader, WholeReader))
+    fused, plain = (Reader(config, kind, dtype) for kind in (FusedPrefill, GraphPrefill))
     first = [(0, 0, 3, [4, 9]), (1, 5, 6, [2, 7]), (2, 3, 9, [11, 0, 13])]
     for several in (first, [(0, 3, 8, [4, 9])], [(1, 6, 7, [2, 7]), (2, 9, 11, [11, 0, 13])]):
         for each in (fused, plain):
@@ -123,7 +123,7 @@ def test_what_is_kept_is_what_the_definition_keeps(config: HeadConfig, dtype: to
 @pytest.mark.parametrize("name", ["all norms", "two layers"])
 def test_what_is_kept_in_8_bits_is_what_the_definition_keeps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a step of the grid of each row that is rounded on its way."""
-    readers = [Reader(READ[name], kind, torch.float32) for kind in (FusedReader, WholeReader)]
+    readers = [Reader(READ[name], kind, torch.float32) for kind in (FusedPrefill, GraphPrefill)]
     in_8_bits(monkeypatch, *(each.head for each in readers))
     for each in readers:
         with torch.inference_mode():
@@ -133,7 +133,7 @@ def test_what_is_kept_in_8_bits_is_what_the_definition_keeps(name: str, monkeypa
 
 
 def test_rows_that_fill_up_leave_no_trace() -> None:
-    reader = Reader(HEADS["eagle"], FusedReader, torch.float32)
+    reader = Reader(HEADS["eagle"], FusedPrefill, torch.float32)
     before = [t.clone() for t in reader.kept]
     with torch.inference_mode():
         assert reader.reader.read([places_of(0, 2, 5, [4, 9], reader)], None)

@@ -16,9 +16,9 @@ from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
-from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.sequence_state import Track
+from foretell.engine.sequence_state import SequenceState
 from tests.outruns import LeavesUnseen, Outruns, Sometimes
 from tests.tiny import VOCAB, World, add, check_pages, model_drafter, random_tree, run
 
@@ -43,7 +43,7 @@ WORLDS = (
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NGramDrafter,
     "suffix": SuffixDrafter,
-    "recycle": RecycleDrafter,
+    "recycle": TokenRecyclingDrafter,
     "unseen": lambda: LeavesUnseen(NGramDrafter()),
     "model": lambda: model_drafter(seed=5),
     "tree": lambda: ScriptedDrafter(random_tree),
@@ -57,7 +57,7 @@ class Asked:
     tokens: int
     wishes: dict[str, Any]
 
-    def of(self, engine: Engine) -> list[Track]:
+    def of(self, engine: Engine) -> list[SequenceState]:
         return add(engine, self.name, self.prompt, max_tokens=self.tokens, **self.wishes)
 
 
@@ -83,7 +83,7 @@ def test_everybody_hears_the_own_text(seed: int, drafter: str) -> None:
     engine = rng.choice(WORLDS).engine(DRAFTERS[drafter]())
     engine.runner.executor = Outruns(engine.runner.executor)
     engine.controller = rng.choice([FixedController(3), Sometimes(3, 0, seed)])
-    tracks: dict[Key, Track] = {}
+    tracks: dict[Key, SequenceState] = {}
     told: dict[Key, list[int]] = {}
     gone: set[str] = set()
     while coming or engine.busy:

@@ -12,9 +12,9 @@ from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.suffix import SuffixDrafter
-from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
-from foretell.types import Budget, Draft, Outcome, Sequence
+from foretell.types import Budget, Draft, Sequence, StepResult
 from tests.draft.tiny_tokens import string_translator, token_translator
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run, tree_around
 
@@ -23,7 +23,7 @@ LEARNERS: dict[str, Callable[[], Drafter]] = {
     "suffix": lambda: SuffixDrafter(offset=2, store_tokens=80),
     "mix": lambda: Rotated([NGramDrafter(1, 3), SuffixDrafter(offset=2, store_tokens=80), model_drafter(seed=5)]),
     "model": lambda: model_drafter(seed=5),
-    "recycle": RecycleDrafter,
+    "recycle": TokenRecyclingDrafter,
     "lookahead": LookaheadDrafter,
     "translated tokens": lambda: token_translator(),
     "translated strings": lambda: string_translator(),
@@ -64,7 +64,7 @@ class Compared(Drafter):
         self.compared += sum(len(draft) for draft in drafts)
         return drafts
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         self.seen.append(lambda drafter: drafter.observe(outcomes))
         self.kept.observe(outcomes)
 

@@ -10,14 +10,14 @@ import torch
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.engine import verifier as judge
-from foretell.engine.verifier import Case
+from foretell.engine.verifier import VerifyCase
 from foretell.kernels.attention import Span
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
 from foretell.runner import batch_layout as pack_module
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.sampling import Row
-from foretell.types import Draft, Sequence, Verdict
+from foretell.types import Draft, Sequence, VerifyResult
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, random_tree, run, tree_around
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -36,10 +36,10 @@ def positions_by_node(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_by_row(patch: pytest.MonkeyPatch) -> None:
-    def rows(case: Case) -> list[Row]:
+    def rows(case: VerifyCase) -> list[Row]:
         return [Row(case.request.params, case.request.seed, row) for row in range(len(case.draft) + 1)]
 
-    patch.setattr(Case, "rows", rows)
+    patch.setattr(VerifyCase, "rows", rows)
 
 
 def pages_leak(patch: pytest.MonkeyPatch) -> None:
@@ -56,8 +56,8 @@ def cached_one_too_far(patch: pytest.MonkeyPatch) -> None:
 
 
 def accepts_without_asking(patch: pytest.MonkeyPatch) -> None:
-    def gullible(draft: Draft, chosen: tuple[int, ...]) -> Verdict:
-        return Verdict((0,), chosen[1]) if len(draft) else Verdict((), chosen[0])
+    def gullible(draft: Draft, chosen: tuple[int, ...]) -> VerifyResult:
+        return VerifyResult((0,), chosen[1]) if len(draft) else VerifyResult((), chosen[0])
 
     patch.setattr(judge, "walk", gullible)
 

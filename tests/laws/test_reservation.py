@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretell.draft.base import Drafter
-from foretell.draft.draft_builder import Chain
+from foretell.draft.draft_builder import ChainBuilder
 from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.registry import HEADS as REGISTERED
 from foretell.draft.reserved import check_reserved
@@ -128,7 +128,7 @@ def test_a_draft_deeper_than_its_reservation_is_caught(monkeypatch: pytest.Monke
     """The law fails for a head that asks for its deepest draft whatever its budget is."""
     planted = BlockDrafter._passed
 
-    def deepest(self: BlockDrafter, seqs: list[Sequence], chains: list[Chain], depth: int) -> object:
+    def deepest(self: BlockDrafter, seqs: list[Sequence], chains: list[ChainBuilder], depth: int) -> object:
         return planted(self, seqs, self.chains([Budget(self.deepest)] * len(seqs)), self.deepest)
 
     monkeypatch.setattr(BlockDrafter, "_passed", deepest)

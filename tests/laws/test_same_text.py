@@ -11,10 +11,10 @@ from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.lookahead import LookaheadDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.draft.predicted_output import PredictionDrafter
+from foretell.draft.predicted_output import PredictedOutputDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
-from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.models.config import ModelConfig
 from foretell.types import SpeculationChoice
@@ -51,7 +51,7 @@ DRAFTERS: dict[str, Callable[[Truth], Drafter]] = {
     "early exit": lambda truth: early_exit(),
     "itself in 8 bits": lambda truth: quantized_self(8),
     "itself in 4 bits": lambda truth: quantized_self(4),
-    "recycle": lambda truth: RecycleDrafter(),
+    "recycle": lambda truth: TokenRecyclingDrafter(),
     "lookahead": lambda truth: LookaheadDrafter(),
     "translated tokens": lambda truth: token_translator(),
     "translated strings": lambda truth: string_translator(),
@@ -205,7 +205,7 @@ def test_a_prediction_never_changes_the_text(sampling: str, world: World) -> Non
     """Foretold right, with every fifth token wrong, and entirely wrong; pre-empted on the way."""
     truth = truth_for(sampling)
     for spoil in (lambda i: False, lambda i: i % 5 == 2, lambda i: True):
-        engine = world.engine(PredictionDrafter())
+        engine = world.engine(PredictedOutputDrafter())
         tracks = [
             track
             for i, (prompt, text) in enumerate(zip(PROMPTS, truth, strict=True))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretell.build.model_source import Opened, Room, open_model, say_nothing
+from foretell.build.model_source import CacheSize, ModelSource, open_model, say_nothing
 from foretell.config import EngineConfig
 from foretell.hub.folder import CONFIG as CONFIG_FILE
 from foretell.hub.folder import WEIGHTS
@@ -34,7 +34,7 @@ from foretell.sampling_params import SamplingParams
 from tests.models.test_quantize import BIASED
 from tests.tiny import CONFIG, tiny_decoder
 
-ROOM = Room(pages=8, page_size=16, context=64)
+ROOM = CacheSize(pages=8, page_size=16, context=64)
 BITS: list[Bits | None] = [None, 8, 4]
 
 
@@ -52,11 +52,11 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_folder, tmp_path / "tiny"))
 
 
-def opened(folder: Path, quantization: str = "int8") -> Opened:
+def opened(folder: Path, quantization: str = "int8") -> ModelSource:
     return open_model(str(folder), EngineConfig(quantization=quantization), say_nothing)
 
 
-def start(model: Opened) -> tuple[bool, dict[str, bytes]]:
+def start(model: ModelSource) -> tuple[bool, dict[str, bytes]]:
     """Whether a start took what was kept, and what it runs with."""
     loaded = model.load_packed()
     was_kept = loaded.is_packed

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from foretell.control.controller import FixedController
-from foretell.draft.self_draft import SharedDrafter
+from foretell.draft.self_draft import SelfDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.stats import Speculation
 from foretell.hub import open_checkpoint, resolve
@@ -115,7 +115,7 @@ def bytes_of(layer: Linear) -> int:
 def self_drafting(model: Decoder, bits: Bits) -> Engine:
     draft = quantized(model, bits)
     runner = ModelRunner(model, 256, 4, CONTEXT)
-    drafter = SharedDrafter(runner.lend(draft), model.config.vocab, f"self:int{bits}")
+    drafter = SelfDrafter(runner.lend(draft), model.config.vocab, f"self:int{bits}")
     return Engine(runner, drafter, FixedController(4), Scheduler(runner, PrefixIndex(runner.pool), 16, 64))
 
 
@@ -147,7 +147,7 @@ def test_copies_of_a_real_model_guess_well(bits: Bits, least: float) -> None:
     checkpoint = open_checkpoint(resolve("smollm2-135m", lambda line: None))
     tokenizer = Tokenizer.from_gguf(checkpoint.config)
     engine = self_drafting(load_model(checkpoint), bits)
-    maker = RequestMaker(Limits(CONTEXT, tokenizer.end_ids, tokenizer.vocab_size), tokenizer, engine.drafter)
+    maker = RequestBuilder(Limits(CONTEXT, tokenizer.end_ids, tokenizer.vocab_size), tokenizer, engine.drafter)
     for i, question in enumerate(QUESTIONS):
         prompt = tokenizer.encode_chat([{"role": "user", "content": question}], add_generation_prompt=True)
         for request in maker.make(str(i), prompt, SamplingParams(max_tokens=64, temperature=0)):

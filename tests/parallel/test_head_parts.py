@@ -12,11 +12,19 @@ import torch
 from foretell.errors import RequestError
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import BlockConfig, Head, HeadConfig, Lender, MedusaConfig, make_head
+from foretell.models.draft_heads import BlockConfig, DraftHead, HeadConfig, MedusaConfig, TargetWeights, make_head
 from foretell.models.draft_heads.sharding import check_split_head, part_of_tensor
 from foretell.models.sharding import Ranks, Shard
 from foretell.runner.heads.kv import HeadPages, beside
-from foretell.runner.heads.ops import Job, LevelRows, PassBlocks, ReadPlaces, SeeAhead, StepRows, head_work
+from foretell.runner.heads.ops import (
+    BlockForwardOp,
+    BlockLevelOp,
+    HeadOp,
+    MedusaForwardOp,
+    PrefillOp,
+    StepOp,
+    head_work,
+)
 from foretell.runner.heads.sampler import all_scores
 from tests.parallel.baton import Baton, run_ranks
 from tests.tiny import CONFIG, CONTEXT, HEADS, random_head, tiny_decoder
@@ -37,49 +45,49 @@ OWN = {
 }
 CASES: dict[str, HeadConfig] = {**THREE, **OWN}
 PAGES, PAGE_SIZE, TEXT = [3, 1, 5, 2], 4, [9, 4, 8, 30, 2, 61, 7]
-READ = ReadPlaces([0], [len(TEXT) - 1], [], PAGES, [len(PAGES)])
+READ = PrefillOp([0], [len(TEXT) - 1], [], PAGES, [len(PAGES)])
 
 
 def target() -> Decoder:
     return tiny_decoder(config=replace(CONFIG, vocab=VOCAB))
 
 
-def part_of(whole: Head[Any], ranks: Baton, size: int) -> Head[Any]:
+def part_of(whole: DraftHead[Any], ranks: Baton, size: int) -> DraftHead[Any]:
     """What a rank loads of it."""
-    shard, lender = Shard(ranks.rank, size), Lender.of(target())
+    shard, lender = Shard(ranks.rank, size), TargetWeights.of(target())
     part = make_head(whole.config, shard)
     state = whole.own_state()
     for name, tensor in part.own_state().items():
         tensor.copy_(part_of_tensor(part, name, state[name]))
     here = part.tokens_here
     rows = (t[here.start : here.stop] for t in (lender.embed, lender.output))
-    part.borrow(Lender(*rows, lender.norm, lender.norm_eps, lambda tokens: lender.output[tokens]))
+    part.borrow(TargetWeights(*rows, lender.norm, lender.norm_eps, lambda tokens: lender.output[tokens]))
     part.prepare(CONTEXT)
     part.meet(ranks)
     return part
 
 
-def jobs(config: HeadConfig, top: int) -> Iterator[Job]:
+def jobs(config: HeadConfig, top: int) -> Iterator[HeadOp]:
     """What is asked for behind a text; guesses are whatever they are."""
     last, before = len(TEXT) - 1, PAGES[1] * PAGE_SIZE + 1
     if isinstance(config, MedusaConfig):
-        yield SeeAhead([before], 2, top)
+        yield MedusaForwardOp([before], 2, top)
     elif isinstance(config, BlockConfig):
         back = range(config.look_back)
         known = [TEXT[place - by] if place >= by else -1 for place in range(last) for by in back]
         yield replace(READ, tokens=known)
-        yield PassBlocks([TEXT[-1]], [last], 3, PAGES, [len(PAGES)])
-        yield LevelRows(0, [0], [TEXT[-1]], top, config.confidence)
-        yield LevelRows(2, [0, 0], [11, 69], top, config.confidence)
+        yield BlockForwardOp([TEXT[-1]], [last], 3, PAGES, [len(PAGES)])
+        yield BlockLevelOp(0, [0], [TEXT[-1]], top, config.confidence)
+        yield BlockLevelOp(2, [0, 0], [11, 69], top, config.confidence)
     else:
         yield replace(READ, tokens=TEXT[1:last])
-        yield StepRows([TEXT[-1]], [last], [before], [0], [last], [1], [0], top, 16, PAGES, [len(PAGES)])
-        yield StepRows([40, 69], [last + 1] * 2, [0, 0], [0, 1], [last + 1], [1, 0, 0, 1], [0, 0], top)
-        yield StepRows([3], [last + 2], [1], [0], [last + 1], [0, 1, 1], [1], top)
+        yield StepOp([TEXT[-1]], [last], [before], [0], [last], [1], [0], top, 16, PAGES, [len(PAGES)])
+        yield StepOp([40, 69], [last + 1] * 2, [0, 0], [0, 1], [last + 1], [1, 0, 0, 1], [0, 0], top)
+        yield StepOp([3], [last + 2], [1], [0], [last + 1], [0, 1, 1], [1], top)
 
 
 @torch.inference_mode()
-def guesses(head: Head[Any], top: int = 0) -> list[torch.Tensor]:
+def guesses(head: DraftHead[Any], top: int = 0) -> list[torch.Tensor]:
     """Logits of all that is asked for."""
     shapes = beside(head.config, head.shard)
     cache = KVCache(shapes, 8, PAGE_SIZE, torch.float32, torch.device("cpu"))
@@ -96,7 +104,7 @@ def guesses(head: Head[Any], top: int = 0) -> list[torch.Tensor]:
     else:
         work.keep(torch.tensor(slots), states)
     for job in jobs(head.config, top):
-        if isinstance(head.config, BlockConfig) and head.shard is None and isinstance(job, ReadPlaces):
+        if isinstance(head.config, BlockConfig) and head.shard is None and isinstance(job, PrefillOp):
             continue
         answer = work.run(job)
         found += [each for each in (answer.logits, answer.sure) if each is not None and len(each)]
@@ -106,7 +114,7 @@ def guesses(head: Head[Any], top: int = 0) -> list[torch.Tensor]:
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES)
 def test_parts_give_what_the_whole_gives(config: HeadConfig, size: int) -> None:
-    whole = random_head(config, Lender.of(target()))
+    whole = random_head(config, TargetWeights.of(target()))
     defined = guesses(whole)
     assert len(defined) >= 1 and defined[0].shape[-1] == config.outputs
     parts = run_ranks(size, lambda ranks: guesses(part_of(whole, ranks, size)))[0]
@@ -116,7 +124,7 @@ def test_parts_give_what_the_whole_gives(config: HeadConfig, size: int) -> None:
 
 @pytest.mark.parametrize("name", ["eagle", "mtp", "block", "medusa"])
 def test_the_likeliest_are_enough_where_nothing_else_is_looked_at(name: str) -> None:
-    whole = random_head(THREE[name], Lender.of(target()))
+    whole = random_head(THREE[name], TargetWeights.of(target()))
     parts = run_ranks(3, lambda ranks: guesses(part_of(whole, ranks, 3), top=4))[0]
     for mine, theirs in zip(parts, guesses(whole), strict=True):
         if mine.shape[-1] == whole.config.outputs:
@@ -162,7 +170,7 @@ class Forgetful:
 
 @pytest.mark.parametrize("left_out", [0, 2, 4])
 def test_a_sum_that_is_left_out_is_noticed(left_out: int) -> None:
-    whole = random_head(THREE["eagle"], Lender.of(target()))
+    whole = random_head(THREE["eagle"], TargetWeights.of(target()))
 
     def one(ranks: Baton) -> list[torch.Tensor]:
         part = part_of(whole, ranks, 2)

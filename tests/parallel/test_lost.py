@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from foretell.errors import RankError
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import StepOutput
-from foretell.tensor_parallel.leader import LeadExecutor
+from foretell.tensor_parallel.leader import LeaderExecutor
 from tests.parallel.splitting import write_folder
 from tests.parallel.world import split
 from tests.tiny import VOCAB, add, tiny_decoder
@@ -77,7 +77,7 @@ def test_what_a_step_gives_whose_rank_is_lost_is_not_written(tmp_path: Path) -> 
         engine.step()
         written, lead = list(track.seq.tokens), engine.runner.executor
 
-        def go_on_alone(packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+        def go_on_alone(packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
             os.kill(ranks.team.processes[0], signal.SIGKILL)
             for _ in range(int(SOON * 20)):
                 if ranks.team._crew.failure is not None:
@@ -85,7 +85,7 @@ def test_what_a_step_gives_whose_rank_is_lost_is_not_written(tmp_path: Path) -> 
                 time.sleep(0.05)
             return StepOutput(torch.zeros(len(packed.wanted), VOCAB), None)
 
-        assert isinstance(lead, LeadExecutor)
+        assert isinstance(lead, LeaderExecutor)
         lead.own = go_on_alone
         with pytest.raises(RankError, match="was ended by SIGKILL"):
             engine.step()

@@ -7,8 +7,8 @@ import pytest
 
 from foretell.kernels.attention import Span
 from foretell.models.draft_heads import HeadConfig
-from foretell.runner.batch_layout import Packed
-from foretell.runner.heads.ops import Job, LevelRows, PassBlocks, ReadPlaces, SeeAhead, StepRows
+from foretell.runner.batch_layout import BatchLayout
+from foretell.runner.heads.ops import BlockForwardOp, BlockLevelOp, HeadOp, MedusaForwardOp, PrefillOp, StepOp
 from foretell.tensor_parallel.messages import job_message, move_message, read_message, step_message, wire_message
 from tests.tiny import HEADS
 
@@ -23,25 +23,25 @@ SPANS = {
 def test_steps(spans: list[Span], wanted: list[int]) -> None:
     rows = sum(span.rows for span in spans)
     tokens, positions, slots = np.arange(3 * rows).reshape(3, rows).tolist()
-    packed = Packed(tokens, positions, slots, spans, wanted)
+    packed = BatchLayout(tokens, positions, slots, spans, wanted)
     model, found = read_message(step_message(3, packed))
-    assert isinstance(found, Packed)
+    assert isinstance(found, BatchLayout)
     assert (model, found) == (3, packed)
 
 
-JOBS_TOLD: list[Job] = [
-    ReadPlaces([0, 3], [2, 4], [5, 6], [7, 8, 9], [2, 1]),
-    ReadPlaces([0], [1], [], [3], [1]),
-    StepRows([1, 2], [3, 4], [0, 0], [1], [9], [1, 0, 0, 1], [0, 0], 3),
-    StepRows([1], [3], [0], [0], [9], [1], [0], 0, 12, [4, 5], [2]),
-    PassBlocks([4], [9], 3, [1, 2], [2]),
-    LevelRows(2, [0, 1], [5, 6], 0, True),
-    SeeAhead([11, 12], 2, 1),
+JOBS_TOLD: list[HeadOp] = [
+    PrefillOp([0, 3], [2, 4], [5, 6], [7, 8, 9], [2, 1]),
+    PrefillOp([0], [1], [], [3], [1]),
+    StepOp([1, 2], [3, 4], [0, 0], [1], [9], [1, 0, 0, 1], [0, 0], 3),
+    StepOp([1], [3], [0], [0], [9], [1], [0], 0, 12, [4, 5], [2]),
+    BlockForwardOp([4], [9], 3, [1, 2], [2]),
+    BlockLevelOp(2, [0, 1], [5, 6], 0, True),
+    MedusaForwardOp([11, 12], 2, 1),
 ]
 
 
 @pytest.mark.parametrize("job", JOBS_TOLD, ids=lambda job: type(job).__name__)
-def test_jobs(job: Job) -> None:
+def test_jobs(job: HeadOp) -> None:
     assert read_message(job_message(7, job)) == (7, job)
 
 

@@ -20,14 +20,14 @@ from foretell.hub import open_checkpoint
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import HeadConfig, Lender, write_head
+from foretell.models.draft_heads import HeadConfig, TargetWeights, write_head
 from foretell.models.draft_heads.loading import open_head, pack_head
 from foretell.models.load import load_model
 from foretell.models.sharding import Shard
 from foretell.models.tied_weights import lend
 from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
-from foretell.tensor_parallel import Order, Part, Team, lead
+from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup, lead
 from tests.parallel.splitting import write_folder
 from tests.tiny import CONFIG, CONTEXT, PROMPTS, add, random_head, run, tiny_decoder
 
@@ -56,7 +56,7 @@ class Split:
     """The first rank's part, and the others."""
 
     model: Decoder
-    team: Team
+    team: TensorParallelGroup
     heads: Mapping[str, PlacedHead]
 
     def engine(self, drafter: Drafter | None = None, pages: int = PAGES, nodes: int = 6, levels: int = 0) -> Engine:
@@ -101,11 +101,11 @@ def split(
     whole = tiny_decoder(config=config)
     write_folder(whole, folder)
     for name, head in heads.items():
-        write_head(random_head(head, Lender.of(whole)), folder / name)
+        write_head(random_head(head, TargetWeights.of(whole)), folder / name)
     folders = tuple(folder / name for name in heads)
-    part = Part(folder, torch.float32, None, None, PAGES, PAGE_SIZE, CONTEXT, folders)
-    orders = [Order(Shard(rank, size), device, 1, (part,)) for rank in range(1, size)]
-    team = Team(orders, torch.device(device), patience)
+    part = ModelShardSpec(folder, torch.float32, None, None, PAGES, PAGE_SIZE, CONTEXT, folders)
+    orders = [LaunchSpec(Shard(rank, size), device, 1, (part,)) for rank in range(1, size)]
+    team = TensorParallelGroup(orders, torch.device(device), patience)
     try:
         model = load_model(open_checkpoint(folder), torch.float32, device, Shard(0, size))
         model.meet(team.group)

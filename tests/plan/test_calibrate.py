@@ -11,7 +11,7 @@ import pytest
 from foretell.errors import RequestError
 from foretell.plan.bench_reader import Observation, read_observations
 from foretell.plan.calibrate import calibrate, foretold, least_squares, solve
-from foretell.plan.drafter_cost import Guesser, expected_tokens
+from foretell.plan.drafter_cost import DrafterCost, expected_tokens
 from foretell.plan.efficiency import GPU
 from tests.plan.worlds import DATA, measured, placed
 
@@ -34,7 +34,7 @@ def told(seen: list[Observation], length: int) -> list[Observation]:
 def errors(name: str, length: int) -> dict[Observation, float]:
     """How far each step that was not told is from what was foretold, as a share."""
     path, target, draft = measured(name)
-    seen, guesser = read_observations(path), Guesser("draft", draft)
+    seen, guesser = read_observations(path), DrafterCost("draft", draft)
     known = told(seen, length)
     assert len(known) == 4, "two steps, on the device and by the wall clock"
     reached = calibrate(target, guesser, known).efficiency
@@ -63,7 +63,7 @@ def test_a_model_that_no_constant_was_taken_from() -> None:
 def test_ratios_are_foretold_as_well(name: str) -> None:
     """Plain over guessed steps, times tokens: what a user asks for."""
     path, target, _ = measured(name)
-    seen, guesser = read_observations(path), Guesser("oracle")
+    seen, guesser = read_observations(path), DrafterCost("oracle")
     reached = calibrate(target, guesser, told(seen, 4)).efficiency
     walls = {(e.texts, e.context, e.length): e for e in seen if e.wall and e.drafter != "model"}
     checked = 0
@@ -82,7 +82,7 @@ def test_ratios_are_foretold_as_well(name: str) -> None:
 
 def test_without_a_measurement_the_usual_values_are_near() -> None:
     path, target, draft = measured("h200-5.9b")
-    guesser = Guesser("draft", draft)
+    guesser = DrafterCost("draft", draft)
     for each in read_observations(path):
         assert foretold(target, guesser, GPU, each) == pytest.approx(each.seconds, rel=0.25), each
 
@@ -90,7 +90,7 @@ def test_without_a_measurement_the_usual_values_are_near() -> None:
 def test_many_steps_find_a_planted_machine() -> None:
     target = placed("llama-3.1-8b", "h100")
     truth = replace(GPU, weights=0.7, cache=0.6, products=0.5, layer=20e-6, host=1e-3, guess=0.05e-3)
-    guesser = Guesser("oracle")
+    guesser = DrafterCost("oracle")
     places = [(texts, ctx, k) for texts in (1, 8, 32, 128) for ctx in (128, 4096, 32768) for k in (0, 2, 8)]
     seen = [
         replace(blank, seconds=foretold(target, guesser, truth, blank))
@@ -106,9 +106,9 @@ def test_many_steps_find_a_planted_machine() -> None:
 
 def test_what_a_step_says_nothing_of_stays_as_believed() -> None:
     target = placed("llama-3.1-8b", "h100")
-    found = calibrate(target, Guesser("ngram"), [Observation(1, 512, 0, 12e-3, wall=False)]).efficiency
+    found = calibrate(target, DrafterCost("ngram"), [Observation(1, 512, 0, 12e-3, wall=False)]).efficiency
     assert found.weights < GPU.weights and (found.host, found.guess, found.link) == (GPU.host, GPU.guess, GPU.link)
-    assert calibrate(target, Guesser("ngram"), []).efficiency == GPU
+    assert calibrate(target, DrafterCost("ngram"), []).efficiency == GPU
 
 
 def test_least_squares_and_its_equations() -> None:

@@ -10,7 +10,7 @@ from foretell.models.decoder import Decoder
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, Sequence, Share
+from foretell.types import Draft, Request, ScheduledSequence, Sequence
 
 CONTEXT = 128
 Part = tuple[Sequence, int, Draft]  # how many of a text's tokens to run, and what hangs on the last of them
@@ -53,7 +53,7 @@ class Desk:
 
     def run(self, *parts: Part) -> list[Tensor]:
         """Logits of each part's rows, in one step."""
-        shares = [Share.of(seq, take) for seq, take, _ in parts]
+        shares = [ScheduledSequence.of(seq, take) for seq, take, _ in parts]
         output = self.runner.forward(shares, [draft for _, _, draft in parts])
         for seq, take, _ in parts:
             seq.cached += take

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from foretell.kernels.triton.row_tables import Sizes
-from foretell.runner.batch_layout import Packed, pack
+from foretell.runner.batch_layout import BatchLayout, pack
 from foretell.runner.cuda.split_prefill import passes, single
 from foretell.runner.cuda.tables import fill, make_tiles
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, Sequence, Share
+from foretell.types import Draft, Request, ScheduledSequence, Sequence
 
 
-def step(lengths: list[int], draft: Draft = Draft()) -> Packed:
+def step(lengths: list[int], draft: Draft = Draft()) -> BatchLayout:
     """Texts with so many cached tokens, each with its last one to run, and a draft."""
     shares = []
     for number, length in enumerate(lengths):
         tokens = [(7 * i + number) % 32 for i in range(length + 1)]
         seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, length)
         seq.pages = list(range(50 * number, 50 * number + 40))
-        shares.append(Share.of(seq, 1))
+        shares.append(ScheduledSequence.of(seq, 1))
     return pack(shares, [draft] * len(shares), 4)
 
 

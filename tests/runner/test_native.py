@@ -22,7 +22,7 @@ from foretell.models.hf_config import from_hf
 from foretell.models.variants import first_layers, quantized
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.native.executor import NativeExecutor
-from foretell.types import Draft, Share
+from foretell.types import Draft, ScheduledSequence
 from tests.models import families
 from tests.tiny import World, generate, tree_around
 
@@ -107,8 +107,8 @@ def test_features_are_the_states_after_the_layers_that_were_asked_for() -> None:
         assert found[0].shape == (20, len(taps) * WINDOWED.width) and gap(found[0], found[1]) < 2e-5
 
 
-def _shares(made: Desk, tokens: list[int]) -> tuple[list[Share], list[Draft]]:
-    return [Share.of(made.open(tokens), len(tokens))], [Draft()]
+def _shares(made: Desk, tokens: list[int]) -> tuple[list[ScheduledSequence], list[Draft]]:
+    return [ScheduledSequence.of(made.open(tokens), len(tokens))], [Draft()]
 
 
 @pytest.fixture(params=[0, 1, 2])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretell.runner.cuda import graphs as recording
-from foretell.runner.cuda.graphs import REST, Capture, Recorder
+from foretell.runner.cuda.graphs import REST, Capture, GraphCache
 
 
 class Still:
@@ -93,7 +93,7 @@ def test_another_failure_is_told_and_the_recording_ended(capture: Capture) -> No
 
 def test_work_that_cannot_be_recorded_runs_plainly(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "REST", 0)
-    recorder: Recorder[int, int] = Recorder(torch.device("cuda"))
+    recorder: GraphCache[int, int] = GraphCache(torch.device("cuda"))
     runs: list[int] = []
 
     def work() -> int:

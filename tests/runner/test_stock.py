@@ -10,26 +10,26 @@ import pytest
 
 from foretell.kernels.triton.row_tables import CHEAP_ROWS, NO_PARTS, Sizes
 from foretell.runner.cuda.graph_shapes import ChainSizes
-from foretell.runner.cuda.graphs import OFTEN, SHARE, Fillable, Stock, Watch, freely, plainly
-from foretell.runner.heads.prefill import ReadSizes
-from foretell.runner.heads.tables import HeadSizes
+from foretell.runner.cuda.graphs import OFTEN, SHARE, GraphPool, Paddable, TimingGuard, freely, plainly
+from foretell.runner.heads.prefill import PrefillShape
+from foretell.runner.heads.tables import DraftShape
 from tests.recordings import Tape
 
 STEPS = [
     Sizes(*each) for each in itertools.product((1, 8, 96, 256), (1, 8), (16, 32), (NO_PARTS, 8, 20), (0, 32), (0, 8))
 ]
-DRAFTS = [HeadSizes(*each) for each in itertools.product((1, 8), (512, 2048), (1, 2, 3, 8), (0, 1, 10), (False, True))]
-READINGS = [ReadSizes(*each) for each in itertools.product((1, 64, 256), (0, 2), (0, 8), (0, 512))]
+DRAFTS = [DraftShape(*each) for each in itertools.product((1, 8), (512, 2048), (1, 2, 3, 8), (0, 1, 10), (False, True))]
+READINGS = [PrefillShape(*each) for each in itertools.product((1, 64, 256), (0, 2), (0, 8), (0, 512))]
 CHAINS = [
     ChainSizes(first, 16, *each)
     for first in STEPS[::14]
     for each in itertools.product((8, 20), (1, 4), (2, 5), (9, 32), (False, True))
 ]
-ALL: dict[str, list[Fillable]] = {"steps": STEPS, "drafts": DRAFTS, "readings": READINGS, "chains": CHAINS}  # type: ignore[dict-item]
+ALL: dict[str, list[Paddable]] = {"steps": STEPS, "drafts": DRAFTS, "readings": READINGS, "chains": CHAINS}  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("sizes", ALL.values(), ids=ALL)
-def test_what_covers_has_room_and_costs_no_less(sizes: list[Fillable]) -> None:
+def test_what_covers_has_room_and_costs_no_less(sizes: list[Paddable]) -> None:
     for mine in sizes:
         assert mine.covers(mine)
         for other in sizes:
@@ -44,9 +44,11 @@ def test_what_is_not_alike_covers_nothing() -> None:
     assert not Sizes(256, 8, 16, 8).covers(Sizes(CHEAP_ROWS, 8, 16, 8)), "rows that cost"
     greedy, drawn = (ChainSizes(Sizes(1, 1, 16, 8), 16, 8, 1, 4, 32, drawn) for drawn in (False, True))
     assert not greedy.covers(drawn) and not drawn.covers(greedy), "one takes longer, the other draws nothing"
-    tree = HeadSizes(1, 512, 4, wide=10)
-    assert not tree.covers(HeadSizes(1, 512, 4)) and not HeadSizes(1, 512, 4, drawn=True).covers(HeadSizes(1, 512, 4))
-    assert tree.covers(HeadSizes(1, 512, 2, wide=10)) and not tree.covers(HeadSizes(1, 512, 1, wide=10))
+    tree = DraftShape(1, 512, 4, wide=10)
+    assert not tree.covers(DraftShape(1, 512, 4)) and not DraftShape(1, 512, 4, drawn=True).covers(
+        DraftShape(1, 512, 4)
+    )
+    assert tree.covers(DraftShape(1, 512, 2, wide=10)) and not tree.covers(DraftShape(1, 512, 1, wide=10))
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class World:
         self.now, self.tape = 1000.0, Tape()
         monkeypatch.setattr("foretell.runner.cuda.graphs.perf_counter", lambda: self.now)
         self.recorder = self.tape.recorder()
-        self.recorder.stock = Stock(clock=lambda: self.now)
+        self.recorder.stock = GraphPool(clock=lambda: self.now)
         self.recorder._capture = self.record  # type: ignore[assignment]
 
     def record(self, run: Callable[[], int]) -> object:
@@ -132,7 +134,7 @@ def test_what_could_not_be_recorded_is_served(world: World) -> None:
 
 
 def test_recordings_that_do_not_share_serve_nobody_else_and_come_when_all_know(world: World) -> None:
-    world.recorder.stock = Stock(shares=False)
+    world.recorder.stock = GraphPool(shares=False)
     with freely():
         world(9)
         assert world.tape.count == 0, "other ranks do not know that nobody waits"
@@ -144,7 +146,7 @@ def test_recordings_that_do_not_share_serve_nobody_else_and_come_when_all_know(w
 def test_who_watches_hears_of_all_that_will_not_take_as_long_again(world: World) -> None:
     heard = []
     for number in (3, 3, 3, 2):
-        with Watch() as outer, Watch() as watch:
+        with TimingGuard() as outer, TimingGuard() as watch:
             world(number)
         heard.append(watch.odd)
         assert not outer.odd, "the nearest alone"
@@ -155,17 +157,17 @@ def test_what_goes_on_without_a_recording_is_odd_once(world: World) -> None:
     world.recorder._capture = lambda run: None  # type: ignore[assignment]
     heard = []
     for _ in range(4):
-        with Watch() as watch:
+        with TimingGuard() as watch:
             world(3)
         heard.append(watch.odd)
     assert heard == [True, False, False, False], "else nobody would learn what steps take where memory is short"
 
 
 def test_what_is_never_recorded_is_not_odd(world: World) -> None:
-    with Watch() as watch:
+    with TimingGuard() as watch:
         world.recorder(Length(4), lambda: None, keep=False)
     assert not watch.odd
     world.recorder._capture = None
-    with Watch() as watch, plainly():
+    with TimingGuard() as watch, plainly():
         world(4)
     assert not watch.odd

@@ -12,13 +12,13 @@ from threading import Event
 import pytest
 import torch
 
-from foretell.draft.heads.warmup import SketchedHeads
+from foretell.draft.heads.warmup import DummyHeads
 from foretell.models.config import Rope
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import HeadConfig
 from foretell.models.load import sketch, take_memory
 from foretell.runner.cuda.graphs import PLAINLY, Capture
-from foretell.runner.cuda.warmup import EVEN, GROWN, GUESSED, PLAIN, Warming, few_layers, rehearse
+from foretell.runner.cuda.warmup import EVEN, GROWN, GUESSED, PLAIN, BackgroundWarmup, few_layers, rehearse
 from foretell.runner.model_runner import ModelRunner
 from tests.tiny import CONFIG, HEADS, tiny_decoder
 from tests.waiting import PATIENCE
@@ -63,14 +63,14 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("guesses", [False, True])
 def test_it_is_done_when_the_load_is_over(guesses: bool) -> None:
-    with Warming(lambda: few(4096), CPU, guesses) as warming:
+    with BackgroundWarmup(lambda: few(4096), CPU, guesses) as warming:
         pass
     assert warming.steps == len(PLAIN) + guesses * len(GUESSED) and not warming.drafts
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_heads_guess_with_it_for_as_long_as_it_may_take(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = SketchedHeads([config, config], grow=True)
+    heads = DummyHeads([config, config], grow=True)
 
     def make() -> ModelRunner:
         model = blank()
@@ -80,12 +80,12 @@ def test_heads_guess_with_it_for_as_long_as_it_may_take(config: HeadConfig, monk
         return ModelRunner(model, 64, 16, 1024, (0, 1), heads.beside)
 
     monkeypatch.setattr("foretell.runner.cuda.warmup.BEYOND", math.inf)
-    with Warming(make, CPU, True, heads) as warming:
+    with BackgroundWarmup(make, CPU, True, heads) as warming:
         pass
     assert warming.steps == len([step for step in PLAIN + GUESSED + GROWN if step.length <= 1024])
     assert warming.drafts == 2 * len(heads.wanted)
     monkeypatch.setattr("foretell.runner.cuda.warmup.BEYOND", -math.inf)
-    with Warming(make, CPU, True, heads) as warming:
+    with BackgroundWarmup(make, CPU, True, heads) as warming:
         pass
     assert warming.steps and not warming.drafts
 
@@ -101,7 +101,7 @@ def test_a_failed_load_does_not_wait_for_all_of_it(monkeypatch: pytest.MonkeyPat
         go_on.set()  # the load has failed by then
         join()
 
-    with pytest.raises(KeyError), Warming(slow, CPU, True) as warming:
+    with pytest.raises(KeyError), BackgroundWarmup(slow, CPU, True) as warming:
         join = warming._thread.join
         monkeypatch.setattr(warming._thread, "join", wait)
         raise KeyError
@@ -112,7 +112,7 @@ def test_what_fails_is_left_to_the_first_requests(caplog: pytest.LogCaptureFixtu
     def fails() -> ModelRunner:
         raise torch.OutOfMemoryError("planted")
 
-    with caplog.at_level(logging.ERROR), Warming(fails, CPU, True) as warming:
+    with caplog.at_level(logging.ERROR), BackgroundWarmup(fails, CPU, True) as warming:
         pass
     assert warming.steps == 0 and "the first requests wait" in caplog.text
 
@@ -132,7 +132,7 @@ def test_all_of_it_happens_on_the_device_that_was_asked_for(monkeypatch: pytest.
         return few()
 
     monkeypatch.setattr(torch.cuda, "device", on)
-    with Warming(make, torch.device("cuda:1"), False) as warming:
+    with BackgroundWarmup(make, torch.device("cuda:1"), False) as warming:
         pass
     assert warming.steps and told == [torch.device("cuda:1"), "made", "left"]
 
@@ -146,6 +146,6 @@ def test_nothing_is_recorded_beside_a_load(monkeypatch: pytest.MonkeyPatch) -> N
         found.append(capture(lambda: found.append("run")))
         return few()
 
-    with Warming(make, CPU, False) as warming:
+    with BackgroundWarmup(make, CPU, False) as warming:
         pass
     assert warming.steps and found == [None] and not PLAINLY.get()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from foretell.sampling_params import SamplingParams
-from foretell.server.choice_state import Answer
+from foretell.server.choice_state import ChoiceState
 from foretell.types import Request
 
 CLOSES = [7, 8]
@@ -21,8 +21,8 @@ class Counting(list[int]):
         return super().__getitem__(place)
 
 
-def answer(tokens: list[int]) -> Answer:
-    return Answer(Request("a", (1,), SamplingParams(), 0, 10), 0, tokens=tokens)
+def answer(tokens: list[int]) -> ChoiceState:
+    return ChoiceState(Request("a", (1,), SamplingParams(), 0, 10), 0, tokens=tokens)
 
 
 def test_thoughts_are_counted_up_to_their_end() -> None:

@@ -14,12 +14,12 @@ from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.async_engine import FAILURES, AsyncEngine
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestMaker
+from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.streams import QueueFull, StepFailed, StepReport, Unavailable
 from foretell.errors import CapacityError
 from foretell.runner.executor import StepOutput
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, Share
+from foretell.types import Draft, Request, ScheduledSequence
 from tests.tiny import CONTEXT, VOCAB, World, add, run
 from tests.waiting import PATIENCE
 
@@ -28,7 +28,7 @@ WORLD = World(max_num_seqs=4)
 
 
 def requests(engine: Engine, name: str, tokens: int = 24, **params: Any) -> list[Request]:
-    maker = RequestMaker(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
     wanted = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1, **params)
     return maker.make(name, PROMPT, wanted)
 
@@ -193,7 +193,7 @@ def break_step(engine: Engine, texts: int, times: int) -> None:
     """Let the runner fail so many times, in the midst of steps of so many texts."""
     forward, left = engine.runner.forward, [None] * times
 
-    def broken(shares: list[Share], drafts: list[Draft]) -> StepOutput:
+    def broken(shares: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
         if left and len(shares) == texts:
             left.pop()
             raise RuntimeError("planted")

@@ -20,7 +20,7 @@ from foretell.server.config import ServerConfig
 from foretell.server.json_body import LARGE, parse_json, parsed_bytes
 from foretell.server.openai.chat_requests import ChatBody, DetokenizeBody, Message, TokenizeBody
 from foretell.server.openai.requests import MOST_LISTED, CompletionBody, Speculative, StructuredOutputs
-from foretell.server.preprocess import USUAL_TOKEN, Desk
+from foretell.server.preprocess import USUAL_TOKEN, RequestPreprocessor
 from foretell.server.service import Service
 from foretell.types import SpeculationChoice
 from tests.server.process import CONTEXT
@@ -246,7 +246,7 @@ def test_a_long_prompt_is_counted_part_by_part(assembly: Assembly, monkeypatch: 
 
     monkeypatch.setattr(assembly.tokenizer, "encode", noted)
     monkeypatch.setattr("foretell.server.preprocess.ENCODED_AT_ONCE", 1000)
-    desk = Desk(assembly, ServerConfig())
+    desk = RequestPreprocessor(assembly, ServerConfig())
     long = "1" * (CONTEXT * USUAL_TOKEN + 1)
     with pytest.raises(RequestError, match="at most 1024 tokens"):
         desk.check_length("prompt", long)

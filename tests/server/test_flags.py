@@ -15,7 +15,7 @@ from foretell.cli.main import main, parse
 from foretell.cli.serve import Settings, settings
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
-from foretell.server.compat_flags import EITHER, SWITCHES, WITH_VALUES, Dialect
+from foretell.server.compat_flags import EITHER, SWITCHES, WITH_VALUES, CompatFlags
 from foretell.server.config import ServerConfig
 from tests.server.process import ServerProcess
 
@@ -309,7 +309,7 @@ def test_the_docs_table_of_flags_is_the_declaration() -> None:
     rows = re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \| (.*?) \|$", DOCS.read_text(), re.M)
     found = {flag: (default, words) for flag, default, words in rows}
     declared = {}
-    for cls in (ServerConfig, Dialect):
+    for cls in (ServerConfig, CompatFlags):
         for field in cls.__dataclass_fields__.values():
             shown = "" if field.default in (None, ()) else f"`{json.dumps(field.default).strip(chr(34))}`"
             declared["--" + field.name.replace("_", "-")] = (shown, field.metadata["help"])

@@ -13,7 +13,7 @@ import torch
 
 from foretell.config import EngineConfig
 from foretell.runner.memory_plan import MemoryPlan
-from foretell.server.memory_report import COPIES, GIB, Footprint, resident, step_bytes
+from foretell.server.memory_report import COPIES, GIB, MemoryReport, resident, step_bytes
 from foretell.utils.system import give_back
 from tests.tiny import CONFIG, World
 
@@ -31,7 +31,7 @@ def status(folder: Path, now: int, peak: int) -> Path:
 
 
 def test_it_is_all_that_was_taken_and_all_that_will_be(tmp_path: Path) -> None:
-    found = Footprint.of(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=5 * GIB))
+    found = MemoryReport.of(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=5 * GIB))
     assert found.program == 5 * GIB - PLAN.weights - PLAN.drafter, "what the process has beside the weights"
     assert found.total == PLAN.total + found.step + found.program
     assert str(found).startswith(
@@ -41,24 +41,24 @@ def test_it_is_all_that_was_taken_and_all_that_will_be(tmp_path: Path) -> None:
 
 
 def test_it_is_no_less_than_loading_has_taken(tmp_path: Path) -> None:
-    found = Footprint.of(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
+    found = MemoryReport.of(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
     assert found.total == 9 * GIB
 
 
 def test_on_a_device_the_program_is_not_in_the_same_memory(tmp_path: Path) -> None:
-    found = Footprint.of(assembly("cuda"), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
+    found = MemoryReport.of(assembly("cuda"), EngineConfig(), status(tmp_path, now=5 * GIB, peak=9 * GIB))
     assert found.total == PLAN.total + found.step and "the program" not in str(found)
 
 
 def test_what_is_resident_is_told_and_how_much_of_it_are_pages_of_files(tmp_path: Path) -> None:
     with (status(tmp_path, now=5 * GIB, peak=5 * GIB) / "status").open("a") as file:
         file.write(f"RssFile:\t{2 * GIB // 1024} kB\n")
-    found = Footprint.of(assembly(), EngineConfig(), tmp_path)
+    found = MemoryReport.of(assembly(), EngineConfig(), tmp_path)
     assert str(found).endswith("; resident now 5.00 GiB, 2.00 GiB of it pages of files")
 
 
 def test_where_the_system_does_not_tell_the_rest_is_told(tmp_path: Path) -> None:
-    found = Footprint.of(assembly(), EngineConfig(), tmp_path)
+    found = MemoryReport.of(assembly(), EngineConfig(), tmp_path)
     assert found.program == 0 and found.total == PLAN.total + found.step
 
 

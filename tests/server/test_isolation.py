@@ -14,15 +14,15 @@ from foretell.draft.model import ModelDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
-from foretell.draft.token_recycling import RecycleDrafter
+from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.async_engine import FAILURES, AsyncEngine
-from foretell.engine.async_step import Flight
+from foretell.engine.async_step import InFlightStep
 from foretell.engine.engine import Engine
-from foretell.engine.fault_isolation import Torn, rescue
-from foretell.engine.sequence_state import News, Track
+from foretell.engine.fault_isolation import PartialCommit, rescue
+from foretell.engine.sequence_state import PendingDelta, SequenceState
 from foretell.engine.streams import StepFailed
 from foretell.sampling.grammar_matcher import Matcher
-from foretell.types import Draft, Outcome, Sequence, Share, StepTimes
+from foretell.types import Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 from tests.outruns import Outruns
 from tests.server.test_async_engine import PROMPT, WORLD, alone, go, requests, written
 from tests.tiny import World, check_pages, early_exit, model_drafter, random_tree
@@ -32,7 +32,7 @@ AFTER = 5  # tokens of the bad text, before anything fails
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": NGramDrafter,
     "suffix": SuffixDrafter,
-    "recycle": RecycleDrafter,
+    "recycle": TokenRecyclingDrafter,
     "tree": lambda: ScriptedDrafter(random_tree),
     "model": lambda: model_drafter(seed=1),
     "exit": early_exit,
@@ -40,14 +40,14 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 }
 
 
-def is_bad(share: Share, after: int = AFTER) -> bool:
+def is_bad(share: ScheduledSequence, after: int = AFTER) -> bool:
     return share.seq.request.id == BAD and share.seq.written >= after
 
 
 def fail_running(engine: Engine, after: int = AFTER) -> None:
     forward = engine.runner.forward
 
-    def broken(shares: list[Share], drafts: Any) -> Any:
+    def broken(shares: list[ScheduledSequence], drafts: Any) -> Any:
         if any(is_bad(share, after) for share in shares):
             raise RuntimeError("planted")
         return forward(shares, drafts)
@@ -58,7 +58,7 @@ def fail_running(engine: Engine, after: int = AFTER) -> None:
 def fail_judging(engine: Engine) -> None:
     court = engine.court
 
-    def broken(flight: Flight) -> Any:
+    def broken(flight: InFlightStep) -> Any:
         if any(is_bad(share) for share in flight.plan):
             raise RuntimeError("planted")
         return court(flight)
@@ -70,7 +70,7 @@ def fail_committing(engine: Engine) -> None:
     """Behind the others' commits and before theirs, with the words already written."""
     commit = engine.commit
 
-    def broken(outcome: Outcome, news: list[News]) -> Any:
+    def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
         if is_bad(outcome.share):
             engine.tracks[outcome.share.seq.id].writer.take((1,))
             raise RuntimeError("planted")
@@ -83,7 +83,7 @@ def fail_telling(engine: Engine) -> None:
     """What the text's tokens say cannot be found out, when they are in it already."""
     add = engine.add
 
-    def adding(request: Any, *given: Any) -> Track:
+    def adding(request: Any, *given: Any) -> SequenceState:
         track = add(request, *given)
         tell = track.writer.tell
 
@@ -119,7 +119,7 @@ def bad_among_good(drafter: Drafter, place: Callable[[Engine], None]) -> AsyncEn
         names = ["a", "b", BAD, "c", "d"]
         texts = dict(zip(names, await asyncio.gather(*(outcome_of(engine, name) for name in names)), strict=True))
         lost = texts.pop(BAD)
-        assert isinstance(lost, StepFailed) and str(lost).endswith(("RuntimeError", "Torn"))
+        assert isinstance(lost, StepFailed) and str(lost).endswith(("RuntimeError", "PartialCommit"))
         assert all(text == alone() for text in texts.values())
         assert await written(engine, "later") == alone()
         assert engine.failure is None and engine.engine.stats.drafter_failures == 0
@@ -151,7 +151,7 @@ def test_what_fails_behind_the_commit_costs_no_token() -> None:
     async def play(engine: AsyncEngine) -> None:
         controller, left = engine.engine.controller, [None] * 3
 
-        def broken(outcomes: list[Outcome], times: StepTimes) -> None:
+        def broken(outcomes: list[StepResult], times: StepTimes) -> None:
             if left:
                 left.pop()
                 raise RuntimeError("planted")
@@ -178,7 +178,7 @@ def test_a_bad_request_may_come_as_often_as_it_likes() -> None:
 # Without a thread, where the order of things is known.
 
 
-def finish(engine: Engine, tracks: list[Track]) -> tuple[dict[str, list[int]], set[str]]:
+def finish(engine: Engine, tracks: list[SequenceState]) -> tuple[dict[str, list[int]], set[str]]:
     """Step until all have ended: what each caller was told, by request and choice, and who was lost."""
     told: dict[str, list[int]] = {f"{track.seq.request.id}{track.seq.request.choice}": [] for track in tracks}
     lost: set[str] = set()
@@ -202,7 +202,7 @@ def finish(engine: Engine, tracks: list[Track]) -> tuple[dict[str, list[int]], s
     return told, lost
 
 
-def start(engine: Engine, *names: str, **params: Any) -> list[Track]:
+def start(engine: Engine, *names: str, **params: Any) -> list[SequenceState]:
     return [engine.add(each) for name in names for each in requests(engine, name, **params)]
 
 
@@ -244,7 +244,7 @@ def test_a_text_left_half_written_is_lost_even_if_it_could_go_on() -> None:
     engine = WORLD.engine(NGramDrafter())
     commit, left = engine.commit, [None]
 
-    def broken(outcome: Outcome, news: list[News]) -> Any:
+    def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
         if left and is_bad(outcome.share):
             left.pop()
             engine.tracks[outcome.share.seq.id].writer.take((1,))
@@ -266,7 +266,7 @@ def test_a_text_whose_grammar_went_ahead_of_it_is_lost() -> None:
     for track in tracks:
         track.outbox.clear()
     found = rescue(engine, tracks, RuntimeError("planted"))
-    assert {name: type(error) for name, error in found.lost.items()} == {BAD: Torn}
+    assert {name: type(error) for name, error in found.lost.items()} == {BAD: PartialCommit}
     assert [delta.request_id for delta in found.deltas] == ["a"]
 
 
@@ -293,7 +293,7 @@ def test_where_it_is_the_draft_that_fails_nobody_is_lost() -> None:
     engine = WORLD.engine(NGramDrafter())
     forward, failed = engine.runner.forward, []
 
-    def broken(shares: list[Share], drafts: list[Draft]) -> Any:
+    def broken(shares: list[ScheduledSequence], drafts: list[Draft]) -> Any:
         if any(map(len, drafts)):
             failed.append(len(shares))
             raise RuntimeError("planted")
@@ -309,7 +309,7 @@ def test_a_text_that_was_committed_alone_is_not_lost_by_what_fails_behind_it() -
     fail_running(engine)
     observe = engine.controller.observe
 
-    def broken(outcomes: list[Outcome], times: StepTimes) -> None:
+    def broken(outcomes: list[StepResult], times: StepTimes) -> None:
         if len(outcomes) == 1:
             raise RuntimeError("planted")
         observe(outcomes, times)

@@ -18,9 +18,9 @@ from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.async_engine import AsyncEngine
 from foretell.engine.streams import StepClock
 from foretell.sampling_params import SamplingParams
-from foretell.server.choice_state import Answer
+from foretell.server.choice_state import ChoiceState
 from foretell.server.config import ServerConfig
-from foretell.server.memory_report import Resident
+from foretell.server.memory_report import ProcessMemory
 from foretell.server.metric_definitions import PREFIX
 from foretell.server.metrics import Metrics, Undecided
 from foretell.server.service import Service
@@ -58,14 +58,14 @@ def half_right() -> ScriptedDrafter:
 
 
 @pytest.fixture(autouse=True)
-def memory(monkeypatch: pytest.MonkeyPatch) -> Resident:
+def memory(monkeypatch: pytest.MonkeyPatch) -> ProcessMemory:
     """A process whose memory stands still."""
-    still = Resident(now=5_000, peak=6_000, files=2_000)
+    still = ProcessMemory(now=5_000, peak=6_000, files=2_000)
     monkeypatch.setattr("foretell.server.metrics.resident", lambda: still)
     return still
 
 
-def test_resident_memory_is_told_and_what_of_it_are_pages_of_files(memory: Resident) -> None:
+def test_resident_memory_is_told_and_what_of_it_are_pages_of_files(memory: ProcessMemory) -> None:
     told = samples(Metrics("m"))
     assert (told[PREFIX + "resident_memory_bytes"], told[PREFIX + "resident_file_bytes"]) == (memory.now, memory.files)
 
@@ -76,15 +76,15 @@ def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
     return {MODEL_LABEL.sub("", name).replace("{}", ""): float(value) for name, value in pairs}
 
 
-def served() -> tuple[Metrics, Answer]:
+def served() -> tuple[Metrics, ChoiceState]:
     """One text, five steps with a draft: four of four guesses and, with room for two, one of two."""
     metrics = Metrics("m", controller=Undecided(DECIDED))
 
-    async def scene() -> Answer:
+    async def scene() -> ChoiceState:
         engine = AsyncEngine(World(max_num_seqs=4, budget=NODES).engine(half_right()), 4, metrics.observe)
         engine.start()
         made = requests(engine.engine, "a", TOKENS)
-        answer = Answer(made[0], 0)
+        answer = ChoiceState(made[0], 0)
         async for piece in engine.submit(made).pieces():
             answer.add(piece)
         await engine.stop()

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.server.choice_state import Answer, Reading
-from foretell.server.parsers.base import Reader
-from foretell.server.parsers.reasoning import ThinkReader, marks_thoughts, starts_thinking
+from foretell.server.choice_state import ChoiceState, ParsedOutput
+from foretell.server.parsers.base import OutputParser
+from foretell.server.parsers.reasoning import ReasoningParser, marks_thoughts, starts_thinking
 from foretell.server.parsers.tools import READERS, family_of
 
 SHORT = 36
@@ -83,7 +83,7 @@ THOUGHTS: list[tuple[str, bool, Told]] = [
 ]
 
 
-def read(reader: Reader | Reading, parts: Iterable[str]) -> Told:
+def read(reader: OutputParser | ParsedOutput, parts: Iterable[str]) -> Told:
     """What was said, run together."""
     told: Told = []
     for part in [each for text in parts for each in reader.feed(text)] + reader.finish():
@@ -104,7 +104,7 @@ def cuts(text: str) -> Iterable[list[str]]:
         yield [text[:first], text[first:second], text[second:]]
 
 
-def check(make: Callable[[], Reader | Reading], text: str, expected: Told) -> None:
+def check(make: Callable[[], OutputParser | ParsedOutput], text: str, expected: Told) -> None:
     for parts in cuts(text):
         assert read(make(), parts) == expected, parts
 
@@ -116,14 +116,16 @@ def test_calls_however_they_are_cut(family: str, text: str, expected: Told) -> N
 
 @pytest.mark.parametrize(("text", "thinking", "expected"), THOUGHTS)
 def test_thoughts_however_they_are_cut(text: str, thinking: bool, expected: Told) -> None:
-    check(lambda: ThinkReader(thinking), text, expected)
+    check(lambda: ReasoningParser(thinking), text, expected)
 
 
 def test_thoughts_may_speak_of_calls_without_making_them() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     expected = [("reasoning", f"I could {call}"), ("call", "f"), ("arguments", "{}")]
     check(
-        lambda: Reading(ThinkReader(False), READERS["hermes"](NAMES)), f"<think>I could {call}</think>{call}", expected
+        lambda: ParsedOutput(ReasoningParser(False), READERS["hermes"](NAMES)),
+        f"<think>I could {call}</think>{call}",
+        expected,
     )
 
 
@@ -131,7 +133,7 @@ def test_thoughts_may_speak_of_calls_without_making_them() -> None:
 def test_a_caller_who_wants_one_call_gets_the_first(one: bool) -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n'
     text += '<tool_call>{"name": "g", "arguments": {}}</tool_call>x'
-    answer = Answer(None, 0, Reading(None, READERS["hermes"](NAMES)), one)  # type: ignore[arg-type]
+    answer = ChoiceState(None, 0, ParsedOutput(None, READERS["hermes"](NAMES)), one)  # type: ignore[arg-type]
     for char in text:
         answer.hear(answer.reading.feed(char))
     answer.hear(answer.reading.finish())
@@ -162,8 +164,8 @@ PIECES += ['"name": "f"', '"arguments": ', '"parameters": ', ", ", ";", ":", "f"
 def test_any_text_reads_the_same_in_any_pieces(family: str, parts: list[str], chunks: list[int]) -> None:
     text = "".join(parts)
 
-    def make() -> Reading:
-        return Reading(ThinkReader(False), READERS[family](NAMES))
+    def make() -> ParsedOutput:
+        return ParsedOutput(ReasoningParser(False), READERS[family](NAMES))
 
     pieces, start = [], 0
     for size in itertools.cycle(chunks):

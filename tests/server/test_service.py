@@ -29,13 +29,13 @@ from foretell.server.openai.chat_requests import ChatBody, Function, Message, To
 from foretell.server.openai.requests import Generation
 from foretell.server.parsers.tools import READERS
 from foretell.server.parsers.tools.forced import forced_call, strict_calls
-from foretell.server.preprocess import Caller, Desk
+from foretell.server.preprocess import ClientContext, RequestPreprocessor
 from foretell.server.sampling import SAME
 from foretell.server.service import COMPILERS, Service, tenant
-from foretell.server.stats_logger import Reporter
+from foretell.server.stats_logger import StatsLogger
 from foretell.server.structured import behind_thoughts
 from foretell.structured_output import GrammarSpec
-from foretell.types import Share
+from foretell.types import ScheduledSequence
 from tests.server.scene import go
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -87,7 +87,7 @@ def test_a_failed_step_is_told_to_its_caller_and_to_no_other(
     """As 500 with words, or where the answer streams already as its last event; who ran beside it never notices."""
     forward = assembly.engine.runner.forward
 
-    def broken(shares: list[Share], *values: Any) -> Any:
+    def broken(shares: list[ScheduledSequence], *values: Any) -> Any:
         if any(share.seq.request.max_tokens == 7 and share.seq.written == 3 for share in shares):
             raise RuntimeError("planted")
         return forward(shares, *values)
@@ -175,12 +175,12 @@ def test_a_grammar_behind_thoughts(assembly: Assembly, spec: GrammarSpec, good: 
 
 @pytest.mark.parametrize(("family", "skips"), [("mistral", False), ("hermes", True)])
 def test_marks_that_are_special_tokens_are_seen(assembly: Assembly, family: str, skips: bool) -> None:
-    desk = Desk(assembly, ServerConfig(tool_call_parser=family))
+    desk = RequestPreprocessor(assembly, ServerConfig(tool_call_parser=family))
     told = [Tool(type="function", function=Function(name="f"))]
     messages = [Message(role="user", content="Hello")]
-    with_tools = desk.chat(ChatBody(messages=messages, tools=told), Caller("a", ""))
+    with_tools = desk.chat(ChatBody(messages=messages, tools=told), ClientContext("a", ""))
     assert with_tools.requests[0].params.skip_special_tokens is skips
-    assert desk.chat(ChatBody(messages=messages), Caller("b", "")).requests[0].params.skip_special_tokens
+    assert desk.chat(ChatBody(messages=messages), ClientContext("b", "")).requests[0].params.skip_special_tokens
 
 
 def test_the_server_gives_seeds_where_it_has_one(assembly: Assembly) -> None:
@@ -295,7 +295,7 @@ def test_keys_that_fit() -> None:
 
 def test_a_log_line_tells_what_happened_since_the_last(assembly: Assembly, caplog: pytest.LogCaptureFixture) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
-        reporter = Reporter(service)
+        reporter = StatsLogger(service)
         reporter.report(10)
         assert not caplog.records, "nothing happened"
         await client.post("/v1/completions", json={"prompt": "a b", "max_tokens": 20, "ignore_eos": True})

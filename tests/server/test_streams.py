@@ -13,12 +13,12 @@ import pytest
 
 from foretell.build.engine_builder import Assembly
 from foretell.engine.async_engine import MOST_WAITING, AsyncEngine, LoopCalls
-from foretell.engine.streams import Piece
+from foretell.engine.streams import StreamItem
 from foretell.server.http_protocol import CONNECTION
 from foretell.server.metrics import MOST_UNCOUNTED, Metrics
-from foretell.server.openai.response_builder import Reply
+from foretell.server.openai.response_builder import ResponseBuilder
 from foretell.server.service import Service
-from foretell.server.sse import BLANK, DONE, Form, event
+from foretell.server.sse import BLANK, DONE, ChunkTemplate, event
 from tests.server.scene import go as go_served
 from tests.server.test_async_engine import alone, go, requests
 
@@ -128,7 +128,7 @@ def counted(metrics: Metrics) -> list[str]:
 
 def test_a_piece_that_cannot_be_taken_fails_its_own_stream() -> None:
     async def play(engine: AsyncEngine) -> None:
-        def take(piece: Piece) -> bool:
+        def take(piece: StreamItem) -> bool:
             raise ValueError("not this one")
 
         bad, good = (engine.submit(requests(engine.engine, name)) for name in "ab")
@@ -146,7 +146,7 @@ def test_a_form_is_the_event_itself(words: str) -> None:
     def chunk(content: str) -> dict[str, Any]:
         return {"id": BLANK, "model": "\0 é", "choices": [{"delta": {"content": content}, "finish_reason": None}]}
 
-    assert Form(chunk(BLANK)).event(words) == event(chunk(words))
+    assert ChunkTemplate(chunk(BLANK)).event(words) == event(chunk(words))
 
 
 class Line:
@@ -239,14 +239,14 @@ def test_a_stream_written_to_its_connection_is_the_stream(
 
 
 def test_what_fails_on_the_short_way_is_told_in_the_stream(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = Reply.events
+    written = ResponseBuilder.events
 
-    def events(reply: Reply, piece: Piece) -> bytes:
+    def events(reply: ResponseBuilder, piece: StreamItem) -> bytes:
         if len(reply.answers[0].tokens) > 4:
             raise ValueError("a fault")
         return written(reply, piece)
 
-    monkeypatch.setattr(Reply, "events", events)
+    monkeypatch.setattr(ResponseBuilder, "events", events)
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         pace(assembly, monkeypatch)

@@ -12,7 +12,7 @@ from foretell.errors import RequestError
 from foretell.server.chat_messages import render
 from foretell.server.config import ServerConfig
 from foretell.server.openai.chat_requests import ChatBody
-from foretell.server.preprocess import Caller, Desk, Job
+from foretell.server.preprocess import ClientContext, GenerationJob, RequestPreprocessor
 from foretell.server.service import Service
 from foretell.structured_output import GrammarSpec
 from foretell.tokenizer.chat import ChatTemplates
@@ -40,10 +40,10 @@ CALLS = {
 }
 
 
-def job(assembly: Assembly, form: str, family: str = "hermes", **more: Any) -> Job:
+def job(assembly: Assembly, form: str, family: str = "hermes", **more: Any) -> GenerationJob:
     asked = FORMS[form].get("value", FORMS[form])
     body = ChatBody.model_validate({"messages": HELLO, "tools": TOOLS, form: asked, **more})
-    return Desk(assembly, ServerConfig(tool_call_parser=family)).chat(body, Caller("a", ""))
+    return RequestPreprocessor(assembly, ServerConfig(tool_call_parser=family)).chat(body, ClientContext("a", ""))
 
 
 def accepts(assembly: Assembly, spec: GrammarSpec | None, text: str) -> bool:
@@ -97,12 +97,12 @@ def test_tools_of_a_model_with_a_template_of_its_own_for_them(
     with_tools = "{{ tools | tojson }} <tool_call></tool_call>" + plain
     own = ChatTemplates({"default": plain, "tool_use": with_tools}, {})
     monkeypatch.setattr(assembly.tokenizer, "_templates", own)
-    desk = Desk(assembly, ServerConfig())
+    desk = RequestPreprocessor(assembly, ServerConfig())
     assert desk.family == "hermes"
     body = ChatBody.model_validate({"messages": HELLO, "tools": TOOLS})
-    made = desk.chat(body, Caller("a", ""))
+    made = desk.chat(body, ClientContext("a", ""))
     assert made.family == "hermes" and '"name": "f"' in assembly.tokenizer.decode(made.requests[0].prompt)
     assert render(assembly.tokenizer, body, None) == "user: Hello"
     monkeypatch.setattr(assembly.tokenizer, "_templates", ChatTemplates({"default": plain}, {}))
     with pytest.raises(RequestError, match="takes no tools"):
-        Desk(assembly, ServerConfig()).chat(body, Caller("a", ""))
+        RequestPreprocessor(assembly, ServerConfig()).chat(body, ClientContext("a", ""))

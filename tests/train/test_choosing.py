@@ -13,7 +13,7 @@ import pytest
 
 from foretell.cli.main import main
 from foretell.errors import RequestError
-from foretell.train.checkpoint import Standing, load_checkpoint
+from foretell.train.checkpoint import TrainingState, load_checkpoint
 from foretell.train.corpus import Corpus
 from foretell.train.data import ask_of
 from foretell.train.measure import Bench, Worth
@@ -113,9 +113,9 @@ def test_running_text_opens_with_its_first_half() -> None:
 
 
 def test_going_on_with_other_weights_is_refused() -> None:
-    check_same(Standing(), Standing(target_hash="new"))  # an older version wrote none
+    check_same(TrainingState(), TrainingState(target_hash="new"))  # an older version wrote none
     with pytest.raises(RequestError, match="target"):
-        check_same(Standing(target_hash="old"), Standing(target_hash="new"))
+        check_same(TrainingState(target_hash="old"), TrainingState(target_hash="new"))
 
 
 class FakeTokenizer:

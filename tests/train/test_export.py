@@ -12,7 +12,7 @@ import torch
 from foretell.cli.main import main
 from foretell.hub import open_checkpoint
 from foretell.hub.folder import folder_tensors
-from foretell.models.draft_heads import Lender, read_head
+from foretell.models.draft_heads import TargetWeights, read_head
 from foretell.models.draft_heads.formats import load_foreign
 from foretell.models.load import load_model
 from tests.folder import write_tiny_folder
@@ -33,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(head: Any, model: Any) -> torch.Tensor:
-    head.borrow(Lender.of(model))
+    head.borrow(TargetWeights.of(model))
     head.prepare(32)
     torch.manual_seed(0)
     tokens, features = torch.randint(0, 80, (1, 9)), torch.randn(1, 9, len(head.config.taps) * 32)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from foretell.certify.certificate import Certificate, Order
-from foretell.certify.distribution_test import DrawResult
+from foretell.certify.certificate import Certificate, CertifyJob
+from foretell.certify.distribution_test import DistributionResult
 from foretell.certify.text_equality import Difference, TextResult
 from foretell.cli.train import finish
 from foretell.train.measure import Worth
 from foretell.train.run import RECORD
 
-DRAWS = DrawResult("toy", 300, 60.0, 63, 0.5, 2e-4, 0.05, 0.077, 0.5, 200, 100)
+DRAWS = DistributionResult("toy", 300, 60.0, 63, 0.5, 2e-4, 0.05, 0.077, 0.5, 200, 100)
 WRONG = (Difference(0, 3, 1, 2, margin=1.0, bound=0.0),)
 
 
@@ -43,7 +43,7 @@ def test_the_exit_code_is_the_certificates(
 ) -> None:
     bench = SimpleNamespace(
         worth=lambda drafter: Worth(2.0, 3, 4),
-        certified=lambda drafter: Certificate(Order(quick=True), draws=[DRAWS], texts=[result]),
+        certified=lambda drafter: Certificate(CertifyJob(quick=True), draws=[DRAWS], texts=[result]),
     )
     run: Any = SimpleNamespace(
         order=SimpleNamespace(out=tmp_path),

@@ -15,13 +15,13 @@ from foretell.cli.main import main
 from foretell.train.data import Ask
 from foretell.train.fingerprint import BLOCK, BLOCKS, answers_fingerprint, target_fingerprint
 from foretell.train.kept_answers import KeptAnswers
-from foretell.train.regenerate import STRIDE, Writing, documents_of
+from foretell.train.regenerate import STRIDE, RegenerateSettings, documents_of
 from foretell.train.token_dataset import FILE, Document, load_documents, load_fingerprint, save_documents
 from tests.folder import write_tiny_folder
 
 ASKS = [Ask(tokens=(1, 2, 3)), Ask(tokens=(4, 5, 6))]
 OTHERS = [Ask(tokens=(7, 8, 9)), Ask(tokens=(4, 5, 6))]
-WRITING = Writing(6, 64, 1.0, 0.0, 0)
+WRITING = RegenerateSettings(6, 64, 1.0, 0.0, 0)
 
 
 class FakeLLM:
@@ -36,7 +36,7 @@ class FakeLLM:
 
 
 def answer(
-    llm: FakeLLM, asks: list[Ask], folder: Path, target: str = "a", writing: Writing = WRITING
+    llm: FakeLLM, asks: list[Ask], folder: Path, target: str = "a", writing: RegenerateSettings = WRITING
 ) -> tuple[list[list[int]], list[str]]:
     opened: Any = SimpleNamespace(tokenizer=None, device=torch.device("cpu"))
     said: list[str] = []
@@ -59,12 +59,12 @@ def test_the_same_run_reuses_its_answers(tmp_path: Path) -> None:
     ("target", "writing", "named"),
     [
         ("b", WRITING, "target not the same"),
-        ("a", Writing(6, 64, 1.0, 0.0, 5), "seed not the same"),
-        ("a", Writing(5, 64, 0.0, 0.9, 0), "max_tokens, greedy, temperature not the same"),
+        ("a", RegenerateSettings(6, 64, 1.0, 0.0, 5), "seed not the same"),
+        ("a", RegenerateSettings(5, 64, 0.0, 0.9, 0), "max_tokens, greedy, temperature not the same"),
     ],
 )
 def test_another_target_or_other_settings_reuse_nothing(
-    tmp_path: Path, target: str, writing: Writing, named: str
+    tmp_path: Path, target: str, writing: RegenerateSettings, named: str
 ) -> None:
     answer(FakeLLM(11), ASKS, tmp_path)
     other = FakeLLM(22)

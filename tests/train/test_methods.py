@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import Lender, read_head
+from foretell.models.draft_heads import TargetWeights, read_head
 from foretell.models.draft_heads.layer import initialise
 from foretell.train.batches import Batches
 from foretell.train.block import BlockMethod
 from foretell.train.capture import Capture, KeptStates
-from foretell.train.checkpoint import FILE, Standing
+from foretell.train.checkpoint import FILE, TrainingState
 from foretell.train.dense_forward import CausalAttend, make_tables, run_dense
 from foretell.train.distill import DistillMethod
 from foretell.train.eagle import EagleMethod, TestAttend
@@ -49,7 +49,7 @@ def trained(kind: str, steps: int, folder: Path, dtype: torch.dtype = torch.floa
     method, capture = method_for(kind, target().to(dtype))
     batches = Batches(texts(), 512, 0, CPU)
     optimizer = Optimizer(method.trained(), 3e-2 if evened else 1e-2, 5, 1.0, evened)
-    trainer = Trainer(method, capture, batches, optimizer, Limits(steps, None), folder, Standing())
+    trainer = Trainer(method, capture, batches, optimizer, Limits(steps, None), folder, TrainingState())
     trainer.run(lambda: None, lambda shown: None)
     return trainer
 
@@ -107,7 +107,7 @@ def test_what_is_written_says_what_was_trained(kind: str, tmp_path: Path) -> Non
     trainer.method.write(tmp_path / "head", (0.5, 0.25))
     model = target()
     head = read_head(tmp_path / "head")
-    head.borrow(Lender.of(model))
+    head.borrow(TargetWeights.of(model))
     head.prepare(CONTEXT + 16)
     assert head.config.accuracy == (0.5, 0.25)
     mine: Any = trainer.method

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foretell.build.head_hot_swap import Replacement, read_or_say
+from foretell.build.head_hot_swap import HeadHotSwap, read_or_say
 from foretell.cli.main import main
 from foretell.errors import ModelError
 from foretell.llm import LLM
@@ -49,7 +49,7 @@ def put(head: Path, folder: Path, when: int) -> None:
 def test_a_better_head_is_taken_and_a_worse_one_is_not(place: Path, tmp_path: Path) -> None:
     llm = LLM(place / "model", drafter=f"eagle:{place / 'poor'}", num_speculative_tokens=3, quiet=True)
     before = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
-    replacement = Replacement(tmp_path / "new", llm.engine)
+    replacement = HeadHotSwap(tmp_path / "new", llm.engine)
     assert replacement.read() is None, "there is nothing there yet"
     put(place / "good", tmp_path / "new", 1)
     better = replacement.read()
@@ -67,19 +67,19 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(place: Path, tmp_path: Pa
 
 def test_what_cannot_be_read_is_told_and_nothing_changes(place: Path, tmp_path: Path) -> None:
     llm = LLM(place / "model", drafter=f"eagle:{place / 'poor'}", num_speculative_tokens=3, quiet=True)
-    replacement = Replacement(tmp_path / "new", llm.engine)
+    replacement = HeadHotSwap(tmp_path / "new", llm.engine)
     put(place / "good", tmp_path / "new", 1)
     (tmp_path / "new" / "model.safetensors").write_bytes(b"half a file")
     found = read_or_say(replacement)
     assert isinstance(found, str) and found
     with pytest.raises(ModelError, match="no head guesses here"):
-        Replacement(tmp_path, LLM(place / "model", drafter="ngram", quiet=True).engine)
+        HeadHotSwap(tmp_path, LLM(place / "model", drafter="ngram", quiet=True).engine)
 
 
 def test_a_head_that_could_not_be_measured_is_tried_again(place: Path, tmp_path: Path) -> None:
     llm = LLM(place / "model", drafter=f"eagle:{place / 'poor'}", num_speculative_tokens=3, quiet=True)
     replacement, pool, tokenizer = (
-        Replacement(tmp_path / "new", llm.engine),
+        HeadHotSwap(tmp_path / "new", llm.engine),
         llm.engine.runner.pool,
         llm.engine.tokenizer,
     )

@@ -14,8 +14,8 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.registry import head_drafter
 from foretell.engine.engine import Engine
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.sequence_state import Track
-from foretell.models.draft_heads import Head, Lender, read_head
+from foretell.engine.sequence_state import SequenceState
+from foretell.models.draft_heads import DraftHead, TargetWeights, read_head
 from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
 from foretell.train.batches import Batches
@@ -30,10 +30,10 @@ GUESSES = {"eagle": 4, "block": 7, "medusa": 3, "distill": 4}
 TOKENS = 22
 
 
-def write(head: Head[Any] | None, guesses: int) -> tuple[list[Track], float]:
+def write(head: DraftHead[Any] | None, guesses: int) -> tuple[list[SequenceState], float]:
     """Texts of the toy target, with a head's guesses or with n-grams; and tokens a step."""
     model = target()
-    lender = Lender.of(model)
+    lender = TargetWeights.of(model)
     taps, layers = ((), ()) if head is None else (head.config.taps, beside(head.config))
     runner = ModelRunner(model, 128, 4, 2 * CONTEXT, taps, layers)
     drafter: Drafter = NGramDrafter()

@@ -10,7 +10,7 @@ import torch
 
 from foretell.certify.distribution_test import random_decoder
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import Head
+from foretell.models.draft_heads import DraftHead
 from foretell.train.capture import Capture
 from foretell.train.init_head import head_config, new_head
 from foretell.train.settings import TrainConfig
@@ -46,7 +46,7 @@ def texts(count: int = 24, length: int = 32, seed: int = 0) -> list[Document]:
     return found
 
 
-def head_for(kind: str, model: Decoder, **settings: object) -> Head[Any]:
+def head_for(kind: str, model: Decoder, **settings: object) -> DraftHead[Any]:
     """A head of that kind, as a run makes it."""
     config = TrainConfig(**{"draft_vocab": 28, **settings})  # type: ignore[arg-type]
     outputs = min(config.draft_vocab or CONFIG.vocab, CONFIG.vocab)
@@ -54,5 +54,5 @@ def head_for(kind: str, model: Decoder, **settings: object) -> Head[Any]:
     return new_head(said, draft_vocabulary(texts(), outputs, CONFIG.vocab), model, 0, CONTEXT + 16)
 
 
-def capture_for(head: Head[Any], model: Decoder) -> Capture:
+def capture_for(head: DraftHead[Any], model: Decoder) -> Capture:
     return Capture(model, head.config.taps, CONTEXT)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from foretell.bench.engine_backend import EngineStage
-from foretell.bench.measure import Job, Written
+from foretell.bench.engine_backend import EngineBackend
+from foretell.bench.measure import MeasureJob, TimedOutput
 from foretell.cli import serve
 from foretell.cli.main import main
 from foretell.cli.tune import seconds
@@ -83,15 +83,15 @@ def test_it_writes_a_config_that_serves_and_its_evidence(
 def test_ctrl_c_leaves_a_config(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, seen = EngineStage.write, []
+    write, seen = EngineBackend.write, []
 
-    def stopped(self: EngineStage, arm: Any, job: Job) -> Written:
+    def stopped(self: EngineBackend, arm: Any, job: MeasureJob) -> TimedOutput:
         seen.append(arm)
         if len(seen) == 17:  # in the third text
             raise KeyboardInterrupt
         return write(self, arm, job)
 
-    monkeypatch.setattr(EngineStage, "write", stopped)
+    monkeypatch.setattr(EngineBackend, "write", stopped)
     out = tmp_path / "part.yaml"
     code, printed, err = tune(capsys, *words(tiny_folder, trace, out))
     assert code == 130 and "Stopped before the end" in printed and "foretell: stopped" in err
@@ -104,9 +104,9 @@ def test_drafters_without_room_are_told(
     capsys: pytest.CaptureFixture[str], tiny_folder: Path, trace: Path, tmp_path: Path, quick: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from foretell.build.model_source import Opened
+    from foretell.build.model_source import ModelSource
 
-    monkeypatch.setattr(Opened, "copy_bytes", lambda self, bits: 1 << 60)
+    monkeypatch.setattr(ModelSource, "copy_bytes", lambda self, bits: 1 << 60)
     out = tmp_path / "tuned.yaml"
     line = words(tiny_folder, trace, out)
     line[line.index("5s")] = "0.3s"

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from foretell.bench.measure import PLAIN, Arm, Job, Written
+from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput, Variant
 from foretell.bench.plan import Plan
-from foretell.bench.prompt import Item
+from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import Cell
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
@@ -28,13 +28,13 @@ class TimedStage(FakeStage):
     def __init__(self, speeds: dict[str, float], noise: float = 0.0, wrong: str = "") -> None:
         rng = random.Random(5)
 
-        def seconds(arm: str, job: Job, time: int) -> float:
+        def seconds(arm: str, job: MeasureJob, time: int) -> float:
             return PLAIN_SECONDS / speeds.get(arm, 1.0) * rng.lognormvariate(0, noise)
 
         super().__init__(seconds, lambda arm, job: tuple(range(10)) if arm == wrong else tuple(range(11)))
         self.now = 0.0
 
-    def write(self, arm: Arm, job: Job) -> Written:
+    def write(self, arm: Variant, job: MeasureJob) -> TimedOutput:
         written = super().write(arm, job)
         self.now += written.whole
         return written
@@ -175,12 +175,12 @@ def test_the_space_of_settings() -> None:
 
 def test_tasks_take_turns_and_sampling_is_seen() -> None:
     assert [item.task for item in mixed(items(a=3, b=1))] == ["a", "b", "a", "a"]
-    hot = Item("x", "chat", sampling={"temperature": 0.7})
+    hot = BenchPrompt("x", "chat", sampling={"temperature": 0.7})
     assert is_sampled([hot], None) and not is_sampled([hot], 0.0) and is_sampled([], 1.0) and not is_sampled([], None)
 
 
 def test_settings_are_what_differs_from_usual() -> None:
-    arm = Arm("x", SpeculationConfig(drafter="ngram", num_speculative_tokens=4, rule="block"))
+    arm = Variant("x", SpeculationConfig(drafter="ngram", num_speculative_tokens=4, rule="block"))
     assert settings(arm, {"model": "m"}) == {
         "model": "m", "drafter": "ngram", "num_speculative_tokens": 4, "rule": "auto"
     }  # fmt: skip
@@ -188,7 +188,7 @@ def test_settings_are_what_differs_from_usual() -> None:
 
 
 def test_a_seed_keeps_its_text_where_block_is_faster() -> None:
-    arm = Arm("x", SpeculationConfig(drafter="self:int4", rule="block"))
+    arm = Variant("x", SpeculationConfig(drafter="self:int4", rule="block"))
     assert settings(arm, {})["rule"] == "auto" and settings(arm, {}, "block")["rule"] == "block"
     standing = [(arm, cell_of_block())]
     text = config_text(choose(standing), standing, {"model": "m"}, {"rule": "match"})

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from foretell.engine import detokenizer as writer_module
-from foretell.engine.detokenizer import Taken, Writer
+from foretell.engine.detokenizer import Detokenizer, Taken
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request
 
@@ -32,12 +32,12 @@ def _words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "StreamDecoder", Decoder)
 
 
-def make(max_tokens: int = 20, **params: object) -> Writer:
+def make(max_tokens: int = 20, **params: object) -> Detokenizer:
     wanted = SamplingParams(**params)  # type: ignore[arg-type]
-    return Writer(Request("r", (1,), wanted, 0, max_tokens, frozenset({0})), object())  # type: ignore[arg-type]
+    return Detokenizer(Request("r", (1,), wanted, 0, max_tokens, frozenset({0})), object())  # type: ignore[arg-type]
 
 
-def written(writer: Writer, cuts: list[list[int]]) -> tuple[str, int, str | None]:
+def written(writer: Detokenizer, cuts: list[list[int]]) -> tuple[str, int, str | None]:
     pieces, count = "", 0
     for cut in cuts:
         step = writer.take(cut)
@@ -99,9 +99,9 @@ def test_text_is_given_out_as_soon_as_no_stop_string_can_begin_with_it() -> None
 
 def test_a_stop_string_is_found_in_what_the_decoder_held_back() -> None:
     request = Request("r", (1,), SamplingParams(stop="b~"), 0, 2, frozenset({0}))
-    writer = Writer(request, "holds back")  # type: ignore[arg-type]
+    writer = Detokenizer(request, "holds back")  # type: ignore[arg-type]
     assert (writer.take([4, 2]), writer.tell()) == (Taken(2, "stop"), "c")
-    writer = Writer(request, "holds back")  # type: ignore[arg-type]
+    writer = Detokenizer(request, "holds back")  # type: ignore[arg-type]
     assert (writer.take([2, 0]), writer.tell()) == (Taken(2, "stop"), "")
 
 

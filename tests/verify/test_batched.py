@@ -10,7 +10,7 @@ from foretell.sampling import noise
 from foretell.types import Draft
 from foretell.verify import batched
 from foretell.verify.batched import Chains, Verdicts
-from foretell.verify.randomness import Coins
+from foretell.verify.randomness import StepRandom
 from foretell.verify.rules import EXACT
 
 BATCHED = {"rejection": batched.rejection, "block": batched.block}
@@ -58,7 +58,7 @@ def check(name: str, cases: list[tuple[Draft, Tensor]]) -> None:
     keys = torch.randint(0, 10**6, (2, len(cases)))
     together = judge_together(name, drafts, targets, keys)
     for i, (draft, target) in enumerate(cases):
-        alone = EXACT[name](draft, target, Coins(int(keys[0, i]), int(keys[1, i])))
+        alone = EXACT[name](draft, target, StepRandom(int(keys[0, i]), int(keys[1, i])))
         seen = int(together.accepted[i]), int(together.next_tokens[i])
         assert seen == (len(alone.path), alone.next_token), (draft, target)
 

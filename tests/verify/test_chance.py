@@ -11,14 +11,14 @@ from torch import Tensor
 from foretell.certify.toy import Context, Law, distance, plain_law, target_rows, world
 from foretell.certify.toy_drafters import chain
 from foretell.sampling import noise
-from foretell.verify.randomness import Chance, Coins, enumerate_chance
+from foretell.verify.randomness import RandomSource, StepRandom, enumerate_chance
 from foretell.verify.rules import EXACT, Rule
 
 SEEDS = 2500
 
 
 def test_enumeration_meets_every_outcome_once_with_its_probability() -> None:
-    def run(chance: Chance) -> tuple[bool, int]:
+    def run(chance: RandomSource) -> tuple[bool, int]:
         return (True, chance.pick(torch.tensor([1.0, 0.0, 3.0]))) if chance.flip(0.25, 0) else (False, -1)
 
     outcomes = {value: probability for probability, value in enumerate_chance(run)}
@@ -33,14 +33,14 @@ def test_enumeration_skips_what_cannot_happen() -> None:
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.93, 1.0])
 def test_a_coin_falls_as_often_as_asked(probability: float) -> None:
-    seen = sum(Coins(seed, 3).flip(probability, 2) for seed in range(SEEDS)) / SEEDS
+    seen = sum(StepRandom(seed, 3).flip(probability, 2) for seed in range(SEEDS)) / SEEDS
     assert abs(seen - probability) < 4.5 * (probability * (1 - probability) / SEEDS) ** 0.5 + 1e-12
 
 
 def test_coins_of_nodes_roots_and_seeds_are_independent() -> None:
     pairs = Counter()
     for seed in range(SEEDS):
-        here, there = Coins(seed, 8), Coins(seed, 9)
+        here, there = StepRandom(seed, 8), StepRandom(seed, 9)
         pairs[here.flip(0.5, 0), here.flip(0.5, 1), there.flip(0.5, 0)] += 1
     assert len(pairs) == 8
     assert max(abs(count / SEEDS - 1 / 8) for count in pairs.values()) < 0.03
@@ -48,15 +48,17 @@ def test_coins_of_nodes_roots_and_seeds_are_independent() -> None:
 
 def test_a_token_is_picked_in_proportion_to_its_weight() -> None:
     weights = torch.tensor([0.0, 2.0, 1.0, 0.0, 5.0])
-    seen = torch.bincount(torch.tensor([Coins(seed, 1).pick(weights) for seed in range(SEEDS)]), minlength=5) / SEEDS
+    seen = (
+        torch.bincount(torch.tensor([StepRandom(seed, 1).pick(weights) for seed in range(SEEDS)]), minlength=5) / SEEDS
+    )
     assert (seen - weights / 8).abs().max() < 0.045
     assert seen[[0, 3]].sum() == 0
 
 
 def test_the_same_seed_and_root_decide_alike_and_others_do_not() -> None:
     weights = torch.ones(1000)
-    assert Coins(5, 6).pick(weights) == Coins(5, 6).pick(weights)
-    assert len({Coins(seed, root).pick(weights) for seed in range(10) for root in range(10)}) > 80
+    assert StepRandom(5, 6).pick(weights) == StepRandom(5, 6).pick(weights)
+    assert len({StepRandom(seed, root).pick(weights) for seed in range(10) for root in range(10)}) > 80
 
 
 class DraftDraws:
@@ -83,7 +85,7 @@ def test_steps_with_real_noise_that_follow_each_other_keep_the_law(rule: Rule) -
         text: Context = ()
         while len(text) < 2:
             draft = chain(2)(here, text, DraftDraws(seed, len(text)))
-            verdict = rule(draft, target_rows(here, text, draft), Coins(seed, len(text)))
+            verdict = rule(draft, target_rows(here, text, draft), StepRandom(seed, len(text)))
             text += (*(draft.tokens[node] for node in verdict.path), verdict.next_token)
         law[text[:2]] += 1 / texts
     assert distance(law, plain_law(here.target, 2, 2)) < 0.05

@@ -7,7 +7,7 @@ import pytest
 from foretell.certify.toy import Context, Make, World, bias, world
 from foretell.certify.toy_drafters import Sketch, chain, mixed_chain, tree
 from foretell.types import Draft
-from foretell.verify.randomness import Chance
+from foretell.verify.randomness import RandomSource
 from foretell.verify.rejection import ratio
 from foretell.verify.rules import EXACT
 
@@ -37,7 +37,7 @@ def test_a_node_that_keeps_its_weight_after_a_fall_is_seen(monkeypatch: pytest.M
 
 @rules
 def test_a_likeliest_token_passed_off_as_drawn_is_seen(name: str) -> None:
-    def make(here: World, context: Context, chance: Chance) -> Draft:
+    def make(here: World, context: Context, chance: RandomSource) -> Draft:
         sketch = Sketch(here, context)
         row = here.draft[context]
         sketch.add(-1, int(row.argmax()), row)
@@ -48,7 +48,7 @@ def test_a_likeliest_token_passed_off_as_drawn_is_seen(name: str) -> None:
 
 @rules
 def test_a_token_dropped_for_its_own_value_is_seen(name: str) -> None:
-    def make(here: World, context: Context, chance: Chance) -> Draft:
+    def make(here: World, context: Context, chance: RandomSource) -> Draft:
         draft = chain(2)(here, context, chance)
         assert draft.probs is not None
         doubtful = [float(draft.probs[i, token]) < 0.4 for i, token in enumerate(draft.tokens)]
@@ -59,7 +59,7 @@ def test_a_token_dropped_for_its_own_value_is_seen(name: str) -> None:
 
 @rules
 def test_siblings_out_of_the_order_they_were_drawn_in_are_seen(name: str) -> None:
-    def make(here: World, context: Context, chance: Chance) -> Draft:
+    def make(here: World, context: Context, chance: RandomSource) -> Draft:
         draft = tree([[], []], False)(here, context, chance)
         assert draft.probs is not None
         return Draft(draft.tokens[::-1], draft.parents, "", draft.drawn, None, draft.probs.flip(0))
@@ -69,7 +69,7 @@ def test_siblings_out_of_the_order_they_were_drawn_in_are_seen(name: str) -> Non
 
 @rules
 def test_a_sibling_drawn_without_replacement_but_judged_as_with_is_seen(name: str) -> None:
-    def make(here: World, context: Context, chance: Chance) -> Draft:
+    def make(here: World, context: Context, chance: RandomSource) -> Draft:
         draft = tree([[], []], False)(here, context, chance)
         assert draft.probs is not None
         return Draft(draft.tokens, draft.parents, "", draft.drawn, None, draft.probs[[0, 0]])

@@ -8,7 +8,7 @@ import torch
 from foretell.certify.toy import KINDS, Context, Make, World, bias, mean_accepted, world
 from foretell.certify.toy_drafters import Sketch, chain, mixed_chain, mixed_tree, top_tree, tree, unsure_stops
 from foretell.types import Draft
-from foretell.verify.randomness import Chance
+from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, LOSSLESS, Rule
 
 EXACTLY = 1e-12
@@ -74,7 +74,7 @@ def test_any_tree_of_drawn_and_fixed_nodes_keeps_the_law(rule: Rule, seed: int) 
     parents = [int(torch.randint(-1, node, (), generator=random)) if node else -1 for node in range(4)]
     drawn = (torch.rand(4, generator=random) < 0.6).tolist()
 
-    def make(here: World, context: Context, chance: Chance) -> Draft:
+    def make(here: World, context: Context, chance: RandomSource) -> Draft:
         sketch = Sketch(here, context)
         for parent, at_random in zip(parents, drawn, strict=True):
             row = here.draft[sketch.context(parent)]
@@ -86,7 +86,7 @@ def test_any_tree_of_drawn_and_fixed_nodes_keeps_the_law(rule: Rule, seed: int) 
 
 @rules
 def test_a_token_judged_as_fixed_may_come_from_anywhere(rule: Rule) -> None:
-    def make(here: World, context: Context, chance: Chance) -> Draft:
+    def make(here: World, context: Context, chance: RandomSource) -> Draft:
         draft = chain(2)(here, context, chance)
         doubtful = [token == 0 for token in draft.tokens]
         return Draft.chain(draft.tokens).cut(doubtful.index(True) if any(doubtful) else 2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretell.types import Draft
-from foretell.verify.randomness import Coins, enumerate_chance
+from foretell.verify.randomness import StepRandom, enumerate_chance
 from foretell.verify.rejection import ratio
 from foretell.verify.rules import EXACT, Rule
 
@@ -34,7 +34,7 @@ def test_equal_distributions_in_single_precision_are_accepted_whole(rule: Rule, 
     torch.manual_seed(seed)
     probs = torch.randn(5, 300).softmax(-1)
     tokens = tuple(int(row.multinomial(1)) for row in probs[:4])
-    verdict = rule(Draft.chain(tokens, probs=probs[:4]), probs, Coins(seed, 7))
+    verdict = rule(Draft.chain(tokens, probs=probs[:4]), probs, StepRandom(seed, 7))
     assert verdict.path == (0, 1, 2, 3)
 
 
@@ -60,6 +60,6 @@ def test_a_target_that_cannot_say_the_guess_never_does(rule: Rule) -> None:
 def test_inputs_stay_as_they_were(rule: Rule) -> None:
     target, guess = torch.rand(3, 4).double().softmax(-1), torch.rand(2, 4).double().softmax(-1)
     before = target.clone(), guess.clone()
-    rule(Draft.chain((3, 3), probs=guess), target, Coins(1, 1))
+    rule(Draft.chain((3, 3), probs=guess), target, StepRandom(1, 1))
     assert target.equal(before[0])
     assert guess.equal(before[1])

@@ -13,7 +13,7 @@ from torch import Tensor
 from foretell.certify.toy import Context, Make, World, bias, distance, law_of, plain_law, world
 from foretell.certify.toy_drafters import chain, mixed_chain, top_tree, tree
 from foretell.errors import RequestError
-from foretell.types import Draft, Verdict
+from foretell.types import Draft, VerifyResult
 from foretell.verify.lossy import ThresholdSettings, confidence, ensemble, typical
 from foretell.verify.randomness import enumerate_chance
 from foretell.verify.rules import EXACT, LOSSLESS, LOSSY, find_rule
@@ -26,14 +26,16 @@ def sure(tokens: tuple[int, ...], confidence: tuple[float, ...], parents: tuple[
 
 
 def paths(
-    rule: Callable[..., Verdict], draft: Draft, probs: Tensor = TARGET, **settings: float
+    rule: Callable[..., VerifyResult], draft: Draft, probs: Tensor = TARGET, **settings: float
 ) -> dict[tuple[tuple[int, ...], int], float]:
     chosen = ThresholdSettings(**settings)
     outcomes = enumerate_chance(lambda chance: rule(draft, probs, chance, settings=chosen))
     return {(verdict.path, verdict.next_token): probability for probability, verdict in outcomes}
 
 
-def accepted(rule: Callable[..., Verdict], draft: Draft, probs: Tensor = TARGET, **settings: float) -> tuple[int, ...]:
+def accepted(
+    rule: Callable[..., VerifyResult], draft: Draft, probs: Tensor = TARGET, **settings: float
+) -> tuple[int, ...]:
     (path,) = {path for path, _ in paths(rule, draft, probs, **settings)}
     return path
 

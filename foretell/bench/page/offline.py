@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foretell.bench.acceptance_by_depth import Places
+from foretell.bench.acceptance_by_depth import AcceptanceByDepth
 
 from ..report import degree, remarks
 from ..results import Cell, Result
@@ -142,7 +142,7 @@ def positions(series: Sequence[Series]) -> ColumnChart:
     )
 
 
-def _columns(places: Places) -> list[Column]:
+def _columns(places: AcceptanceByDepth) -> list[Column]:
     shares = [
         (place, reached, share)
         for place, (reached, share) in enumerate(zip(places.reached, places.shares, strict=True), start=1)

@@ -6,7 +6,7 @@ import codecs
 import re
 from dataclasses import dataclass, field
 
-from foretell.draft.cross_tokenizer.vocab_map import Side, Vocabularies
+from foretell.draft.cross_tokenizer.vocab_map import VocabMap, VocabSide
 
 SETTLED = 64  # characters after which a text is cut where words part; what lies before is never encoded again
 LONGEST = 256  # characters after which it is cut anywhere
@@ -17,7 +17,7 @@ ANCHOR = "\n"  # stands before a text where a tokenizer would put a space
 class Speller:
     """Encodes pieces of a running text: no BOS inside it, no space before it, no special token by its name."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: VocabSide) -> None:
         self.side, self.tokenizer = side, side.tokenizer
         self.adds_space = b"".join(map(self.tokenizer.token_bytes, self._encode("a"))) == b" a"
         self.anchor = self._encode(ANCHOR)
@@ -44,7 +44,7 @@ class Speller:
         return [token for token in self.tokenizer.encode(text, add_special=False) if token < self.side.size]
 
 
-class Words:
+class Utf8Buffer:
     """Bytes as they come, read as UTF-8; the beginning of a character is held until the rest of it comes."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Words:
 
 
 @dataclass
-class Retelling:
+class AlignedText:
     """One text in the draft's tokens: a value of the target's tokens alone, however they came.
 
     Where it is cut depends on the text up to there and on a character more, so what is settled stays, and only the
@@ -71,14 +71,14 @@ class Retelling:
     another chat template, is told by its name, as text.
     """
 
-    vocabularies: Vocabularies
+    vocabularies: VocabMap
     speller: Speller  # of the draft
     strips: bool = False  # whether the text to come begins with a space that the target put there
     read: int = 0  # the target's tokens, which only ever grow
     settled: list[int] = field(default_factory=list)
     tail: str = ""
     opened: bool = False  # whether some of the text is settled
-    words: Words = field(default_factory=Words)
+    words: Utf8Buffer = field(default_factory=Utf8Buffer)
 
     def __post_init__(self) -> None:
         self.settled += self.vocabularies.draft.start

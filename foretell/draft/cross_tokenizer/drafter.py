@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foretell.draft.cross_tokenizer.alignment import Retelling, Speller, Words
-from foretell.draft.cross_tokenizer.vocab_map import Vocabularies
+from foretell.draft.cross_tokenizer.alignment import AlignedText, Speller, Utf8Buffer
+from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.heads.sampling import DraftTemperature, draw_nodes
 from foretell.draft.model import ModelDrafter
 from foretell.runner.model_runner import ModelRunner
-from foretell.types import Budget, Draft, Sequence, Share
+from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 
 LOG = logging.getLogger("foretell")
 
@@ -39,7 +39,7 @@ class _Chain:
     confidence: list[float] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)  # where tokens are drawn
     text: str = ""  # where text is written
-    words: Words = field(default_factory=Words)
+    words: Utf8Buffer = field(default_factory=Utf8Buffer)
     waiting: float = 1.0  # the chance of what was said since the last guess
 
     def goes_on(self, least: float) -> bool:
@@ -61,7 +61,7 @@ class _Chain:
 class ByTokens:
     """Draws from the tokens that both have, by the draft's chances of them."""
 
-    def __init__(self, vocabularies: Vocabularies, device: torch.device, temperature: DraftTemperature) -> None:
+    def __init__(self, vocabularies: VocabMap, device: torch.device, temperature: DraftTemperature) -> None:
         self.vocabularies, self.temperature = vocabularies, temperature
         self.ours = torch.tensor(list(vocabularies.to_draft), device=device)
         self.theirs = torch.tensor(list(vocabularies.to_draft.values()), device=device)
@@ -88,7 +88,7 @@ class ByTokens:
 class ByStrings:
     """Lets the draft write its likeliest text and encodes that."""
 
-    def __init__(self, vocabularies: Vocabularies, speller: Speller) -> None:
+    def __init__(self, vocabularies: VocabMap, speller: Speller) -> None:
         """`speller` is the target's."""
         self.vocabularies, self.speller = vocabularies, speller
 
@@ -132,13 +132,13 @@ def _share_out(chain: _Chain, chance: float) -> None:
         chain.waiting = 1.0
 
 
-class Translator(ModelDrafter):
+class CrossTokenizerDrafter(ModelDrafter):
     """Keeps a shadow of each sequence in the draft's own tokens."""
 
     def __init__(
         self,
         runner: ModelRunner,
-        vocabularies: Vocabularies,
+        vocabularies: VocabMap,
         name: str = "translate",
         draft_temperature: DraftTemperature = "fixed",
         min_confidence: float = 0.0,
@@ -149,7 +149,7 @@ class Translator(ModelDrafter):
         self.strips, self.speller = speller.adds_space, Speller(vocabularies.draft)
         self.by_tokens = ByTokens(vocabularies, runner.device, draft_temperature)
         self.by_strings = ByStrings(vocabularies, speller)
-        self._retellings: dict[int, Retelling] = {}
+        self._retellings: dict[int, AlignedText] = {}
         LOG.info("%s has another tokenizer than the target: %s", name, vocabularies.in_words)
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
@@ -188,15 +188,17 @@ class Translator(ModelDrafter):
         shadow.agreed = len(told.settled)
         return mine
 
-    def _told(self, seq: Sequence) -> Retelling:
+    def _told(self, seq: Sequence) -> AlignedText:
         if seq.id not in self._retellings:
-            self._retellings[seq.id] = Retelling(self.vocabularies, self.speller, self.strips)
+            self._retellings[seq.id] = AlignedText(self.vocabularies, self.speller, self.strips)
         return self._retellings[seq.id]
 
     def _run(self, seqs: list[Sequence]) -> Tensor:
         """The draft's scores of what comes next, [sequences, draft's vocabulary]."""
         shadows = [self._shadows[seq.id].seq for seq in seqs]
-        return self.runner.forward([Share.of(each, each.pending) for each in shadows], [Draft()] * len(seqs)).logits
+        return self.runner.forward(
+            [ScheduledSequence.of(each, each.pending) for each in shadows], [Draft()] * len(seqs)
+        ).logits
 
     def _go_on(self, seqs: list[Sequence], said: list[int]) -> None:
         """Let the draft hear its own words."""

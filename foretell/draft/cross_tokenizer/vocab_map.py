@@ -36,7 +36,7 @@ Way = Literal["tokens", "strings"]
 
 
 @dataclass(frozen=True)
-class Side:
+class VocabSide:
     """One model's tokenizer, and how many tokens the model itself has: either may know some that the other does not."""
 
     tokenizer: Tokenizer
@@ -73,11 +73,11 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Vocabularies:
+class VocabMap:
     """A target's tokens and a draft's, and those they have in common."""
 
-    target: Side
-    draft: Side
+    target: VocabSide
+    draft: VocabSide
     to_target: Mapping[int, int]  # of the draft's tokens, those that say what a token of the target says
     to_draft: Mapping[int, int]  # the same the other way
     marks: Mapping[int, int]  # special tokens of the target and those of the draft with the same part to play
@@ -85,7 +85,7 @@ class Vocabularies:
     spread: float  # how many of the draft's tokens say what one of the target's does
 
     @classmethod
-    def of(cls, target: Side, draft: Side) -> Vocabularies:
+    def of(cls, target: VocabSide, draft: VocabSide) -> VocabMap:
         to_target = shared_tokens(target, draft) | shared_marks(draft, target)
         to_draft = {ours: theirs for theirs, ours in to_target.items()}
         ours, theirs = spans(target.tokenizer), spans(draft.tokenizer)
@@ -106,13 +106,13 @@ class Vocabularies:
         return f"{alike}, so it draws from the {len(self.to_target)} tokens both have, and greedy text is encoded anew"
 
 
-def shared_tokens(target: Side, draft: Side) -> dict[int, int]:
+def shared_tokens(target: VocabSide, draft: VocabSide) -> dict[int, int]:
     """The draft's ordinary tokens that have the same bytes as one of the target's; one to one."""
     ours = tokens_by_bytes(target)
     return {token: ours[said] for said, token in tokens_by_bytes(draft).items() if said in ours}
 
 
-def tokens_by_bytes(side: Side) -> dict[bytes, int]:
+def tokens_by_bytes(side: VocabSide) -> dict[bytes, int]:
     """Each ordinary token by what it says; of two that say the same, a piece of text goes before a lone byte."""
     found: dict[bytes, int] = {}
     for token in side.ordinary:
@@ -127,14 +127,14 @@ def is_lone_byte(tokenizer: Tokenizer, token: int) -> bool:
     return (tokenizer.piece(token) or "").startswith("<0x")
 
 
-def shared_marks(one: Side, other: Side) -> dict[int, int]:
+def shared_marks(one: VocabSide, other: VocabSide) -> dict[int, int]:
     """Special tokens by the part they play: ends whatever they are called, marks without such a role by name."""
     names = {other.tokenizer.piece(token): token for token in other.marks}
     same = {token: names[name] for token in one.marks if (name := one.tokenizer.piece(token)) in names}
     return same | {end: match_end(one.ends_turn(end), other) for end in one.ends if other.ends}
 
 
-def match_end(ends_turn: bool, other: Side) -> int:
+def match_end(ends_turn: bool, other: VocabSide) -> int:
     """Its end of a turn, or its end of all text; what there is if not both."""
     alike = [end for end in other.ends if other.ends_turn(end) == ends_turn]
     return (alike or other.ends)[0]

@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 
 from foretell.draft.base import Drafter
-from foretell.draft.draft_builder import Chain, Guesses
+from foretell.draft.draft_builder import ChainBuilder, DraftTokens
 from foretell.draft.heads.graph_draft import whole_reader
-from foretell.draft.heads.sampling import Chooser, DraftTemperature, Plot, draw_nodes, must_draw
-from foretell.draft.heads.tree import LevelTree, RankRates, ShapedTree
+from foretell.draft.heads.sampling import ChildSampler, DraftTemperature, TreeInProgress, draw_nodes, must_draw
+from foretell.draft.heads.tree import EagleTree, FixedTree, RankAcceptance
 from foretell.draft.reserved import check_reserved
-from foretell.models.draft_heads import Head, HeadConfig
+from foretell.models.draft_heads import DraftHead, HeadConfig
 from foretell.runner.heads.kv import HeadPages
-from foretell.runner.heads.ops import ReadPlaces, flat, head_work
+from foretell.runner.heads.ops import PrefillOp, flat, head_work
 from foretell.runner.model_runner import ModelRunner
-from foretell.runner.native.head_draft import Asked, NativeHead
-from foretell.runner.native.head_prefill import NativeReader, Reading, addresses_of
-from foretell.types import NO_DRAFT, Budget, Draft, Outcome, Sequence
+from foretell.runner.native.head_draft import DraftRequest, NativeHead
+from foretell.runner.native.head_prefill import NativePrefill, PrefillRange, addresses_of
+from foretell.types import NO_DRAFT, Budget, Draft, Sequence, StepResult
 
 Rows = tuple[Tensor, int, int]  # of a step's states, from one row to another
 
 
 @dataclass
-class Trail:
+class PendingHiddenStates:
     """States of a text that the head has not read yet: of the places from `start` on."""
 
     start: int
@@ -36,7 +36,7 @@ class Trail:
     gap: bool = False  # whether positions before are missing: a step failed
     pages: list[int] = field(default_factory=list)  # the sequence's own list, a new one each time it is admitted
 
-    def take(self, seq: Sequence, whole: bool) -> Reading:
+    def take(self, seq: Sequence, whole: bool) -> PrefillRange:
         """What is still to be read of the text; it counts as read from now on. `whole`: states need not be cut out."""
         states = [] if whole else [rows[begin:end] for rows, begin, end in self.states]
         found = WholeReading(seq, self.start, self.stop, states, self.states)
@@ -44,7 +44,7 @@ class Trail:
         return found
 
 
-class Trails(dict[int, Trail]):
+class Trails(dict[int, PendingHiddenStates]):
     """The trails of all sequences by id, and the pages with positions that the head could not read."""
 
     def __init__(self, page_size: int) -> None:
@@ -52,7 +52,7 @@ class Trails(dict[int, Trail]):
         self.page_size = page_size
         self.unread: set[int] = set()  # pages
 
-    def continued(self, seq: Sequence, start: int) -> Trail:
+    def continued(self, seq: Sequence, start: int) -> PendingHiddenStates:
         """Return the trail of a sequence whose next step begins at `start`.
 
         A sequence that is new here, or was preempted and admitted again, has its first positions from the prefix
@@ -60,7 +60,7 @@ class Trails(dict[int, Trail]):
         """
         trail = self.get(seq.id)
         if trail is None or (trail.pages is not seq.pages and start != trail.stop) or start < trail.stop:
-            trail = self[seq.id] = Trail(start, stop=start)
+            trail = self[seq.id] = PendingHiddenStates(start, stop=start)
             trail.gap = bool(self.unread) and not self.unread.isdisjoint(seq.pages[: self._pages_for(start)])
         trail.pages = seq.pages
         return trail
@@ -70,12 +70,12 @@ class Trails(dict[int, Trail]):
         if self.unread:
             self.unread.difference_update(seq.pages[self._pages_for(start) : self._pages_for(seq.cached)])
 
-    def miss(self, outcomes: list[Outcome]) -> None:
+    def miss(self, outcomes: list[StepResult]) -> None:
         """Note that positions of these sequences were not read: drafts without them would be noise."""
         for outcome in outcomes:
             seq = outcome.share.seq
             self.unread.update(seq.pages[outcome.share.start // self.page_size : self._pages_for(seq.cached)])
-            self[seq.id] = Trail(seq.cached, stop=seq.cached, gap=True, pages=seq.pages)
+            self[seq.id] = PendingHiddenStates(seq.cached, stop=seq.cached, gap=True, pages=seq.pages)
             if seq.finish is not None:
                 del self[seq.id]
 
@@ -84,7 +84,7 @@ class Trails(dict[int, Trail]):
 
 
 @dataclass(frozen=True)
-class WholeReading(Reading):
+class WholeReading(PrefillRange):
     """The same, told by rows of steps: to cut those out takes torch as long as the library takes to read them."""
 
     runs: list[Rows]
@@ -96,7 +96,7 @@ class WholeReading(Reading):
         return found
 
 
-def of_the_text(outcome: Outcome, first: int, places: int) -> list[Rows]:
+def of_the_text(outcome: StepResult, first: int, places: int) -> list[Rows]:
     """The states of a step's rows that are the text's now, what was pending and the accepted path, from place `first`
     of them on: in pieces, for an index would have to be brought to where they are."""
     assert outcome.features is not None, "the target taps what a head wants"
@@ -127,7 +127,7 @@ class HeadDrafter(Drafter):
     def __init__(
         self,
         runner: ModelRunner,
-        head: Head[Any],
+        head: DraftHead[Any],
         pages: HeadPages,
         name: str,
         draft_temperature: DraftTemperature = "fixed",
@@ -144,14 +144,14 @@ class HeadDrafter(Drafter):
         self.whole = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
         self.work = runner.led(head_work(head, pages)) if self.is_split else head_work(head, pages)
         self._columns = _columns(runner.taps, head.config, runner.device, self.is_split)
-        self._reader: NativeReader | None = None  # where the native library can read for it
+        self._reader: NativePrefill | None = None  # where the native library can read for it
         self._whole_reader = whole_reader(head, pages) if self.whole else None
         self._trails = Trails(pages.page_size)
-        self.chooser, self.ranks = Chooser(head.draft_ids, draft_temperature), RankRates(head.config.accuracy)
+        self.chooser, self.ranks = ChildSampler(head.draft_ids, draft_temperature), RankAcceptance(head.config.accuracy)
         # As good as it was seen to be when it was made; one that was bad then may be better at what is asked here.
         self.prior = max(0.1, head.config.accuracy[0]) if head.config.accuracy else type(self).prior
 
-    def take(self, head: Head[Any]) -> None:
+    def take(self, head: DraftHead[Any]) -> None:
         """Guess with another head of the same shape from now on: all that was readied for the old one is made anew."""
         settings = (self.name, self.draft_temperature, self.min_confidence, self.whole)
         vars(self).update(vars(type(self)(self._runner, head, self.pages, *settings)))
@@ -162,7 +162,7 @@ class HeadDrafter(Drafter):
         a mode, which takes it longer than all that is done here."""
         return self._reader is not None and self._whole_reader is None
 
-    def follow(self, outcomes: list[Outcome]) -> None:
+    def follow(self, outcomes: list[StepResult]) -> None:
         try:
             if self.by_library:
                 self._follow(outcomes)
@@ -173,7 +173,7 @@ class HeadDrafter(Drafter):
             self._trails.miss(outcomes)
             raise
 
-    def _follow(self, outcomes: list[Outcome]) -> None:
+    def _follow(self, outcomes: list[StepResult]) -> None:
         full = []
         for outcome in outcomes:
             seq = outcome.share.seq
@@ -186,7 +186,7 @@ class HeadDrafter(Drafter):
             if outcome.share.seq.finish is not None:
                 self._trails.pop(outcome.share.seq.id, None)
 
-    def _add(self, outcome: Outcome) -> Trail:
+    def _add(self, outcome: StepResult) -> PendingHiddenStates:
         """Note the states of what was run and stayed."""
         seq, start = outcome.share.seq, outcome.share.start
         trail = self._trails.continued(seq, start)
@@ -200,18 +200,18 @@ class HeadDrafter(Drafter):
         trail.stop = seq.cached
         return trail
 
-    def known_of(self, outcome: Outcome) -> int:
+    def known_of(self, outcome: StepResult) -> int:
         """How many of the places that a step brought are remembered already, as reading them would have it."""
         return 0
 
-    def _take(self, seq: Sequence) -> Reading | None:
+    def _take(self, seq: Sequence) -> PrefillRange | None:
         """What is still to be read of a text; it counts as read from now on."""
         trail = self._trails.get(seq.id)
         if trail is None or trail.start == trail.stop:
             return None
         return trail.take(seq, whole=self.by_library)
 
-    def _read(self, readings: list[Reading]) -> None:
+    def _read(self, readings: list[PrefillRange]) -> None:
         if not readings:
             return
         if self._whole_reader is not None and self._whole_reader.read(readings, self._columns):
@@ -225,20 +225,20 @@ class HeadDrafter(Drafter):
         states = states if self._columns is None else states.index_select(1, self._columns)
         self.read(readings, torch.tensor(slots, device=self.device), states)
 
-    def to_read(self, readings: list[Reading], first: int | None) -> ReadPlaces:
+    def to_read(self, readings: list[PrefillRange], first: int | None) -> PrefillOp:
         """The same in plain numbers, with the tokens of places from `first` on, where the head looks at them."""
         starts, stops = [each.start for each in readings], [each.stop for each in readings]
         begins = stops if first is None else [max(start, first) for start in starts]
         spans = zip(readings, begins, stops, strict=True)
         tokens = [token for each, start, stop in spans for token in each.seq.tokens[start:stop]]
-        return ReadPlaces(starts, stops, tokens, *flat([each.seq.pages for each in readings]))
+        return PrefillOp(starts, stops, tokens, *flat([each.seq.pages for each in readings]))
 
-    def catch_up(self, readings: list[Reading]) -> None:
+    def catch_up(self, readings: list[PrefillRange]) -> None:
         """Read these places before the guesses that are wanted now, or with them."""
         self._read(readings)
 
     @abstractmethod
-    def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
+    def read(self, readings: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
         """Keep what these places are to be remembered by; `slots` and `states` are of all of them, end to end."""
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
@@ -249,7 +249,7 @@ class HeadDrafter(Drafter):
 
     def _propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(seqs)
-        straight, bushy, readings = list[int](), list[int](), list[Reading]()
+        straight, bushy, readings = list[int](), list[int](), list[PrefillRange]()
         for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
             if self._can(seq, budget):
                 (bushy if budget.branches else straight).append(i)
@@ -262,7 +262,7 @@ class HeadDrafter(Drafter):
                 drafts[i] = self._draft(seqs[i], chain)
         if not bushy:
             return drafts
-        trees = {i: Plot(seqs[i], self.plant(seqs[i], budgets[i])) for i in bushy}
+        trees = {i: TreeInProgress(seqs[i], self.plant(seqs[i], budgets[i])) for i in bushy}
         self.grow(list(trees.values()))
         for i, plot in trees.items():
             drafts[i] = self._tree(plot)
@@ -274,17 +274,17 @@ class HeadDrafter(Drafter):
         return known and 0 < budget.depth <= self.context - len(seq.tokens)
 
     @abstractmethod
-    def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
+    def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[ChainBuilder]:
         """A chain for each text, of at least one guess."""
 
-    def plant(self, seq: Sequence, budget: Budget) -> LevelTree | ShapedTree:
+    def plant(self, seq: Sequence, budget: Budget) -> EagleTree | FixedTree:
         """A tree without nodes yet: where tokens are drawn, its shape is settled before."""
         floor = max(budget.floor, self.min_confidence)
         if must_draw(seq):
-            return ShapedTree(self.ranks.shape(budget, self.deepest, floor))
+            return FixedTree(self.ranks.shape(budget, self.deepest, floor))
         if budget.depth > self.deepest:
             budget = replace(budget, levels=self.deepest)
-        return LevelTree(budget, floor)
+        return EagleTree(budget, floor)
 
     @property
     def deepest(self) -> int:
@@ -292,18 +292,18 @@ class HeadDrafter(Drafter):
         return self.context
 
     @abstractmethod
-    def grow(self, plots: list[Plot]) -> None:
+    def grow(self, plots: list[TreeInProgress]) -> None:
         """Grow a tree behind each text."""
 
-    def _tree(self, plot: Plot) -> Draft:
+    def _tree(self, plot: TreeInProgress) -> Draft:
         draft = plot.tree.draft(self.name)
-        rows = plot.tree.rows() if isinstance(plot.tree, ShapedTree) else None
+        rows = plot.tree.rows() if isinstance(plot.tree, FixedTree) else None
         if rows is None:
             return draft
         probs = torch.zeros(len(draft), self.vocab, device=self.device)
         return replace(draft, probs=probs.index_copy_(1, self.head.draft_ids, rows))
 
-    def observe(self, outcomes: list[Outcome]) -> None:
+    def observe(self, outcomes: list[StepResult]) -> None:
         for outcome in outcomes:
             if outcome.draft.source == self.name and outcome.draft.origins is None:
                 self.ranks.learn(outcome)
@@ -311,13 +311,13 @@ class HeadDrafter(Drafter):
     def read_natively(self, native: NativeHead, tapped: tuple[int, ...]) -> None:
         """Let the library that guesses read, too; the target taps these layers."""
         columns = _parts(tapped, self.head.config)
-        self._reader = NativeReader(native, self.pages.kept_features, columns)
+        self._reader = NativePrefill(native, self.pages.kept_features, columns)
 
-    def chains(self, budgets: list[Budget]) -> list[Chain]:
-        return [Chain(budget, max(budget.floor, self.min_confidence)) for budget in budgets]
+    def chains(self, budgets: list[Budget]) -> list[ChainBuilder]:
+        return [ChainBuilder(budget, max(budget.floor, self.min_confidence)) for budget in budgets]
 
-    def asked(self, seqs: list[Sequence], chains: list[Chain]) -> Asked:
-        asked = Asked([], [], [], [], [])
+    def asked(self, seqs: list[Sequence], chains: list[ChainBuilder]) -> DraftRequest:
+        asked = DraftRequest([], [], [], [], [])
         for seq, chain in zip(seqs, chains, strict=True):
             last, depth = len(seq.tokens) - 1, chain.budget.depth
             check_reserved(seq, last + depth, self.pages.page_size)
@@ -337,22 +337,22 @@ class HeadDrafter(Drafter):
         """Whether nothing is drawn for any of them."""
         return all(seq.request.params.temperature == 0 for seq in seqs)
 
-    def draw(self, seqs: list[Sequence], offset: int, logits: Tensor) -> Guesses:
+    def draw(self, seqs: list[Sequence], offset: int, logits: Tensor) -> DraftTokens:
         """A guess for each text of logits [texts, outputs]; drawn, where any request draws."""
         if self.is_greedy(seqs):
             best, at = logits.max(-1)
             sure = (best - logits.logsumexp(-1)).exp()
-            return Guesses(self.head.draft_ids[at], sure.tolist())
+            return DraftTokens(self.head.draft_ids[at], sure.tolist())
         drawn = draw_nodes(logits, seqs, offset, self.draft_temperature, self.head.draft_ids)
-        return Guesses(torch.tensor(drawn.tokens, device=logits.device), drawn.confidence, drawn.probs)
+        return DraftTokens(torch.tensor(drawn.tokens, device=logits.device), drawn.confidence, drawn.probs)
 
-    def _draft(self, seq: Sequence, chain: Chain) -> Draft:
+    def _draft(self, seq: Sequence, chain: ChainBuilder) -> Draft:
         parents = tuple(range(-1, len(chain.tokens) - 1))
         # What is drawn with the target's own noise is judged by its token, as what is likeliest is.
         drawn, probs = ((True,) * len(parents), self._probs(chain)) if must_draw(seq) else (None, None)
         return Draft(tuple(chain.tokens), parents, self.name, drawn, tuple(chain.confidence), probs)
 
-    def _probs(self, chain: Chain) -> Tensor:
+    def _probs(self, chain: ChainBuilder) -> Tensor:
         """What its guesses were drawn from, [guesses, vocab]."""
         if chain.spread is not None:
             return chain.spread[: len(chain.tokens)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from foretell.draft.draft_builder import Chain
+from foretell.draft.draft_builder import ChainBuilder
 from foretell.draft.heads.eagle import EagleDrafter
-from foretell.runner.native.head_draft import LaidOut
-from foretell.runner.native.head_prefill import Reading
-from foretell.types import Budget, Outcome, Sequence
+from foretell.runner.native.head_draft import PrefillBuffers
+from foretell.runner.native.head_prefill import PrefillRange
+from foretell.types import Budget, Sequence, StepResult
 
 
 class DistilledDrafter(EagleDrafter):
@@ -17,31 +17,31 @@ class DistilledDrafter(EagleDrafter):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self._unread: list[Reading] = []
+        self._unread: list[PrefillRange] = []
         self._guessed: dict[int, list[int]] = {}  # by sequence, the chains of the step that is under way
 
-    def catch_up(self, readings: list[Reading]) -> None:
+    def catch_up(self, readings: list[PrefillRange]) -> None:
         self._guessed = {}
         if self._native is None or self._reader is None:
             super().catch_up(readings)
         else:
             self._unread = readings
 
-    def along(self) -> LaidOut | None:
+    def along(self) -> PrefillBuffers | None:
         readings, self._unread = self._unread, []
         return self._reader.laid_out(readings) if self._reader is not None and readings else None
 
-    def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
+    def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[ChainBuilder]:
         chains = super().guess(seqs, budgets)
         if self._native is not None:
             self._guessed = {seq.id: chain.tokens for seq, chain in zip(seqs, chains, strict=True)}
         return chains
 
-    def follow(self, outcomes: list[Outcome]) -> None:
+    def follow(self, outcomes: list[StepResult]) -> None:
         super().follow(outcomes)
         self._guessed = {}
 
-    def known_of(self, outcome: Outcome) -> int:
+    def known_of(self, outcome: StepResult) -> int:
         draft, guessed = outcome.draft, self._guessed.get(outcome.share.seq.id, [])
         if draft.source != self.name or list(draft.tokens) != guessed[: len(draft)]:
             return 0

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.draft.draft_builder import Chain, extend, hang
+from foretell.draft.draft_builder import ChainBuilder, extend, hang
 from foretell.draft.heads.base import HeadDrafter
-from foretell.draft.heads.eagle_trees import DefinedSteps, NativeSteps, grow_trees
+from foretell.draft.heads.eagle_trees import NativeSteps, TorchSteps, grow_trees
 from foretell.draft.heads.graph_draft import chain_whole, goes_whole, grow_from, grow_whole, whole_steps
-from foretell.draft.heads.sampling import Plot, draws_of, must_draw
+from foretell.draft.heads.sampling import TreeInProgress, draws_of, must_draw
 from foretell.draft.heads.tree import MOST_WIDE
 from foretell.models.draft_heads import DistilledHead, EagleHead, MtpHead
 from foretell.runner.heads.kv import HeadPages
-from foretell.runner.heads.ops import SteppingWork, StepRows, flat
+from foretell.runner.heads.ops import EagleOps, StepOp, flat
 from foretell.runner.model_runner import ModelRunner
-from foretell.runner.native.head_draft import NOTHING, Beside, LaidOut, NativeChain, native_for_head
-from foretell.runner.native.head_prefill import Reading
+from foretell.runner.native.head_draft import NOTHING, NativeChain, PrefillBuffers, TreeSlots, native_for_head
+from foretell.runner.native.head_prefill import PrefillRange
 from foretell.types import Budget, Sequence
 
 
@@ -39,12 +39,12 @@ class EagleDrafter(HeadDrafter):
             self.read_natively(self._native, runner.taps)
         self._whole = whole_steps(head, pages) if self.whole else None
 
-    def read(self, readings: list[Reading], slots: Tensor, states: Tensor) -> None:
+    def read(self, readings: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
         self.work.keep(slots, states)
         if any(each.stop > 1 for each in readings):  # nothing is remembered at the first place of a text
             self.work.run(self.to_read(readings, 1))
 
-    def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Chain]:
+    def guess(self, seqs: list[Sequence], budgets: list[Budget]) -> list[ChainBuilder]:
         chains = self.chains(budgets)
         if self._whole is not None and all(goes_whole(seq, self.draft_temperature) for seq in seqs):
             depth = max(budget.depth for budget in budgets)
@@ -58,45 +58,45 @@ class EagleDrafter(HeadDrafter):
             self._draw_natively(self._native, seqs, chains, self.features_before(seqs))
         return chains
 
-    def _guess_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[Chain]) -> None:
+    def _guess_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[ChainBuilder]) -> None:
         """All in one call."""
         draws, tells = draws_of(seqs, max(chain.budget.depth for chain in chains)), any(map(must_draw, seqs))
         features = None if self.pages.kept_features is None else self.features_before(seqs)
-        beside = Beside(draws=draws, tells=tells, along=self.along())
+        beside = TreeSlots(draws=draws, tells=tells, along=self.along())
         hang(chains, native.guess(self.asked(seqs, chains), features, beside))
 
-    def along(self) -> LaidOut | None:
+    def along(self) -> PrefillBuffers | None:
         """What the library is to read with the first guess that it makes now."""
         return None
 
     def features_before(self, seqs: list[Sequence]) -> Tensor:
         """Of the places before the last, [texts, width]."""
-        assert isinstance(self.work, SteppingWork), "the library has whole heads alone"
+        assert isinstance(self.work, EagleOps), "the library has whole heads alone"
         if self.pages.kept_features is None:
             return self.work.features(torch.tensor(self.slots_before(seqs)))
         return self.pages.few_features(self.slots_before(seqs))
 
-    def grow(self, plots: list[Plot]) -> None:
+    def grow(self, plots: list[TreeInProgress]) -> None:
         if self._whole is not None:
             plots = grow_whole(plots, self._whole, self.pages, self.draft_temperature, grow_from)
         if plots:
             self._grow_by_levels(plots)
 
-    def _grow_by_levels(self, plots: list[Plot]) -> None:
+    def _grow_by_levels(self, plots: list[TreeInProgress]) -> None:
         seqs = [plot.seq for plot in plots]
         wide = MOST_WIDE if self.is_greedy(seqs) else 0
-        steps: NativeSteps | DefinedSteps
+        steps: NativeSteps | TorchSteps
         if self._native is not None:
             steps = NativeSteps(self._native, self.pages, self.features_before(seqs), self.along())
         else:
-            steps = DefinedSteps(self.work, plots, self.slots_before(seqs), self.head.config.layer.window, wide)
+            steps = TorchSteps(self.work, plots, self.slots_before(seqs), self.head.config.layer.window, wide)
         grow_trees(plots, steps, self.chooser)
 
-    def _step_by_step(self, seqs: list[Sequence], chains: list[Chain]) -> None:
+    def _step_by_step(self, seqs: list[Sequence], chains: list[ChainBuilder]) -> None:
         """The definition."""
         depth, last = max(chain.budget.depth for chain in chains), [len(seq.tokens) - 1 for seq in seqs]
         rows, tokens = list(range(len(seqs))), [seq.tokens[-1] for seq in seqs]
-        job = StepRows(
+        job = StepOp(
             *(tokens, last, self.slots_before(seqs), rows, last, [1] * len(seqs), [0]),
             *(int(self.is_greedy(seqs)), max(last) + depth, *flat([seq.pages for seq in seqs])),
         )
@@ -105,11 +105,13 @@ class EagleDrafter(HeadDrafter):
             if not extend(chains, guesses):
                 break
             places = [place + offset + 1 for place in last]
-            job = StepRows(guesses.tokens.tolist(), places, rows, rows, places, job.seen, job.reach, job.top)
+            job = StepOp(guesses.tokens.tolist(), places, rows, rows, places, job.seen, job.reach, job.top)
 
-    def _draw_natively(self, native: NativeChain, seqs: list[Sequence], chains: list[Chain], feature: Tensor) -> None:
+    def _draw_natively(
+        self, native: NativeChain, seqs: list[Sequence], chains: list[ChainBuilder], feature: Tensor
+    ) -> None:
         """Of each step the logits; a chain that ended is left out, for it has no pages farther on."""
-        beside = Beside(along=self.along())
+        beside = TreeSlots(along=self.along())
         for offset in range(max(chain.budget.depth for chain in chains)):
             live = [i for i, chain in enumerate(chains) if chain.goes_on]
             if not live:

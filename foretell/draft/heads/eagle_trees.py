@@ -8,12 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foretell.draft.heads.sampling import Chooser, Plot
+from foretell.draft.heads.sampling import ChildSampler, TreeInProgress
 from foretell.draft.heads.tree import ROOT
 from foretell.draft.reserved import check_reserved
 from foretell.runner.heads.kv import HeadPages
-from foretell.runner.heads.ops import StepRows, Work, flat
-from foretell.runner.native.head_draft import Asked, Beside, LaidOut, NativeChain
+from foretell.runner.heads.ops import HeadOps, StepOp, flat
+from foretell.runner.native.head_draft import DraftRequest, NativeChain, PrefillBuffers, TreeSlots
 
 
 class Branches:
@@ -22,7 +22,7 @@ class Branches:
     What is accepted of them is read again from the target's own states, like all that enters the text.
     """
 
-    def __init__(self, plot: Plot) -> None:
+    def __init__(self, plot: TreeInProgress) -> None:
         self.tree, self.seq, self.text = plot.tree, plot.seq, len(plot.seq.tokens)
         self.plot = plot
         self.places: dict[int, int] = {ROOT: -1}  # behind the text, whose last token is the root
@@ -66,7 +66,7 @@ class Steps(Protocol):
         rows of the last step that they hang on."""
 
 
-def grow_trees(plots: list[Plot], steps: Steps, chooser: Chooser) -> None:
+def grow_trees(plots: list[TreeInProgress], steps: Steps, chooser: ChildSampler) -> None:
     """Grow all of them to their ends."""
     grown = [Branches(plot) for plot in plots]
     logits = steps.first(grown)
@@ -79,10 +79,12 @@ def grow_trees(plots: list[Plot], steps: Steps, chooser: Chooser) -> None:
         chooser.grow([each.plot for each in live], logits, rows)
 
 
-class DefinedSteps:
+class TorchSteps:
     """The definition, in torch: all texts side by side, with as many rows each."""
 
-    def __init__(self, work: Work, plots: list[Plot], slots: list[int], window: int | None, top: int) -> None:
+    def __init__(
+        self, work: HeadOps, plots: list[TreeInProgress], slots: list[int], window: int | None, top: int
+    ) -> None:
         """`slots` are of the places before the last of each text, `top` the tokens that are looked at, 0: all."""
         self.work, self.slots, self.window, self.top = work, slots, window, top
         widest = [max(level) for level in zip_longest(*(plot.tree.follows for plot in plots), fillvalue=0)]
@@ -93,7 +95,7 @@ class DefinedSteps:
     def first(self, all_of_them: list[Branches]) -> Tensor:
         self.all = all_of_them
         tokens, last = [each.seq.tokens[-1] for each in all_of_them], [each.text - 1 for each in all_of_them]
-        job = StepRows(
+        job = StepOp(
             *(tokens, last, self.slots, list(range(len(last))), last, [1] * len(last), [0], self.top),
             *(self.columns, *flat([each.seq.pages for each in all_of_them])),
         )
@@ -112,7 +114,7 @@ class DefinedSteps:
         seen: list[int] = self._seen(alive, wide, depth).int().flatten().tolist()
         self.behind += wide
         text = [each.text for each in self.all]
-        job = StepRows(tokens, places, sources, rows, text, seen, [depth - 1] * wide, self.top)
+        job = StepOp(tokens, places, sources, rows, text, seen, [depth - 1] * wide, self.top)
         return self.work.run(job).logits
 
     def _seen(self, alive: set[int], wide: int, depth: int) -> Tensor:
@@ -130,7 +132,7 @@ class DefinedSteps:
 class NativeSteps:
     """The same by the native library: a row for each node, and none besides."""
 
-    def __init__(self, native: NativeChain, pages: HeadPages, features: Tensor, along: LaidOut | None) -> None:
+    def __init__(self, native: NativeChain, pages: HeadPages, features: Tensor, along: PrefillBuffers | None) -> None:
         """`features` [texts, width] are of the places before the last; `along` is read with the first step."""
         self.native, self.pages, self.features, self.along = native, pages, features, along
 
@@ -138,7 +140,7 @@ class NativeSteps:
         for each in all_of_them:
             check_reserved(each.seq, each.text, self.pages.page_size)
         tokens, places = [each.seq.tokens[-1] for each in all_of_them], [each.text - 1 for each in all_of_them]
-        return self.native.step(_asked(tokens, places, all_of_them), self.features, Beside(along=self.along))
+        return self.native.step(_asked(tokens, places, all_of_them), self.features, TreeSlots(along=self.along))
 
     def level(self, live: list[Branches], before: list[int]) -> Tensor:
         self.features = self.features[before]
@@ -151,9 +153,9 @@ class NativeSteps:
             ways += [[slots[place + 1] for place in each.of(node)] for node in each.tree.level]
         tokens = [token for each in live for token in each.tokens]
         places = [each.text - 1 + each.tree.depth for each in owners]
-        return self.native.step(_asked(tokens, places, owners), self.features, Beside(ways))
+        return self.native.step(_asked(tokens, places, owners), self.features, TreeSlots(ways))
 
 
-def _asked(tokens: list[int], places: list[int], owners: list[Branches]) -> Asked:
+def _asked(tokens: list[int], places: list[int], owners: list[Branches]) -> DraftRequest:
     pages = [each.seq.pages for each in owners]
-    return Asked(tokens, places, pages, [1] * len(tokens), [0.0] * len(tokens))
+    return DraftRequest(tokens, places, pages, [1] * len(tokens), [0.0] * len(tokens))

@@ -9,40 +9,40 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 from torch import Tensor
 
-from foretell.draft.draft_builder import Chain
-from foretell.draft.heads.sampling import DraftTemperature, Plot, must_draw, noise_keys
-from foretell.draft.heads.tree import MOST_WIDE, Children, LevelTree, Tree, settle
-from foretell.models.draft_heads import Head
-from foretell.runner.heads.graph_draft import SteppingHead, WholeSteps
+from foretell.draft.draft_builder import ChainBuilder
+from foretell.draft.heads.sampling import DraftTemperature, TreeInProgress, must_draw, noise_keys
+from foretell.draft.heads.tree import MOST_WIDE, Children, EagleTree, Tree, settle
+from foretell.models.draft_heads import DraftHead
+from foretell.runner.heads.graph_draft import GraphDraft, SteppingHead
 from foretell.runner.heads.kv import HeadPages
-from foretell.runner.heads.prefill import WholeReader
-from foretell.runner.heads.sampler import Found, Grown
-from foretell.runner.heads.tables import HeadText, passes
+from foretell.runner.heads.prefill import GraphPrefill
+from foretell.runner.heads.sampler import DraftOutput, TreeCandidates
+from foretell.runner.heads.tables import DraftRow, passes
 from foretell.sampling.sampling import restricts
 from foretell.types import Sequence
 
 
-def whole_steps(head: SteppingHead, pages: HeadPages) -> WholeSteps:
+def whole_steps(head: SteppingHead, pages: HeadPages) -> GraphDraft:
     """For a head that guesses one token after another."""
     features = pages.kept_features
     if has_kernels(features):
-        from foretell.runner.heads.fused_draft import FusedSteps, is_fused
+        from foretell.runner.heads.fused_draft import FusedDraft, is_fused
 
         if is_fused(head, pages.keys, features):
-            return FusedSteps(head, pages.keys, pages.values, features, MOST_WIDE)
-    return WholeSteps(head, pages.keys, pages.values, features, MOST_WIDE)
+            return FusedDraft(head, pages.keys, pages.values, features, MOST_WIDE)
+    return GraphDraft(head, pages.keys, pages.values, features, MOST_WIDE)
 
 
-def whole_reader(head: Head[Any], pages: HeadPages) -> WholeReader:
+def whole_reader(head: DraftHead[Any], pages: HeadPages) -> GraphPrefill:
     """For a head of any kind."""
     features = pages.kept_features
     if has_kernels(features):
         from foretell.runner.heads.fused_draft import is_fused
-        from foretell.runner.heads.fused_prefill import FusedReader
+        from foretell.runner.heads.fused_prefill import FusedPrefill
 
         if is_fused(head, pages.keys, features):
-            return FusedReader(head, pages.keys, pages.values, features, pages.page_size)
-    return WholeReader(head, pages.keys, pages.values, features, pages.page_size)
+            return FusedPrefill(head, pages.keys, pages.values, features, pages.page_size)
+    return GraphPrefill(head, pages.keys, pages.values, features, pages.page_size)
 
 
 def has_kernels(features: Tensor | None) -> TypeGuard[Tensor]:
@@ -57,20 +57,20 @@ def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:
     return params.temperature == 0 or (temperature == "fixed" and not restricts(params))
 
 
-def text_of(pages: HeadPages, seq: Sequence, depth: int, wide: int = 1) -> HeadText:
+def text_of(pages: HeadPages, seq: Sequence, depth: int, wide: int = 1) -> DraftRow:
     """A text as the device sees it."""
     place, heat = len(seq.tokens) - 1, seq.request.params.temperature
     keys = np.array(noise_keys(seq, depth) if heat > 0 else [], np.int64)
-    return HeadText(seq.tokens[-1], place, pages.slots(seq, place - 1, place)[0], seq.pages, wide, heat, keys)
+    return DraftRow(seq.tokens[-1], place, pages.slots(seq, place - 1, place)[0], seq.pages, wide, heat, keys)
 
 
 class Chaining(Protocol):
     """What makes chains in one piece."""
 
-    def chain(self, texts: list[HeadText], depth: int) -> Found: ...
+    def chain(self, texts: list[DraftRow], depth: int) -> DraftOutput: ...
 
 
-def chain_whole(chains: list[Chain], head: Chaining, pages: HeadPages, seqs: list[Sequence], depth: int) -> None:
+def chain_whole(chains: list[ChainBuilder], head: Chaining, pages: HeadPages, seqs: list[Sequence], depth: int) -> None:
     """Hang on each text's chain what is guessed for it."""
     texts = [text_of(pages, seq, depth) for seq in seqs]
     tells = any(map(must_draw, seqs))  # else nobody asks what guesses were drawn from
@@ -79,7 +79,7 @@ def chain_whole(chains: list[Chain], head: Chaining, pages: HeadPages, seqs: lis
         _hang(chains[some], found, found.probs if tells else None)
 
 
-def _hang(chains: list[Chain], found: Found, probs: Tensor | None) -> None:
+def _hang(chains: list[ChainBuilder], found: DraftOutput, probs: Tensor | None) -> None:
     """As far as each would have been asked for one by one."""
     for depth, (tokens, sure) in enumerate(zip(found.tokens, found.sure, strict=True)):
         for text, chain in enumerate(chains):
@@ -90,16 +90,16 @@ def _hang(chains: list[Chain], found: Found, probs: Tensor | None) -> None:
 class Growing(Protocol):
     """What makes trees in one piece."""
 
-    def tree(self, texts: list[HeadText], depth: int) -> Grown: ...
+    def tree(self, texts: list[DraftRow], depth: int) -> TreeCandidates: ...
 
 
 def grow_whole(
-    plots: list[Plot],
+    plots: list[TreeInProgress],
     head: Growing,
     pages: HeadPages,
     temperature: DraftTemperature,
-    grow: Callable[[Tree, Grown, int], None],
-) -> list[Plot]:
+    grow: Callable[[Tree, TreeCandidates, int], None],
+) -> list[TreeInProgress]:
     """Grow the trees whose nodes are the tokens likeliest to be the target's; those that are left."""
     mine = [plot for plot in plots if not must_draw(plot.seq) and goes_whole(plot.seq, temperature)]
     if mine:
@@ -114,14 +114,14 @@ def grow_whole(
     return [plot for plot in plots if id(plot.tree) not in grown_trees]
 
 
-def grow_from(tree: Tree, grown: Grown, row: int) -> None:
+def grow_from(tree: Tree, grown: TreeCandidates, row: int) -> None:
     """Grow the tree of one text from what was looked at. All that a tree follows was: it leaves out more than was left
     out there, for it knows how many nodes are kept in the end, and never something likelier."""
-    assert isinstance(tree, LevelTree), "a shape that is settled is for tokens that are drawn one by one"
+    assert isinstance(tree, EagleTree), "a shape that is settled is for tokens that are drawn one by one"
     settle(tree, grown, row)
 
 
-def grow_alike(tree: Tree, grown: Grown, row: int) -> None:
+def grow_alike(tree: Tree, grown: TreeCandidates, row: int) -> None:
     """The same where all nodes of a level have the same children."""
     while tree.goes_on:
         tokens, shares = (part[tree.depth, row, 0].tolist() for part in (grown.tokens, grown.shares))

@@ -21,7 +21,7 @@ SHARPEST, PULL = 0.8, 1.0  # entropy: the temperature is multiplied with SHARPES
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledToken:
     """One guess for each sequence."""
 
     tokens: list[int]
@@ -35,7 +35,7 @@ def draw_nodes(
     offset: int,
     temperature: DraftTemperature = "fixed",
     ids: Tensor | None = None,
-) -> Drawn:
+) -> SampledToken:
     """Node `offset` of a chain for each sequence, from the draft's logits [sequences, vocab].
 
     `ids` are the tokens the logits are of, where they are not of all. Under `match` draft and target share their noise,
@@ -48,7 +48,7 @@ def draw_nodes(
     # Of a greedy draft the row says 1 for its token; how sure the draft was is in what lies behind it.
     greedy = torch.tensor([[seq.request.params.temperature == 0] for seq in seqs], device=probs.device)
     sure = torch.where(greedy, logits.softmax(-1), probs) if greedy.any() else probs
-    return Drawn(tokens, probs, sure[torch.arange(len(seqs), device=best.device), best].tolist())
+    return SampledToken(tokens, probs, sure[torch.arange(len(seqs), device=best.device), best].tolist())
 
 
 def draft_probabilities(logits: Tensor, params: list[SamplingParams], temperature: DraftTemperature) -> Tensor:
@@ -90,7 +90,7 @@ def _sharpened(logits: Tensor, params: SamplingParams) -> SamplingParams:
 
 
 @dataclass(frozen=True)
-class Plot:
+class TreeInProgress:
     """A text and the tree that grows behind it."""
 
     seq: Sequence
@@ -116,13 +116,13 @@ def must_draw(seq: Sequence) -> bool:
     return seq.request.params.temperature > 0 and seq.request.rule != "match"
 
 
-class Chooser:
+class ChildSampler:
     """Grows trees by what a head says, over the tokens `ids`."""
 
     def __init__(self, ids: Tensor, temperature: DraftTemperature) -> None:
         self.ids, self.temperature = ids.contiguous(), temperature
 
-    def grow(self, plots: list[Plot], logits: Tensor, rows: list[list[int]]) -> None:
+    def grow(self, plots: list[TreeInProgress], logits: Tensor, rows: list[list[int]]) -> None:
         """Grow each tree by a level. `rows` tell for each node of each tree's level which of the logits [rows, outputs]
         are its own; where all nodes of a level have the same ones, they are made up once."""
         owners = {row: plot for plot, mine in zip(plots, rows, strict=True) for row in mine}
@@ -137,7 +137,7 @@ class Chooser:
                 [known[row] if row in known else self._drawn(plot, node, shares[row]) for node, row in pairs]
             )
 
-    def _likeliest(self, logits: Tensor, plots: list[Plot]) -> list[Children]:
+    def _likeliest(self, logits: Tensor, plots: list[TreeInProgress]) -> list[Children]:
         """The tokens that are likeliest to be the target's own, of logits [plots, outputs]."""
         if not plots:
             return []
@@ -153,12 +153,12 @@ class Chooser:
             shares = (best - logits.logsumexp(-1, keepdim=True)).exp()
         return [Children(*each) for each in zip(self.ids[at].tolist(), shares.tolist(), strict=True)]
 
-    def _draws(self, logits: Tensor, plots: list[Plot]) -> bytes:
+    def _draws(self, logits: Tensor, plots: list[TreeInProgress]) -> bytes:
         """The races of the plots, as the library wants them."""
         params = draft_params(logits, [plot.seq.request.params for plot in plots], self.temperature)
         return draw_rows(params, [noise.key(plot.seq.request.seed, plot.place) for plot in plots])
 
-    def _odds(self, logits: Tensor, plots: list[Plot]) -> Tensor:
+    def _odds(self, logits: Tensor, plots: list[TreeInProgress]) -> Tensor:
         """How far each token is ahead in its text's race, as shares: a target that sees it as the head does takes the
         first, and the closer the second is, the likelier it takes that. Without a race, how likely each is."""
         races = torch.tensor([[plot.races] for plot in plots], device=logits.device)
@@ -167,13 +167,13 @@ class Chooser:
         ahead = self._shares(logits, plots) / noise.exponential(seeds, places, noise.TOKEN_STREAM, self.ids)
         return torch.where(races, ahead / ahead.sum(-1, keepdim=True), logits.softmax(-1))
 
-    def _shares(self, logits: Tensor, plots: list[Plot]) -> Tensor:
+    def _shares(self, logits: Tensor, plots: list[TreeInProgress]) -> Tensor:
         """What is drawn from, as each request wants it."""
         if not plots:
             return logits
         return draft_probabilities(logits, [plot.seq.request.params for plot in plots], self.temperature)
 
-    def _drawn(self, plot: Plot, node: int, probs: Tensor) -> Children:
+    def _drawn(self, plot: TreeInProgress, node: int, probs: Tensor) -> Children:
         """As many children as are wanted, drawn without replacement: in the order in which a race ends."""
         request = plot.seq.request
         seed = torch.tensor([request.seed], device=probs.device)

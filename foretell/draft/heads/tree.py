@@ -13,15 +13,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foretell.runner.heads.sampler import Grown
-from foretell.types import Budget, Draft, Outcome
+from foretell.runner.heads.sampler import TreeCandidates
+from foretell.types import Budget, Draft, StepResult
 
 ROOT = -1  # as a parent: the text's last token
 
 State = TypeVar("State")
 
 
-class GrowingTree(Generic[State]):
+class BestFirstTree(Generic[State]):
     """A draft in the making, the likeliest node first, so that its beginning is the draft for a smaller budget.
 
     `follow` tells what may come after a state, likeliest first: a token, how likely it is there, the state behind it.
@@ -118,7 +118,7 @@ class Tree(Protocol):
     def draft(self, source: str) -> Draft: ...
 
 
-class LevelTree:
+class EagleTree:
     """The tree of EAGLE-2: the likeliest branches go on, and of all that was found the likeliest nodes are kept.
 
     A node is as likely as all shares on its branch together, so none is likelier than its parent: the likeliest nodes
@@ -187,7 +187,7 @@ class LevelTree:
         return whole.only(order[: self.budget.nodes])
 
 
-class ShapedTree:
+class FixedTree:
     """A tree whose shape is settled before its first token: of each node the parent, and the rank among its siblings.
 
     So it serves for tokens that are drawn at random: whether a node is there does not hang on what was drawn for it.
@@ -251,7 +251,7 @@ def width(budget: Budget) -> int:
 Places = npt.NDArray[np.int64]
 
 
-def settle(tree: LevelTree, grown: Grown, row: int) -> None:
+def settle(tree: EagleTree, grown: TreeCandidates, row: int) -> None:
     """Give the tree of one text its nodes: of all that was looked at the likeliest, of equals the one found first."""
     deep = tree.budget.depth
     # By a rounding more than 1, a child would come before its parent.
@@ -270,7 +270,7 @@ def settle(tree: LevelTree, grown: Grown, row: int) -> None:
     tree.take(tokens.tolist(), parents, shares.ravel()[best].tolist(), chances.ravel()[best].tolist())
 
 
-def _best(chances: npt.NDArray[np.float64], tree: LevelTree) -> Places:
+def _best(chances: npt.NDArray[np.float64], tree: EagleTree) -> Places:
     """The tree's nodes in the order of their chances: a node's beginning is always before it."""
     best = np.argsort(-chances, kind="stable")[: tree.budget.nodes]
     likely = chances[best]
@@ -298,7 +298,7 @@ FIRST = 0.5  # how often a first choice stands, where nobody has measured it
 OTHERS = (0.24, 0.09, 0.08, 0.06, 0.04, 0.03, 0.02)
 
 
-class RankRates:
+class RankAcceptance:
     """Learns from every tree that was judged; before that it goes by what was measured when a head was trained."""
 
     def __init__(self, firsts: Iterable[float] = ()) -> None:
@@ -321,13 +321,13 @@ class RankRates:
                 for rank, rate in enumerate(rates[depth]):
                     yield rank, rate, depth + 1
 
-        tree: GrowingTree[int] = GrowingTree(0, follow)
+        tree: BestFirstTree[int] = BestFirstTree(0, follow)
         tree.grow()
         while len(tree) < budget.nodes and tree.grow(floor):
             pass
         return list(zip(tree.parents, tree.tokens, strict=True))
 
-    def learn(self, outcome: Outcome) -> None:
+    def learn(self, outcome: StepResult) -> None:
         """Under each node that stood one child did, or none; siblings stand in the order of their ranks."""
         if outcome.verdict is None:
             return

@@ -14,13 +14,13 @@ from foretell.draft.base import Drafter
 from foretell.draft.registry import head_drafter
 from foretell.kv.cache import LayerShape
 from foretell.models.decoder import Decoder
-from foretell.models.draft_heads import Head, HeadConfig, Lender, make_head
+from foretell.models.draft_heads import DraftHead, HeadConfig, TargetWeights, make_head
 from foretell.models.draft_heads.loading import pack_head
 from foretell.runner.cuda.warmup import EVEN
-from foretell.runner.dummy_sequences import MadeUp
+from foretell.runner.dummy_sequences import DummySequences
 from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
-from foretell.types import Budget, Outcome, Sequence, Share
+from foretell.types import Budget, ScheduledSequence, Sequence, StepResult
 
 TEXT = 300  # tokens of a text: most that are written are in the first size that steps and drafts are made for
 
@@ -62,7 +62,7 @@ def trees(most: int, longest: int) -> list[Guessing]:
     return [Guessing(Budget(most, levels=each.budget.depth)) for each in chains(longest) if each.budget.depth < most]
 
 
-def rehearse_guess(drafter: Drafter, made_up: MadeUp, guessing: Guessing, times: int = 1) -> int:
+def rehearse_guess(drafter: Drafter, made_up: DummySequences, guessing: Guessing, times: int = 1) -> int:
     """Let a drafter guess so, `times` over; how often it did. It keeps nothing of the texts."""
     done, nodes = 0, guessing.budget.nodes
     cached = max(1, min(guessing.cached, made_up.runner.context - 1 - nodes))
@@ -79,17 +79,17 @@ def rehearse_guess(drafter: Drafter, made_up: MadeUp, guessing: Guessing, times:
     return done
 
 
-def _run(seq: Sequence, places: int, runner: ModelRunner) -> Outcome:
+def _run(seq: Sequence, places: int, runner: ModelRunner) -> StepResult:
     """A step that brought the last places of a text, as the target would tell of it."""
     width = len(runner.taps) * runner.model.config.width
     states = torch.zeros(places, width, dtype=runner.model.dtype, device=runner.device)
-    return Outcome(Share(seq, places, start=seq.cached - places, length=seq.cached), features=states)
+    return StepResult(ScheduledSequence(seq, places, start=seq.cached - places, length=seq.cached), features=states)
 
 
 NODES, LONGEST = 64, 16  # of drafts by which kernels are compiled
 
 
-class SketchedHeads:
+class DummyHeads:
     """For a model of few layers, which stands for the target."""
 
     def __init__(self, configs: Iterable[HeadConfig], grow: bool) -> None:
@@ -99,7 +99,7 @@ class SketchedHeads:
         # Drafts whose tokens are drawn have kernels of their own, which do not hang on how deep they are.
         drawn = [replace(each, temperature=1.0) for each in (straight[1], *grown[3:4])]
         self.wanted: tuple[Guessing, ...] = (*straight, *grown, *drawn)
-        self._heads: list[Head[Any]] = []
+        self._heads: list[DraftHead[Any]] = []
 
     @property
     def beside(self) -> tuple[LayerShape, ...]:
@@ -112,7 +112,7 @@ class SketchedHeads:
 
     def rehearse(self, runner: ModelRunner, stopped: Callable[[], bool]) -> int:
         """Guess for texts that nobody wrote; how often. What the runner taps they take for what they want."""
-        made_up, first, count = MadeUp(runner), len(runner.model.layer_shapes), 0
+        made_up, first, count = DummySequences(runner), len(runner.model.layer_shapes), 0
         heads, self._heads = self._heads, []  # whoever holds this one does not hold on to their memory
         for head in heads:
             pack_head(head, runner.model)
@@ -125,7 +125,7 @@ class SketchedHeads:
         return count
 
 
-def _sketched(config: HeadConfig, model: Decoder, context: int) -> Head[Any]:
+def _sketched(config: HeadConfig, model: Decoder, context: int) -> DraftHead[Any]:
     """A head over the ends of a model, as often as it taps places: which ones does not matter to any kernel."""
     dtype, device = model.dtype, model.embed.device
     config = replace(config, taps=tuple(model.config.layers if i % 2 else 0 for i in range(len(config.taps))))
@@ -138,6 +138,6 @@ def _sketched(config: HeadConfig, model: Decoder, context: int) -> Head[Any]:
                 module._parameters[name] = nn.Parameter(weight, requires_grad=False)
     head.like = torch.zeros(0, dtype=dtype, device=device)
     head.draft_ids = head.draft_ids.to(device)
-    head.borrow(Lender.of(model))
+    head.borrow(TargetWeights.of(model))
     head.prepare(context)
     return head

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from foretell.errors import ModelError
-from foretell.models.draft_heads import BlockHead, DistilledHead, EagleHead, Head, MedusaHead, MtpHead
+from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MedusaHead, MtpHead
 from foretell.models.draft_heads.dense_attention import Blocks, CausalSteps
 from foretell.runner.batch_layout import pack
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, Sequence, Share
+from foretell.types import Draft, Request, ScheduledSequence, Sequence
 
 TOKENS, LEAST_TOKENS = 64, 16  # written after each beginning
 FAIR, POOR = 0.30, 0.10  # of the first guesses right: below the one something is wrong, below the other all is
@@ -29,7 +29,7 @@ OPENINGS = (
 
 
 @dataclass(frozen=True)
-class Written:
+class GeneratedSample:
     """A text that the target wrote, and its states after every layer, [places, layers + 1, width]."""
 
     tokens: Tensor
@@ -42,11 +42,11 @@ class Wiring:
     """One way to connect a head, in words, and how to set it."""
 
     words: str
-    set: Callable[[Head[Any]], None]
+    set: Callable[[DraftHead[Any]], None]
 
 
 @torch.inference_mode()
-def examine(runner: ModelRunner, head: Head[Any], beginnings: list[list[int]], where: str) -> str:
+def examine(runner: ModelRunner, head: DraftHead[Any], beginnings: list[list[int]], where: str) -> str:
     """Try what the file says and what it may have meant. Says what was corrected; refuses a head that knows nothing."""
     texts = [text for text in write(runner, beginnings) if len(text.tokens) - text.first >= LEAST_TOKENS]
     if not texts:
@@ -71,14 +71,14 @@ def examine(runner: ModelRunner, head: Head[Any], beginnings: list[list[int]], w
     return f"{where}: only {said:.0%} of its first guesses are right" if said < FAIR else ""
 
 
-def _as(config: Any) -> Callable[[Head[Any]], None]:
-    def set_(head: Head[Any]) -> None:
+def _as(config: Any) -> Callable[[DraftHead[Any]], None]:
+    def set_(head: DraftHead[Any]) -> None:
         head.config = config
 
     return set_
 
 
-def wirings(head: Head[Any], layers: int) -> Iterator[Wiring]:
+def wirings(head: DraftHead[Any], layers: int) -> Iterator[Wiring]:
     """What configs are known to get wrong: where a head taps, and which norms stand where."""
     config = head.config
     for shift in (-1, 1):
@@ -93,7 +93,7 @@ def wirings(head: Head[Any], layers: int) -> Iterator[Wiring]:
         yield Wiring("states that are not normed", _as(replace(config, target_norm=False)))
 
 
-def write(runner: ModelRunner, beginnings: list[list[int]]) -> list[Written]:
+def write(runner: ModelRunner, beginnings: list[list[int]]) -> list[GeneratedSample]:
     """Continue each beginning greedily with the target and return tokens and hidden states; [] if pages are short."""
     if not beginnings:
         return []
@@ -105,7 +105,7 @@ def write(runner: ModelRunner, beginnings: list[list[int]]) -> list[Written]:
         if room < LEAST_TOKENS or not all(runner.reserve(seq, len(seq.tokens) + room) for seq in seqs):
             return []
         for _ in range(room):
-            output = runner.forward([Share.of(seq, seq.pending) for seq in seqs], [Draft()] * len(seqs))
+            output = runner.forward([ScheduledSequence.of(seq, seq.pending) for seq in seqs], [Draft()] * len(seqs))
             for seq, token in zip(seqs, output.logits.argmax(-1).tolist(), strict=True):
                 seq.cached = len(seq.tokens)
                 seq.tokens.append(token)
@@ -115,16 +115,16 @@ def write(runner: ModelRunner, beginnings: list[list[int]]) -> list[Written]:
             runner.trim(seq, 0)
 
 
-def _thought(runner: ModelRunner, seq: Sequence, taps: tuple[int, ...], first: int) -> Written:
+def _thought(runner: ModelRunner, seq: Sequence, taps: tuple[int, ...], first: int) -> GeneratedSample:
     seq.cached = 0
-    share = Share.of(seq, len(seq.tokens))
+    share = ScheduledSequence.of(seq, len(seq.tokens))
     features = runner.executor(pack([share], [Draft()], runner.layout.page_size), taps).features
     assert features is not None, "all layers were tapped"
     tokens = torch.tensor(seq.tokens, device=features.device)
-    return Written(tokens, features.view(len(tokens), len(taps), -1), first)
+    return GeneratedSample(tokens, features.view(len(tokens), len(taps), -1), first)
 
 
-def accuracy(head: Head[Any], texts: list[Written]) -> float:
+def accuracy(head: DraftHead[Any], texts: list[GeneratedSample]) -> float:
     """How often the first guess is what the target wrote."""
     right = total = 0
     for text in texts:
@@ -135,7 +135,7 @@ def accuracy(head: Head[Any], texts: list[Written]) -> float:
     return right / max(total, 1)
 
 
-def first_guesses(head: Head[Any], tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+def first_guesses(head: DraftHead[Any], tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
     """The guess behind each anchor of a text, and the place each is of."""
     features = features.to(head.like.dtype)
     places = torch.arange(1, len(tokens), device=tokens.device)  # of anchors: the first place has no state before it

@@ -47,7 +47,7 @@ Parameters: `fc`, `tap_norms.i`, `fc_norm`, `embed_norm`, `feature_norm`, `norm`
 `blocks.head.layer`.
 """
 
-from .base import Head, Lender
+from .base import DraftHead, TargetWeights
 from .block import BlockHead
 from .config import (
     BlockConfig,
@@ -74,10 +74,10 @@ __all__ = [
     "DistilledHead",
     "EagleConfig",
     "EagleHead",
-    "Head",
+    "DraftHead",
     "HeadConfig",
     "LayerConfig",
-    "Lender",
+    "TargetWeights",
     "MedusaConfig",
     "MedusaHead",
     "MtpConfig",

@@ -24,7 +24,7 @@ Settings = TypeVar("Settings", bound=HeadConfig)
 
 
 @dataclass(frozen=True)
-class Lender:
+class TargetWeights:
     """What a head may borrow: the target's embedding, its output rows and its last norm; of one of several ranks the
     rows that lie there."""
 
@@ -35,7 +35,7 @@ class Lender:
     find: Callable[[Tensor], Tensor] | None = None  # output rows of tokens that may lie on other ranks
 
     @classmethod
-    def of(cls, target: Decoder) -> Lender:
+    def of(cls, target: Decoder) -> TargetWeights:
         """Of a target whose weights are not packed away yet."""
         output = target.embed if target.config.tied else target.head.weight
         assert output is not None, "borrow before the target is prepared"
@@ -46,7 +46,7 @@ class Lender:
         return self.output[tokens] if self.find is None else self.find(tokens)
 
 
-class Head(nn.Module, Generic[Settings]):
+class DraftHead(nn.Module, Generic[Settings]):
     """Borrowed tensors are buffers outside the state dict: they are neither trained nor written.
 
     One of several ranks has a part of every layer, of the vocabulary and of what the target's features become; states
@@ -121,7 +121,7 @@ class Head(nn.Module, Generic[Settings]):
         """Parameters that are borrowed, which no file of a head's own has."""
         return () if self.config.own_output else ("output.weight",)
 
-    def borrow(self, lender: Lender) -> None:
+    def borrow(self, lender: TargetWeights) -> None:
         """Take from the target what this head does not have itself; set `draft_ids` and the device before."""
         if not self.config.own_embed:
             assert lender.embed.shape == (len(self.tokens_here), self.config.layer.width), "an embedding that fits"

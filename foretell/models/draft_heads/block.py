@@ -10,12 +10,12 @@ from foretell.kernels.norm import rms_norm
 from foretell.models.layers import Linear, Norm
 from foretell.models.sharding import Shard
 
-from .base import Head, norm_each
+from .base import DraftHead, norm_each
 from .config import BlockConfig
 from .layer import Attend, HeadLayer, Turn
 
 
-class BlockHead(Head[BlockConfig]):
+class BlockHead(DraftHead[BlockConfig]):
     """What was read is kept as keys and values of a place's features, and of the tokens up to it where the head looks
     back; a block's own are dropped after its pass."""
 

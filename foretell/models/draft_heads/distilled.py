@@ -8,12 +8,12 @@ from foretell.kernels.norm import rms_norm
 from foretell.models.layers import Norm
 from foretell.models.sharding import Shard
 
-from .base import Head
+from .base import DraftHead
 from .config import DistilledConfig
 from .layer import Attend, HeadLayer, KeysValues, Turn, remember_last
 
 
-class DistilledHead(Head[DistilledConfig]):
+class DistilledHead(DraftHead[DistilledConfig]):
     """Steps like an EAGLE head that looks at no feature, so what serves that one serves this."""
 
     def __init__(self, config: DistilledConfig, shard: Shard | None = None) -> None:

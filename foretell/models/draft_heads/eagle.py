@@ -9,12 +9,12 @@ from foretell.kernels.norm import rms_norm
 from foretell.models.layers import Linear, Norm
 from foretell.models.sharding import Shard
 
-from .base import Head, norm_each
+from .base import DraftHead, norm_each
 from .config import EagleConfig
 from .layer import Attend, HeadLayer, KeysValues, Turn, remember_last
 
 
-class EagleHead(Head[EagleConfig]):
+class EagleHead(DraftHead[EagleConfig]):
     """A step takes the pair (feature of the place before, token) and gives a state: of its guess, and to go on from."""
 
     def __init__(self, config: EagleConfig, shard: Shard | None = None) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from foretell.errors import ModelError
 from foretell.models.sharding import Shard
 
-from .base import Head
+from .base import DraftHead
 from .block import BlockHead
 from .config import (
     FILE,
@@ -36,7 +36,7 @@ from .sharding import part_of_tensor
 WEIGHTS = "model.safetensors"
 
 
-def make_head(config: HeadConfig, shard: Shard | None = None) -> Head[Any]:
+def make_head(config: HeadConfig, shard: Shard | None = None) -> DraftHead[Any]:
     """A head of that config, or a rank's part of it, its weights whatever was in memory."""
     if isinstance(config, EagleConfig):
         return EagleHead(config, shard)
@@ -51,7 +51,7 @@ def make_head(config: HeadConfig, shard: Shard | None = None) -> Head[Any]:
     raise ModelError(f"no head is made of a {type(config).__name__}")
 
 
-def write_head(head: Head[Any], folder: Path, dtype: torch.dtype | None = None, packed: bool = False) -> None:
+def write_head(head: DraftHead[Any], folder: Path, dtype: torch.dtype | None = None, packed: bool = False) -> None:
     """Config and weights, the latter in `dtype` where that is given, or packed into bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.own_state().items()}
@@ -61,7 +61,7 @@ def write_head(head: Head[Any], folder: Path, dtype: torch.dtype | None = None, 
     head.config.write(folder)
 
 
-def read_head(folder: Path) -> Head[Any]:
+def read_head(folder: Path) -> DraftHead[Any]:
     """What `write_head` wrote, in float32."""
     head = make_head(read_head_config(json.loads((folder / FILE).read_text())))
     try:
@@ -72,7 +72,7 @@ def read_head(folder: Path) -> Head[Any]:
     return head
 
 
-def fill_head(head: Head[Any], state: Mapping[str, torch.Tensor], where: str) -> None:
+def fill_head(head: DraftHead[Any], state: Mapping[str, torch.Tensor], where: str) -> None:
     """Put a file's tensors into the head: each that it has of its own, in its shape, and no other; into a rank's part
     of a head its part of each."""
     with torch.device("meta"):

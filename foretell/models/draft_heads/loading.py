@@ -25,7 +25,7 @@ from foretell.models.sharding import Shard
 from foretell.models.weights import is_module
 from foretell.utils.system import give_back
 
-from .base import Head, Lender
+from .base import DraftHead, TargetWeights
 from .config import FORMAT, HeadConfig, read_head_config
 from .formats import HeadFile, fill, kind_of, layout_of
 from .int8_io import SCALE, unpacked
@@ -88,7 +88,9 @@ class OpenedHead:
         with torch.device("meta"):
             return sum(tensor.numel() * 4 for tensor in make_head(self.config, shard).own_state().values())
 
-    def load(self, lender: Lender, dtype: torch.dtype, context: int, shard: Shard | None = None) -> Head[Any]:
+    def load(
+        self, lender: TargetWeights, dtype: torch.dtype, context: int, shard: Shard | None = None
+    ) -> DraftHead[Any]:
         """The head with its weights and what it borrows, before a target's own are packed away; or a rank's part."""
         if self.ours:
             head = make_head(self.config, shard)
@@ -136,7 +138,7 @@ def open_own(checkpoint: Checkpoint, target: ModelConfig) -> OpenedHead:
     return OpenedHead(file.where, None, mtp(file).config, file, ours=False)
 
 
-def pack_head(head: Head[Any], target: Decoder) -> None:
+def pack_head(head: DraftHead[Any], target: Decoder) -> None:
     """Ready the weights to run: as 8-bit integers, which cost a guess nothing to speak of, where they run faster."""
     room = Room()
     ready = _way_to_pack(head, room)
@@ -155,7 +157,7 @@ def pack_head(head: Head[Any], target: Decoder) -> None:
     give_back()
 
 
-def _way_to_pack(head: Head[Any], room: Room) -> Callable[[Linear], Linear]:
+def _way_to_pack(head: DraftHead[Any], room: Room) -> Callable[[Linear], Linear]:
     device = head.draft_ids.device
     if native_for(device) is not None:
         return partial(quantize_linear, bits=8, room=room)
@@ -164,7 +166,7 @@ def _way_to_pack(head: Head[Any], room: Room) -> Callable[[Linear], Linear]:
     return partial(_packed, room=room)
 
 
-def _rounded(layer: Linear, head: Head[Any], room: Room) -> Linear:
+def _rounded(layer: Linear, head: DraftHead[Any], room: Room) -> Linear:
     """In 8 bits; but not what reads the target's states as they are: some of those numbers are a hundred times the
     others', and a row on one grid would lose the small ones."""
     is_raw = layer is getattr(head, "fc", None) and not getattr(head.config, "fc_norm", False)

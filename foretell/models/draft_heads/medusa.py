@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from foretell.models.layers import Linear
 from foretell.models.sharding import Shard
 
-from .base import Head
+from .base import DraftHead
 from .config import MedusaConfig
 
 
-class MedusaHead(Head[MedusaConfig]):
+class MedusaHead(DraftHead[MedusaConfig]):
     """Blocks that start as nothing, so that an untrained head says what the target's own output says."""
 
     def __init__(self, config: MedusaConfig, shard: Shard | None = None) -> None:

@@ -9,12 +9,12 @@ from foretell.kernels.norm import rms_norm
 from foretell.models.layers import Linear, Norm
 from foretell.models.sharding import Shard
 
-from .base import Head
+from .base import DraftHead
 from .config import MtpConfig
 from .layer import Attend, HeadLayer, KeysValues, Turn, remember_last
 
 
-class MtpHead(Head[MtpConfig]):
+class MtpHead(DraftHead[MtpConfig]):
     """Steps like an EAGLE head, and is used again for each further token."""
 
     def __init__(self, config: MtpConfig, shard: Shard | None = None) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretell.errors import RequestError
 
-from .base import Head
+from .base import DraftHead
 from .config import HeadConfig, MedusaConfig
 
 STACKED = ("kv", "gate_up")  # of two that stand one under the other each is dealt
@@ -32,7 +32,7 @@ class Lazily(Mapping[str, Tensor]):
         return len(self._reads)
 
 
-def part_of_tensor(head: Head[Any], name: str, tensor: Tensor) -> Tensor:
+def part_of_tensor(head: DraftHead[Any], name: str, tensor: Tensor) -> Tensor:
     """What `head` has of a tensor of the whole head."""
     if head.shard is None:
         return tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from foretell.plan.drafter_cost import Guesser, Round, best_round, round_of
+from foretell.plan.drafter_cost import DrafterCost, Round, best_round, round_of
 from foretell.plan.steps import Placed
 
 Speculation = Literal["on", "off", "load"]
@@ -43,7 +43,7 @@ class Pace:
 
 def pace_of(
     target: Placed,
-    guesser: Guesser,
+    guesser: DrafterCost,
     seats: int,
     context: float,
     prompt: float,

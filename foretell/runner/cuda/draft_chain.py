@@ -12,10 +12,10 @@ from foretell.kernels.triton.chain_step import pick_next
 from foretell.kernels.triton.copy_from_host import fetch
 from foretell.kernels.triton.row_tables import RowTables, Sizes
 from foretell.kernels.triton.sample import FIELDS
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.forward import CudaForward
 from foretell.runner.cuda.graph_shapes import ChainSizes
-from foretell.runner.cuda.graphs import Recorder
+from foretell.runner.cuda.graphs import GraphCache
 from foretell.runner.cuda.tables import Numbers, PageTable, Tiles, fill
 from foretell.sampling.cuda_sampler import Draws, settings
 
@@ -23,7 +23,7 @@ Chains = tuple[list[list[int]], list[list[float]]]  # by sequence: tokens, and h
 
 
 @dataclass(frozen=True)
-class MadeChains:
+class PendingChains:
     """`found` [2, levels, texts] are tokens and how sure they are, in float32: good from the end of the work on, which
     `finish` waits for, until the next chains are made. There may be levels and texts that nobody asked for."""
 
@@ -83,7 +83,7 @@ class CudaChain:
         pages: PageTable,
         most_rows: int,
         page_size: int,
-        recorder: Recorder[ChainSizes, Tensor],
+        recorder: GraphCache[ChainSizes, Tensor],
     ) -> None:
         self.device = device = pages.device.device
         self.forward, self.pages, self.page_size, self.recorder = forward, pages, page_size, recorder
@@ -98,8 +98,8 @@ class CudaChain:
         self._settings: dict[tuple[int, int], _Settings] = {}
 
     def __call__(
-        self, packed: Packed, tiles: Tiles | None, wanted: ChainSizes, ends: list[int], draws: Draws | None = None
-    ) -> MadeChains:
+        self, packed: BatchLayout, tiles: Tiles | None, wanted: ChainSizes, ends: list[int], draws: Draws | None = None
+    ) -> PendingChains:
         """For each sequence its tokens, and how sure the model is of each. `ends`: places where its pages end. `draws`:
         how the first token of each is drawn; those behind it stand at the places that follow."""
         self._finish()  # the chains before, whose tables are written over
@@ -114,14 +114,14 @@ class CudaChain:
         found = self.recorder(sizes, lambda: self._run(sizes))
         if self._over is not None:
             self._over.record(torch.cuda.current_stream(self.device))
-        return MadeChains(found, wanted.steps, len(packed.spans), self._finish)
+        return PendingChains(found, wanted.steps, len(packed.spans), self._finish)
 
     def _finish(self) -> None:
         """Wait until all is found; then the tables may be written again, too."""
         if self._over is not None:
             self._over.synchronize()
 
-    def _write(self, packed: Packed, tiles: Tiles | None, sizes: ChainSizes, ends: list[int]) -> None:
+    def _write(self, packed: BatchLayout, tiles: Tiles | None, sizes: ChainSizes, ends: list[int]) -> None:
         """The tables, where the graph fetches them."""
         self.pages.update(packed.spans)
         fill(self._host_numbers, packed, tiles, sizes.first)

@@ -14,14 +14,14 @@ from foretell.kernels.triton.row_tables import NO_PARTS, RowTables, Sizes
 from foretell.kernels.triton.scatter_tokens import take_up
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
-from foretell.runner.batch_layout import Packed
-from foretell.runner.cuda.draft_chain import CudaChain, MadeChains
+from foretell.runner.batch_layout import BatchLayout
+from foretell.runner.cuda.draft_chain import CudaChain, PendingChains
 from foretell.runner.cuda.forward import CudaForward
 from foretell.runner.cuda.graph_shapes import DEEP, HIGH, ROWS, WHOLE, ChainSizes, fit, fit_chain, levels_for, power
-from foretell.runner.cuda.graphs import Capture, Recorder
+from foretell.runner.cuda.graphs import Capture, GraphCache
 from foretell.runner.cuda.split_prefill import passes
 from foretell.runner.cuda.tables import Numbers, PageTable, Tiles, fill, make_tiles
-from foretell.runner.executor import Ahead, Landed, StepOutput
+from foretell.runner.executor import AsyncStep, StepOutput, StepTokens
 from foretell.sampling.cuda_sampler import Draws, leave_there
 
 Left = tuple[Tensor, Tensor | None]  # what a step leaves: logits, and features
@@ -51,18 +51,18 @@ class CudaExecutor:
         self._left = self._logits  # what the last step left of them: a recording keeps the room it was made with
         self._idle = True  # whether the host has seen the end of the last step
         self._capture = Capture(layout.device)
-        self._recorders: dict[tuple[int, ...], Recorder[Sizes, Left]] = {}
+        self._recorders: dict[tuple[int, ...], GraphCache[Sizes, Left]] = {}
         # Ranks run one step each in the same sizes, and all of them record it or none, for NCCL asks for that: what
         # decides must be known to all, and no two of them have the same clock.
         self._shares = model.ranks is None
-        chains: Recorder[ChainSizes, Tensor] = Recorder(layout.device, self._capture, self._shares)
+        chains: GraphCache[ChainSizes, Tensor] = GraphCache(layout.device, self._capture, self._shares)
         self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size, chains)
 
     def _for_host(self, numbers: int) -> Tensor:
         """Where the device leaves whole numbers for the host."""
         return torch.zeros(numbers, dtype=torch.int32, pin_memory=self.layout.device.type == "cuda")
 
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         """In passes, so that the bits of what is written hang neither on prompts nor on how many write."""
         self.steps += 1
         several = passes(packed, ROWS[-1])
@@ -72,18 +72,18 @@ class CudaExecutor:
         features = [output.features for output in outputs if output.features is not None]
         return StepOutput(torch.cat([output.logits for output in outputs]), torch.cat(features) if features else None)
 
-    def recorder(self, taps: tuple[int, ...] = ()) -> Recorder[Sizes, Left]:
+    def recorder(self, taps: tuple[int, ...] = ()) -> GraphCache[Sizes, Left]:
         """Of steps that are tapped there."""
         if taps not in self._recorders:
-            self._recorders[taps] = Recorder(self.layout.device, self._capture, self._shares)
+            self._recorders[taps] = GraphCache(self.layout.device, self._capture, self._shares)
         return self._recorders[taps]
 
-    def behind(self, packed: Packed, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
+    def behind(self, packed: BatchLayout, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
         """See `Outrunner`."""
         self.steps += 1
         return self._step(packed, taps, guesses)
 
-    def _step(self, packed: Packed, taps: tuple[int, ...], guesses: Tensor | None = None) -> StepOutput:
+    def _step(self, packed: BatchLayout, taps: tuple[int, ...], guesses: Tensor | None = None) -> StepOutput:
         wanted, tiles = fit(packed, self.layout.share)
         if wanted.rows > ROWS[-1]:
             return self._run_unrecorded(packed, taps)
@@ -93,7 +93,7 @@ class CudaExecutor:
             take_up(self._numbers[: sizes.rows], guesses, self._landed, 0)
         return self._replay(packed, sizes, taps)
 
-    def _replay(self, packed: Packed, sizes: Sizes, taps: tuple[int, ...]) -> StepOutput:
+    def _replay(self, packed: BatchLayout, sizes: Sizes, taps: tuple[int, ...]) -> StepOutput:
         """Run what was sent."""
         self._make_room(sizes.rows, taps)
         logits, features = self.recorder(taps)(sizes, lambda: self._run(sizes, taps))
@@ -102,7 +102,7 @@ class CudaExecutor:
         own = None if features is None else features[: packed.rows].clone()
         return StepOutput(self._left, own, lambda: self._likeliest(count))
 
-    def ahead(self, packed: Packed, taps: tuple[int, ...], draws: Draws | None, top: int) -> Ahead | None:
+    def ahead(self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int) -> AsyncStep | None:
         """See `Outrunner`. The host waits for an event between the two steps."""
         wanted, tiles = fit(packed, self.layout.share)
         if wanted.rows > ROWS[-1]:
@@ -117,7 +117,7 @@ class CudaExecutor:
         self._send(packed, tiles, sizes)
         take_up(self._numbers[: sizes.rows], chosen, self._landed, count)
         self._over.record()
-        return Ahead(self._replay(packed, sizes, taps), lambda: self._land(count, best))
+        return AsyncStep(self._replay(packed, sizes, taps), lambda: self._land(count, best))
 
     def _best(self, top: int) -> Tensor:
         """On its way to the host: of each row that the last step left the likeliest tokens, [rows, top]."""
@@ -128,11 +128,11 @@ class CudaExecutor:
         found = self._top[: len(self._left) * top].view(-1, top)
         return found.copy_(self._left.topk(top).indices, non_blocking=True)
 
-    def _land(self, count: int, best: Tensor) -> Landed:
+    def _land(self, count: int, best: Tensor) -> StepTokens:
         """What the step came to that another was sent behind; what comes of that one is not waited for."""
         self._over.synchronize()
         tokens: list[int] = self._landed[:count].tolist()
-        return Landed(tokens, best.tolist())
+        return StepTokens(tokens, best.tolist())
 
     def _likeliest(self, count: int) -> list[int]:
         """Of the last step; only now does the host wait for the device."""
@@ -146,7 +146,7 @@ class CudaExecutor:
             torch.cuda.current_stream(self.layout.device).synchronize()
             self._idle = True
 
-    def chain(self, packed: Packed, steps: int, vocab: int, draws: Draws | None = None) -> MadeChains | None:
+    def chain(self, packed: BatchLayout, steps: int, vocab: int, draws: Draws | None = None) -> PendingChains | None:
         """After each sequence `steps` tokens, and how sure the model was; None if it is too much. See `CudaChain`.
 
         The spans hold all pages that their sequences may write to.
@@ -162,7 +162,7 @@ class CudaExecutor:
         self._idle = False
         return made
 
-    def _send(self, packed: Packed, tiles: Tiles | None, sizes: Sizes) -> None:
+    def _send(self, packed: BatchLayout, tiles: Tiles | None, sizes: Sizes) -> None:
         """Take the tables to where the kernels read them."""
         self._wait_for_tables()
         self.pages.update(packed.spans)
@@ -193,7 +193,7 @@ class CudaExecutor:
             dtype = self.forward.model.dtype
             self._features = torch.empty(ROWS[-1], width, dtype=dtype, device=self.layout.device)
 
-    def _run_unrecorded(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def _run_unrecorded(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         """A step too large to be recorded: tables of its own, one program for all keys of some rows."""
         height = max(WHOLE, power(self.layout.share))
         tiles = make_tiles(packed, height // self.layout.share, whole=True)

@@ -12,7 +12,7 @@ from foretell.kernels.triton.row_tables import RowTables
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Attention, Block, Decoder
 from foretell.models.layers import Linear, Norm
-from foretell.runner.cuda.linear_dispatch import Products, Rows, rounding_of
+from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_of
 
 
 class CudaForward:
@@ -22,7 +22,7 @@ class CudaForward:
         self.model, self.cache = model, cache
         self.eps = model.config.norm_eps
         self.embed_scale = float(torch.tensor(model.config.embed_scale, dtype=model.dtype))
-        self.products = Products(model.dtype)
+        self.products = LinearDispatch(model.dtype)
         self.layers: list[Block] = list(model.blocks)  # type: ignore[arg-type]
 
     def __call__(self, rows: RowTables, wanted: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:

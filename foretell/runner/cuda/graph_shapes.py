@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from foretell.kernels.attention import Span
 from foretell.kernels.triton.row_tables import NO_PARTS, SHORT, Sizes, parts
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.split_prefill import CATCH_UP, readers, single
 from foretell.runner.cuda.tables import Tiles, make_tiles
 
@@ -49,7 +49,7 @@ class ChainSizes:
         return self.steps, *self.first.price, self.sequences, self.splits
 
 
-def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
+def fit(packed: BatchLayout, share: int) -> tuple[Sizes, Tiles | None]:
     """The sizes a step is filled up to, and its tiles; none where each sequence is one."""
     if single(packed):
         rows = next((size for size in ROWS if packed.rows <= size), packed.rows)
@@ -71,7 +71,7 @@ def fit(packed: Packed, share: int) -> tuple[Sizes, Tiles | None]:
     return Sizes(rows, max(several, power(len(tiles.together))), height, splits, deep, nodes), tiles
 
 
-def fit_chain(packed: Packed, first: Sizes, share: int, steps: int, vocab: int, drawn: bool = False) -> ChainSizes:
+def fit_chain(packed: BatchLayout, first: Sizes, share: int, steps: int, vocab: int, drawn: bool = False) -> ChainSizes:
     """The sizes of a chain's steps, behind a first one of these. That has room for two rows a text, because where all
     guesses stood the last one is still to be read, and for what a text has to catch up with that others guessed for
     meanwhile: so one recording serves for both, and a few rows more in one step cost next to nothing."""

@@ -20,7 +20,7 @@ SHARE = 0.01  # of the time, at most, that recordings of one kind take while tex
 FREELY = ContextVar("FREELY", default=False)  # of a thread
 
 
-class Fillable(Hashable, Protocol):
+class Paddable(Hashable, Protocol):
     """Sizes that work can be filled up to."""
 
     def covers(self, other: Any) -> bool:
@@ -31,7 +31,7 @@ class Fillable(Hashable, Protocol):
         """What tells which of two is cheaper to run, the dearest first."""
 
 
-Sizes = TypeVar("Sizes", bound=Fillable)
+Sizes = TypeVar("Sizes", bound=Paddable)
 Kept = TypeVar("Kept")
 
 
@@ -45,13 +45,13 @@ def freely() -> Iterator[None]:
         FREELY.reset(before)
 
 
-class Watch:
+class TimingGuard:
     """Hears of what happens in it: whether something took longer than it will take again, as it was recorded, or ran
     plainly and will be."""
 
     odd = False
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> TimingGuard:
         self._before = WATCH.set(self)
         return self
 
@@ -59,7 +59,7 @@ class Watch:
         WATCH.reset(self._before)
 
 
-WATCH: ContextVar[Watch | None] = ContextVar("WATCH", default=None)
+WATCH: ContextVar[TimingGuard | None] = ContextVar("WATCH", default=None)
 
 
 def note_odd() -> None:
@@ -68,7 +68,7 @@ def note_odd() -> None:
         watch.odd = True
 
 
-class Stock(Generic[Sizes, Kept]):
+class GraphPool(Generic[Sizes, Kept]):
     """Recordings of one kind. Which of them does a piece of work hangs on what was asked for before, never on what is
     guessed or drawn, and changes nothing but the time it takes."""
 
@@ -179,7 +179,7 @@ class Capture:
             self.renew()
 
 
-class Recorder(Generic[Sizes, Result]):
+class GraphCache(Generic[Sizes, Result]):
     """Runs what reads and writes the same memory each time. Where there is no such device, plainly every time.
 
     What it returns is good until the next call: all graphs share their memory.
@@ -188,7 +188,7 @@ class Recorder(Generic[Sizes, Result]):
     def __init__(self, device: torch.device, capture: Capture | None = None, shares: bool = True) -> None:
         """`capture`: one that others have, too. `shares`: whether a recording may serve for smaller sizes."""
         self.device = device
-        self.stock: Stock[Sizes, tuple[torch.cuda.CUDAGraph, Result]] = Stock(shares)
+        self.stock: GraphPool[Sizes, tuple[torch.cuda.CUDAGraph, Result]] = GraphPool(shares)
         self._own = Capture(device) if capture is None and device.type == "cuda" else None
         self._capture = capture or self._own
 

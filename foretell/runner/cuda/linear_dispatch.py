@@ -17,7 +17,7 @@ Shape = tuple[int, int, int]
 Rows = Tensor | Rounded  # [rows, in], in 8 bits for a layer that is
 
 
-class Products:
+class LinearDispatch:
     """Where text is written a row's bits do not depend on the rows beside it; where it is read it goes fastest."""
 
     def __init__(self, dtype: torch.dtype) -> None:

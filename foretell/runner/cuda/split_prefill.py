@@ -5,17 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 
 CATCH_UP = 8  # tokens read beside those whose logits are wanted that do not make a prompt yet
 
 
-def single(packed: Packed) -> bool:
+def single(packed: BatchLayout) -> bool:
     """Whether each sequence has one row, whose logits are wanted: what plain decoding is."""
     return len(packed.spans) == packed.rows == len(packed.wanted)
 
 
-def readers(packed: Packed) -> list[bool]:
+def readers(packed: BatchLayout) -> list[bool]:
     """For each span whether it is a stretch of a prompt; a few tokens are what a draft model has to catch up with."""
     if packed.rows - len(packed.wanted) <= CATCH_UP:
         return [False] * len(packed.spans)
@@ -26,7 +26,7 @@ def readers(packed: Packed) -> list[bool]:
     ]
 
 
-def passes(packed: Packed, most: int) -> list[Packed]:
+def passes(packed: BatchLayout, most: int) -> list[BatchLayout]:
     """The step's spans in order, each pass of one kind; one that writes has at most `most` rows, or a single span."""
     if single(packed) and packed.rows <= most:
         return [packed]
@@ -41,7 +41,7 @@ def passes(packed: Packed, most: int) -> list[Packed]:
     return [_some(packed, start, stop) for start, stop in zip(starts, [*starts[1:], len(reads)], strict=True)]
 
 
-def _some(packed: Packed, start: int, stop: int) -> Packed:
+def _some(packed: BatchLayout, start: int, stop: int) -> BatchLayout:
     """Spans `start` to `stop` as a step of their own."""
     first, last = packed.spans[start].first, packed.spans[stop - 1]
     end = last.first + last.rows
@@ -49,4 +49,4 @@ def _some(packed: Packed, start: int, stop: int) -> Packed:
     spans = [replace(span, first=span.first - first) for span in packed.spans[start:stop]]
     own = slice(first, end)
     columns = packed.tokens[own], packed.positions[own], packed.slots[own]
-    return Packed(*columns, spans, [row - first for row in wanted])
+    return BatchLayout(*columns, spans, [row - first for row in wanted])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretell.kernels.attention import Span
 from foretell.kernels.triton.row_tables import ROW_FIELDS, TILE_FIELDS, Sizes, begin, whole_parts
-from foretell.runner.batch_layout import Packed
+from foretell.runner.batch_layout import BatchLayout
 
 Numbers = npt.NDArray[np.int32]
 TOKENS, POSITIONS, SLOTS, LIMITS, REACHES, WANTED = range(ROW_FIELDS)
@@ -26,7 +26,7 @@ class Tiles:
     deep: int = 0  # levels of the deepest tree
 
 
-def make_tiles(packed: Packed, most: int, whole: bool = False) -> Tiles:
+def make_tiles(packed: BatchLayout, most: int, whole: bool = False) -> Tiles:
     """At most `most` rows are attended together; `whole`: keys are not cut into parts."""
     together: list[tuple[int, ...]] = []
     nodes: list[Numbers] = []
@@ -63,7 +63,7 @@ def _single(span: Span, sequence: int, part: int, positions: Numbers) -> Numbers
     return tiles
 
 
-def fill(numbers: Numbers, packed: Packed, tiles: Tiles | None, sizes: Sizes) -> None:
+def fill(numbers: Numbers, packed: BatchLayout, tiles: Tiles | None, sizes: Sizes) -> None:
     """Lay a step's tables out in a flat buffer; rows and tiles that are only there to fill up do nothing.
 
     Without tiles each sequence has one row, and is a tile by itself.
@@ -93,7 +93,7 @@ def fill(numbers: Numbers, packed: Packed, tiles: Tiles | None, sizes: Sizes) ->
                 _paths(span.parents, depths, paths[nodes])
 
 
-def _fill_single(numbers: Numbers, packed: Packed, sizes: Sizes) -> None:
+def _fill_single(numbers: Numbers, packed: BatchLayout, sizes: Sizes) -> None:
     """The same where each sequence has one row: as most steps do, and in a tenth of the time, as one list."""
     tokens, positions, slots = packed.tokens, packed.positions, packed.slots
     n, filler = len(tokens), [0] * (sizes.rows - len(tokens))

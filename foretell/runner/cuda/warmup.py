@@ -21,7 +21,7 @@ from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.cuda_sampler import Draws
 from foretell.sampling.sampling import Row, choose
 from foretell.sampling_params import SamplingParams
-from foretell.types import Draft, Request, Sequence, Share
+from foretell.types import Draft, Request, ScheduledSequence, Sequence
 
 LOG = logging.getLogger("foretell")
 BEYOND = 1.0  # seconds that heads go on when what they run beside is over: each depth and width has kernels of its own
@@ -29,7 +29,7 @@ EVEN = 0.01  # all weights of what stands for others: what lay in memory might b
 
 
 @dataclass(frozen=True)
-class Nothing:
+class DummyStep:
     """A step of texts that nobody wrote: tokens cached and tokens to run of each, and a draft behind them."""
 
     texts: int = 1
@@ -60,27 +60,27 @@ def long_tree(nodes: int) -> Draft:
 
 # One for each choice of kernels that soon comes: they differ by rows, by how many keys there are, and by trees.
 PLAIN = (
-    Nothing(),
-    Nothing(cached=0, take=256),
-    Nothing(cached=0, take=600),
-    Nothing(texts=2),
-    Nothing(texts=16),
-    Nothing(texts=64),
-    Nothing(texts=64, cached=700),
-    Nothing(cached=700),
-    Nothing(cached=2000),
-    Nothing(cached=3000),
+    DummyStep(),
+    DummyStep(cached=0, take=256),
+    DummyStep(cached=0, take=600),
+    DummyStep(texts=2),
+    DummyStep(texts=16),
+    DummyStep(texts=64),
+    DummyStep(texts=64, cached=700),
+    DummyStep(cached=700),
+    DummyStep(cached=2000),
+    DummyStep(cached=3000),
 )
 GUESSED = (
-    *(Nothing(draft=chain(nodes)) for nodes in (1, 3, 7, 15, 16)),
-    *(Nothing(draft=tree(nodes)) for nodes in (2, 3, 7, 9, 16)),
-    Nothing(draft=long_tree(16)),
-    Nothing(cached=2000, draft=chain(3)),
-    Nothing(draft=chain(63)),
-    Nothing(cached=700, draft=chain(63)),
-    Nothing(texts=32, cached=700, draft=chain(7)),
+    *(DummyStep(draft=chain(nodes)) for nodes in (1, 3, 7, 15, 16)),
+    *(DummyStep(draft=tree(nodes)) for nodes in (2, 3, 7, 9, 16)),
+    DummyStep(draft=long_tree(16)),
+    DummyStep(cached=2000, draft=chain(3)),
+    DummyStep(draft=chain(63)),
+    DummyStep(cached=700, draft=chain(63)),
+    DummyStep(texts=32, cached=700, draft=chain(7)),
 )
-GROWN = tuple(Nothing(draft=tree(nodes)) for nodes in (32, 63, 64))  # by heads, for which rows are cheap
+GROWN = tuple(DummyStep(draft=tree(nodes)) for nodes in (32, 63, 64))  # by heads, for which rows are cheap
 
 
 def few_layers(config: ModelConfig) -> ModelConfig:
@@ -91,7 +91,7 @@ def few_layers(config: ModelConfig) -> ModelConfig:
 
 
 @torch.inference_mode()
-def rehearse(runner: ModelRunner, steps: Iterable[Nothing], stopped: Callable[[], bool] = lambda: False) -> int:
+def rehearse(runner: ModelRunner, steps: Iterable[DummyStep], stopped: Callable[[], bool] = lambda: False) -> int:
     """Run steps whose texts all lie in the first page, whatever that holds; how many were run."""
     count = 0
     for step in steps:
@@ -109,7 +109,7 @@ def choose_and_move(runner: ModelRunner) -> None:
     """What comes behind a step: a token is drawn, another step is sent, and what was accepted of a tree moves up, one
     node or several."""
     choose(torch.zeros(1, runner.model.outputs, device=runner.device), [Row(SamplingParams(temperature=1.0), 0, 0)])
-    share = _share(0, Nothing(), runner.layout.page_size)
+    share = _share(0, DummyStep(), runner.layout.page_size)
     runner.forward([share], [Draft()])
     if runner.goes_ahead:
         runner.ahead([replace(share, start=share.length, length=share.length + 1)], [0], None, 0)
@@ -119,19 +119,19 @@ def choose_and_move(runner: ModelRunner) -> None:
 
 def go_on(runner: ModelRunner, drawn: bool) -> None:
     """A chain of one token, as a draft model makes them: mostly it is of this one's kind, and has its vocabulary."""
-    share = _share(0, Nothing(), runner.layout.page_size)
+    share = _share(0, DummyStep(), runner.layout.page_size)
     draws = Draws([SamplingParams(temperature=1.0)], [0], [share.length]) if drawn else None
     runner.chain([share], 1, runner.model.outputs, draws)
 
 
-def _share(number: int, step: Nothing, page_size: int) -> Share:
+def _share(number: int, step: DummyStep, page_size: int) -> ScheduledSequence:
     tokens = [0] * (step.cached + step.take)
     seq = Sequence(number, Request(str(number), (), SamplingParams(), 0, 0), tokens, step.cached)
     seq.pages = [0] * -(-step.length // page_size)
-    return Share.of(seq, step.take)
+    return ScheduledSequence.of(seq, step.take)
 
 
-class Guessers(Protocol):
+class DraftGraphs(Protocol):
     """What guesses from the states of the model that is rehearsed."""
 
     @property
@@ -145,7 +145,7 @@ class Guessers(Protocol):
         """Guess for texts that nobody wrote; how often."""
 
 
-class Warming:
+class BackgroundWarmup:
     """A thread that gets kernels ready; what it cannot do the first requests will."""
 
     def __init__(
@@ -153,7 +153,7 @@ class Warming:
         make: Callable[[], ModelRunner],
         device: torch.device,
         guesses: bool,
-        heads: Guessers | None = None,
+        heads: DraftGraphs | None = None,
     ) -> None:
         """`make` gives a model of few layers on `device`, of which `heads` have borrowed."""
         self.steps = self.drafts = 0  # rehearsed
@@ -185,7 +185,7 @@ class Warming:
     def _is_late(self) -> bool:
         return perf_counter() > self._over + BEYOND
 
-    def __enter__(self) -> Warming:
+    def __enter__(self) -> BackgroundWarmup:
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""A head's draft by fused kernels: between two products of matrices stands one launch. `WholeSteps` defines it."""
+"""A head's draft by fused kernels: between two products of matrices stands one launch. `GraphDraft` defines it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from foretell.kernels.triton.norm import Change, add_norm
 from foretell.kernels.triton.rotary import HeadNorms, turn_and_store
 from foretell.kernels.triton.swiglu import gate
 from foretell.kernels.triton.tree_topk import Branches, Noise, best_children, descend
-from foretell.models.draft_heads import EagleHead, Head
+from foretell.models.draft_heads import DraftHead, EagleHead
 from foretell.models.draft_heads.layer import HeadAttention, HeadLayer
 from foretell.models.layers import Linear
 from foretell.models.quantize import RoundedLinear
-from foretell.runner.cuda.linear_dispatch import Products, Rows, rounding_of
-from foretell.runner.heads.graph_draft import WholeSteps
-from foretell.runner.heads.sampler import FOLLOWED, Found
-from foretell.runner.heads.tables import BEFORE, PLACE, TOKEN, WIDE, HeadSizes, HeadTable
+from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_of
+from foretell.runner.heads.graph_draft import GraphDraft
+from foretell.runner.heads.sampler import FOLLOWED, DraftOutput
+from foretell.runner.heads.tables import BEFORE, PLACE, TOKEN, WIDE, DraftShape, DraftTable
 
 
-def is_fused(head: Head[Any], keys: list[Tensor], features: Tensor | None) -> TypeGuard[EagleHead]:
+def is_fused(head: DraftHead[Any], keys: list[Tensor], features: Tensor | None) -> TypeGuard[EagleHead]:
     """Whether the kernels serve this head: EAGLE's third generation, with all it keeps in its own type."""
     if features is None:
         return False
@@ -45,7 +45,7 @@ class Level:
 class Levels:
     """What does not change from draft to draft of some sizes; made before anything is recorded."""
 
-    def __init__(self, table: HeadTable) -> None:
+    def __init__(self, table: DraftTable) -> None:
         depth, wide = table.sizes.depth, max(1, table.sizes.wide)
         self.offsets = torch.arange(depth, device=table.device)[:, None, None].expand(-1, 1, wide).contiguous()
         firsts = torch.arange(table.sizes.texts, device=table.device)[:, None] * table.guesses
@@ -59,7 +59,7 @@ class Levels:
         return [Level(*each) for each in zip(by_level, self.slots, strict=True)]
 
 
-class FusedSteps(WholeSteps):
+class FusedDraft(GraphDraft):
     """What is guessed lies apart from the pages, and nothing is copied."""
 
     head: EagleHead
@@ -69,17 +69,17 @@ class FusedSteps(WholeSteps):
     ) -> None:
         super().__init__(head, keys, values, features, most_children)
         self.kept = features.view(-1, features.shape[-1])
-        self.levels: dict[HeadSizes, Levels] = {}
+        self.levels: dict[DraftShape, Levels] = {}
 
-    def _table(self, sizes: HeadSizes) -> HeadTable:
+    def _table(self, sizes: DraftShape) -> DraftTable:
         table = super()._table(sizes)
         if sizes not in self.levels:
             self.levels[sizes] = Levels(table)
         return table
 
-    def run_chain(self, sizes: HeadSizes, probs: Tensor | None) -> Found:
+    def run_chain(self, sizes: DraftShape, probs: Tensor | None) -> DraftOutput:
         table, head = self.tables[sizes], self.head
-        found = Found(torch.empty(2, sizes.depth, sizes.texts, device=table.device), probs)
+        found = DraftOutput(torch.empty(2, sizes.depth, sizes.texts, device=table.device), probs)
         layers = FusedLayers(self, table)
         heats = table.heats if sizes.drawn else None
         tokens, feature = table.field(TOKEN), Feature(self.kept, table.field(BEFORE))
@@ -93,7 +93,7 @@ class FusedSteps(WholeSteps):
             feature = Feature(states.carry)
         return found
 
-    def run_tree(self, sizes: HeadSizes) -> Found:
+    def run_tree(self, sizes: DraftShape) -> DraftOutput:
         table = self.tables[sizes]
         layers, heats = FusedLayers(self, table), table.heats if sizes.drawn else None
         told = torch.zeros(sizes.depth, FOLLOWED + 1, sizes.texts, sizes.wide, self.children, device=table.device)
@@ -105,7 +105,7 @@ class FusedSteps(WholeSteps):
             if depth + 1 < sizes.depth:
                 branches = descend(told[depth], table.field(WIDE), branches, 1 + depth * sizes.wide, table.guesses)
                 tokens, feature = branches.tokens, Feature(states.carry, branches.before)
-        return Found(told)
+        return DraftOutput(told)
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ class Stepped:
 class FusedLayers:
     """`EagleHead.step`, `logits` and `carry` over one draft's memory."""
 
-    def __init__(self, steps: FusedSteps, table: HeadTable) -> None:
+    def __init__(self, steps: FusedDraft, table: DraftTable) -> None:
         self.head, self.table = steps.head, table
         self.config, self.eps = self.head.config, self.head.config.layer.norm_eps
-        self.products = Products(self.head.like.dtype)
+        self.products = LinearDispatch(self.head.like.dtype)
         self.text = [Cells(*both) for both in zip(steps.keys, steps.values, strict=True)]
         room = (2, len(self.text), table.sizes.texts, table.guesses, *steps.keys[0].shape[2:])
         keys, values = torch.empty(room, dtype=self.head.like.dtype, device=table.device)
@@ -174,17 +174,17 @@ class FusedLayers:
         return in_parts(self.products, attention.out, glance(q, text, own, sight, config.scale, config.window))
 
 
-def product(products: Products, layer: Linear, x: Rows) -> Tensor:
+def product(products: LinearDispatch, layer: Linear, x: Rows) -> Tensor:
     """By the library, but in 8 bits: guesses may hang on how many rows stand beside them."""
     return products(layer, x, reads=not isinstance(layer, RoundedLinear))
 
 
-def in_parts(products: Products, layer: Linear, x: Rows) -> Change:
+def in_parts(products: LinearDispatch, layer: Linear, x: Rows) -> Change:
     """A product whose parts are left to whoever adds it."""
     return products.in_parts(layer, x, reads=not isinstance(layer, RoundedLinear))
 
 
-def asked(products: Products, attention: HeadAttention, x: Rows) -> Tensor:
+def asked(products: LinearDispatch, attention: HeadAttention, x: Rows) -> Tensor:
     """Queries, keys and values, side by side."""
     if attention.qkv is not None:
         return product(products, attention.qkv, x)
@@ -196,7 +196,7 @@ def rounding_asked(attention: HeadAttention) -> Rounding | None:
     return None if attention.qkv is None else rounding_of(attention.qkv)
 
 
-def feed(products: Products, layer: HeadLayer, residual: Tensor, seen: Change) -> tuple[Tensor, Change]:
+def feed(products: LinearDispatch, layer: HeadLayer, residual: Tensor, seen: Change) -> tuple[Tensor, Change]:
     """What a layer makes of what it has seen: that added, and what is still to be."""
     ffn = layer.ffn
     residual, x = add_norm(residual, seen, layer.ffn_norm.weight, layer.eps, rounding=rounding_of(ffn.gate_up))

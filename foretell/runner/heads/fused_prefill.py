@@ -1,4 +1,4 @@
-"""What a head keeps of places, by fused kernels: between two products stands one launch. `WholeReader` defines it."""
+"""What a head keeps of places, by fused kernels: between two products stands one launch. `GraphPrefill` defines it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from foretell.kernels.triton.rotary import turn_and_store
 from foretell.models.draft_heads import EagleHead
 from foretell.models.draft_heads.layer import HeadLayer
 from foretell.models.layers import Norm
-from foretell.runner.cuda.linear_dispatch import Products, Rows, rounding_of
+from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_of
 from foretell.runner.heads.fused_draft import Level, asked, feed, head_norms, in_parts, product, rounding_asked
-from foretell.runner.heads.prefill import BEFORE, HOME, PLACE, SLOT, TOKEN, ReadTable, WholeReader
+from foretell.runner.heads.prefill import BEFORE, HOME, PLACE, SLOT, TOKEN, GraphPrefill, PrefillTable
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PartNorm:
     eps: float
 
 
-class FusedReader(WholeReader):
+class FusedPrefill(GraphPrefill):
     """Of a head that `is_fused`. Of its last layer keys and values are all there is to keep."""
 
     leaves_out = True
@@ -39,9 +39,9 @@ class FusedReader(WholeReader):
     ) -> None:
         super().__init__(head, keys, values, features, page_size)
         self.kept = features.view(-1, features.shape[-1])
-        self.products, self.norms = Products(head.like.dtype), _norms_before(head)
+        self.products, self.norms = LinearDispatch(head.like.dtype), _norms_before(head)
 
-    def run(self, table: ReadTable) -> None:
+    def run(self, table: PrefillTable) -> None:
         *others, last = self.head.layers
         assert isinstance(last, HeadLayer), "a head is made of layers"
         x: Rows = self._read(table)
@@ -51,7 +51,7 @@ class FusedReader(WholeReader):
         rows, norms = Level(table.field(PLACE), table.field(SLOT)), head_norms(last.attention)
         turn_and_store(kv, self.head.table, rows, self.keys[-1], self.values[-1], norms)
 
-    def _read(self, table: ReadTable) -> Tensor:
+    def _read(self, table: PrefillTable) -> Tensor:
         """Features are kept, and the first layer has its pairs."""
         head, embedded = self.head, self._embedded(table)
         assert head.feature_norm is not None, "asked before"
@@ -63,11 +63,11 @@ class FusedReader(WholeReader):
         scale, eps = head.config.embed_scale, head.config.layer.norm_eps
         return keep_pairs(embedded, places, head.feature_norm.weight, scale, eps)
 
-    def _embedded(self, table: ReadTable) -> Side:
+    def _embedded(self, table: PrefillTable) -> Side:
         assert self.head.embed_norm is not None, "asked before"
         return Side(self.head.embedding, table.field(TOKEN), self.head.embed_norm.weight)
 
-    def _run(self, layers: list[nn.Module], last: HeadLayer, table: ReadTable) -> Rows:
+    def _run(self, layers: list[nn.Module], last: HeadLayer, table: PrefillTable) -> Rows:
         """These layers, one after the other: what the last one reads."""
         head, config = self.head, self.head.config
         assert head.feature_norm is not None and last.attention_norm is not None, "it is not the first"
@@ -104,7 +104,7 @@ class Look:
     sight: Sight
 
     @classmethod
-    def of(cls, reader: FusedReader, table: ReadTable) -> Look:
+    def of(cls, reader: FusedPrefill, table: PrefillTable) -> Look:
         rows, like, places = table.sizes.rows, reader.keys[0], table.field(PLACE)
         keys, values = torch.empty(2, rows, 1, *like.shape[2:], dtype=like.dtype, device=like.device)
         pages = table.pages.index_select(0, table.field(HOME) // table.sizes.each)

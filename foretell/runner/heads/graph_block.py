@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from foretell.models.draft_heads import BlockHead, MedusaHead
-from foretell.runner.cuda.graphs import Recorder
-from foretell.runner.heads.graph_draft import LandingRecorder
+from foretell.runner.cuda.graphs import GraphCache
+from foretell.runner.heads.graph_draft import ReadbackGraphCache
 from foretell.runner.heads.kv import Glance, HeadMemory
-from foretell.runner.heads.sampler import Found, Grown, ProbsRoom, Race, TreeChoice, pick
-from foretell.runner.heads.tables import BEFORE, PLACE, TOKEN, HeadSizes, HeadTable, HeadText, sizes_of
+from foretell.runner.heads.sampler import DraftOutput, ExponentialRace, ProbsBuffer, TreeCandidates, TreeTopK, pick
+from foretell.runner.heads.tables import BEFORE, PLACE, TOKEN, DraftRow, DraftShape, DraftTable, sizes_of
 
 WholeHead = TypeVar("WholeHead", BlockHead, MedusaHead)
 
 
-class WholePass(ABC, Generic[WholeHead]):
+class GraphForward(ABC, Generic[WholeHead]):
     """What both have in common: logits of all places are there before the first token is."""
 
     guesses = 0  # rows of a pass that stand behind a text
@@ -28,48 +28,48 @@ class WholePass(ABC, Generic[WholeHead]):
         self.head: WholeHead = head
         self.page_size, self.device = page_size, device
         self.children = min(most_children, head.config.outputs)
-        self.tables: dict[HeadSizes, HeadTable] = {}
-        self.room = ProbsRoom(head.config.outputs, device)
-        self.recorder: Recorder[HeadSizes, Found] = LandingRecorder(device)
+        self.tables: dict[DraftShape, DraftTable] = {}
+        self.room = ProbsBuffer(head.config.outputs, device)
+        self.recorder: GraphCache[DraftShape, DraftOutput] = ReadbackGraphCache(device)
 
-    def chain(self, texts: list[HeadText], depth: int) -> Found:
+    def chain(self, texts: list[DraftRow], depth: int) -> DraftOutput:
         """For each text a token at each place: the likeliest, or the one that wins its race."""
         sizes = self._sent(texts, sizes_of(texts, depth))
         probs = self.room(sizes)
         return self.recorder(sizes, lambda: self.run_chain(sizes, probs), sizes.is_small).of(len(texts))
 
-    def tree(self, texts: list[HeadText], depth: int) -> Grown:
+    def tree(self, texts: list[DraftRow], depth: int) -> TreeCandidates:
         """The likeliest children of each place; with a Markov head, of each node that is followed there."""
         sizes = self._sent(texts, sizes_of(texts, depth, self.children if self.is_told_tokens else 1))
-        return Grown.told(self.recorder(sizes, lambda: self.run_tree(sizes), sizes.is_small).told)
+        return TreeCandidates.told(self.recorder(sizes, lambda: self.run_tree(sizes), sizes.is_small).told)
 
     @property
     def is_told_tokens(self) -> bool:
         """Whether what may come at a place hangs on the token before it."""
         return False
 
-    def _sent(self, texts: list[HeadText], wanted: HeadSizes) -> HeadSizes:
+    def _sent(self, texts: list[DraftRow], wanted: DraftShape) -> DraftShape:
         sizes = self.recorder.serving(wanted)
         if sizes not in self.tables:
-            self.tables[sizes] = HeadTable(sizes, self.guesses, self.page_size, self.device)
+            self.tables[sizes] = DraftTable(sizes, self.guesses, self.page_size, self.device)
         self.tables[sizes].send(texts)
         return sizes
 
-    def run_chain(self, sizes: HeadSizes, probs: Tensor | None) -> Found:
+    def run_chain(self, sizes: DraftShape, probs: Tensor | None) -> DraftOutput:
         """Leaves in `probs` what was drawn from."""
         table = self.tables[sizes]
         states, scores = self.scores(table)
-        race, tokens = Race(table, self.head.draft_ids), table.field(TOKEN)
-        found = Found(torch.empty(2, sizes.depth, sizes.texts, device=table.device), probs)
+        race, tokens = ExponentialRace(table, self.head.draft_ids), table.field(TOKEN)
+        found = DraftOutput(torch.empty(2, sizes.depth, sizes.texts, device=table.device), probs)
         for offset in range(sizes.depth):
             before, tokens = tokens, pick(self.nudged(scores[:, offset], tokens), race, found, offset)
             self.judge(states[:, offset], before, found.told[1, offset])
         return found
 
-    def run_tree(self, sizes: HeadSizes) -> Found:
+    def run_tree(self, sizes: DraftShape) -> DraftOutput:
         table = self.tables[sizes]
         _, scores = self.scores(table)
-        choice, tokens, rows = TreeChoice(table, self.head.draft_ids, self.children), table.field(TOKEN), 1
+        choice, tokens, rows = TreeTopK(table, self.head.draft_ids, self.children), table.field(TOKEN), 1
         for depth in range(sizes.depth):
             if depth and self.is_told_tokens:
                 (tokens, _), rows = choice.descend(), sizes.wide
@@ -77,10 +77,10 @@ class WholePass(ABC, Generic[WholeHead]):
                 choice.depth += 1
             level = scores[:, depth, None].expand(-1, rows, -1).flatten(0, 1)
             choice.look(self.nudged(level, tokens))
-        return Found(choice.found)
+        return DraftOutput(choice.found)
 
     @abstractmethod
-    def scores(self, table: HeadTable) -> tuple[Tensor, Tensor]:
+    def scores(self, table: DraftTable) -> tuple[Tensor, Tensor]:
         """States that guess [texts, depth, width], and their logits."""
 
     def nudged(self, logits: Tensor, before: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class WholePass(ABC, Generic[WholeHead]):
         """Say how sure the head is, where it says so itself."""
 
 
-class WholeBlock(WholePass[BlockHead]):
+class GraphBlockDraft(GraphForward[BlockHead]):
     """Its keys and values stay in the copy of the pages that is made for the pass."""
 
     def __init__(self, head: BlockHead, keys: list[Tensor], values: list[Tensor], most_children: int) -> None:
@@ -103,7 +103,7 @@ class WholeBlock(WholePass[BlockHead]):
     def is_told_tokens(self) -> bool:
         return self.head.config.markov_rank > 0
 
-    def scores(self, table: HeadTable) -> tuple[Tensor, Tensor]:
+    def scores(self, table: DraftTable) -> tuple[Tensor, Tensor]:
         config, head = self.head.config, self.head
         memory = HeadMemory(self.keys, self.values, config.layer, table.pages)
         anchors, block = table.field(TOKEN), config.block
@@ -115,7 +115,7 @@ class WholeBlock(WholePass[BlockHead]):
         states = head.guessing(states)[:, : table.sizes.depth]
         return states, head.scores(states)
 
-    def _seen(self, memory: HeadMemory, table: HeadTable, rows: Tensor) -> Tensor:
+    def _seen(self, memory: HeadMemory, table: DraftTable, rows: Tensor) -> Tensor:
         """[texts, block, columns]; a window is the anchor's."""
         text = memory.of_text(table.field(PLACE), table.columns, torch.full_like(rows, -1), hidden=0)
         guess = torch.arange(memory.columns - table.columns, device=self.device)
@@ -131,7 +131,7 @@ class WholeBlock(WholePass[BlockHead]):
             sure.copy_(self.head.sure(states, before).sigmoid())
 
 
-class WholeMedusa(WholePass[MedusaHead]):
+class GraphMedusaDraft(GraphForward[MedusaHead]):
     """It looks at one state and at nothing behind it."""
 
     def __init__(self, head: MedusaHead, features: Tensor, most_children: int) -> None:
@@ -139,6 +139,6 @@ class WholeMedusa(WholePass[MedusaHead]):
         super().__init__(head, features.shape[1], features.device, most_children)
         self.features = features.view(-1, features.shape[-1])
 
-    def scores(self, table: HeadTable) -> tuple[Tensor, Tensor]:
+    def scores(self, table: DraftTable) -> tuple[Tensor, Tensor]:
         states = self.head(self.features.index_select(0, table.field(BEFORE)), table.sizes.depth)
         return states, self.head.logits(states)

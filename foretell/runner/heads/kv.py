@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foretell.kv.cache import KVCache, LayerShape, slots_of
-from foretell.models.draft_heads import BlockConfig, Head, HeadConfig, LayerConfig, MedusaConfig
+from foretell.models.draft_heads import BlockConfig, DraftHead, HeadConfig, LayerConfig, MedusaConfig
 from foretell.models.draft_heads.base import part_of
 from foretell.models.draft_heads.config import DistilledConfig, EagleConfig, MtpConfig
 from foretell.models.sharding import Shard
@@ -129,7 +129,7 @@ class HeadPages:
         self.kept_features = cache.keys[first + layers] if features else None
 
     @classmethod
-    def of(cls, head: Head[Any], cache: KVCache, first: int) -> HeadPages:
+    def of(cls, head: DraftHead[Any], cache: KVCache, first: int) -> HeadPages:
         return cls(cache, first, *_kept(head.config, head.shard is not None))
 
     @property

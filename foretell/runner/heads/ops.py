@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretell.kv.cache import slots_of
-from foretell.models.draft_heads import BlockHead, DistilledHead, EagleHead, Head, MedusaHead, MtpHead
+from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MedusaHead, MtpHead
 from foretell.runner.heads.kv import HeadPages, Look, Memory, Pass, Span
 from foretell.runner.heads.sampler import all_scores
 
@@ -20,12 +20,12 @@ Numbers = list[int]
 
 
 @dataclass(frozen=True)
-class Job:
+class HeadOp:
     """Fields are numbers and lists of numbers, and nothing else."""
 
 
 @dataclass(frozen=True)
-class ReadPlaces(Job):
+class PrefillOp(HeadOp):
     """Remember places of some texts, whose features are kept already."""
 
     starts: Numbers
@@ -36,7 +36,7 @@ class ReadPlaces(Job):
 
 
 @dataclass(frozen=True)
-class StepRows(Job):
+class StepOp(HeadOp):
     """One step of a head that guesses a token after another; as many rows for each text."""
 
     tokens: Numbers
@@ -53,7 +53,7 @@ class StepRows(Job):
 
 
 @dataclass(frozen=True)
-class PassBlocks(Job):
+class BlockForwardOp(HeadOp):
     """Run a block behind each text, to `depth` guesses; what comes of it is asked for level by level."""
 
     anchors: Numbers
@@ -64,7 +64,7 @@ class PassBlocks(Job):
 
 
 @dataclass(frozen=True)
-class LevelRows(Job):
+class BlockLevelOp(HeadOp):
     """Of the last pass the guesses at one depth, each of one of its texts and behind one token."""
 
     depth: int
@@ -75,7 +75,7 @@ class LevelRows(Job):
 
 
 @dataclass(frozen=True)
-class SeeAhead(Job):
+class MedusaForwardOp(HeadOp):
     """Guess as many places at once from the states kept in some slots."""
 
     slots: Numbers
@@ -83,7 +83,7 @@ class SeeAhead(Job):
     top: int
 
 
-JOBS: tuple[type[Job], ...] = (ReadPlaces, StepRows, PassBlocks, LevelRows, SeeAhead)
+JOBS: tuple[type[HeadOp], ...] = (PrefillOp, StepOp, BlockForwardOp, BlockLevelOp, MedusaForwardOp)
 
 
 def flat(texts: Several[Several[int]]) -> tuple[Numbers, Numbers]:
@@ -97,27 +97,27 @@ def by_text(pages: Numbers, counts: Numbers) -> list[Numbers]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HeadLogits:
     """Logits over all the head can guess, in the order of what was asked for. Of several ranks the first has them."""
 
     logits: Tensor
     sure: Tensor | None = None  # logits of a confidence head
 
 
-NOTHING = Answer(torch.empty(0))
+NOTHING = HeadLogits(torch.empty(0))
 
 
-class Work(Protocol):
+class HeadOps(Protocol):
     """What a drafter asks of its head, wherever that lies."""
 
     def keep(self, slots: Tensor, states: Tensor) -> None: ...
-    def run(self, job: Job) -> Answer: ...
+    def run(self, job: HeadOp) -> HeadLogits: ...
 
 
-class HeadWork(ABC):
+class TorchHeadOps(ABC):
     """A head, and what it keeps of each place."""
 
-    def __init__(self, head: Head[Any], pages: HeadPages) -> None:
+    def __init__(self, head: DraftHead[Any], pages: HeadPages) -> None:
         self.head: Any = head
         self.pages, self.device = pages, pages.device
 
@@ -128,7 +128,7 @@ class HeadWork(ABC):
             self.pages.put_features(slots, self.head.kept(states))
 
     @abstractmethod
-    def run(self, job: Job) -> Answer:
+    def run(self, job: HeadOp) -> HeadLogits:
         """Do it, all ranks at once."""
 
     def numbers(self, of: Numbers) -> Tensor:
@@ -142,7 +142,7 @@ class HeadWork(ABC):
         features: Tensor = self.head.whole(self.pages.features(slots))
         return features
 
-    def spans(self, job: ReadPlaces, first: int) -> list[Span]:
+    def spans(self, job: PrefillOp, first: int) -> list[Span]:
         """Pages, start and stop of each text's places, none of them before `first`."""
         found = zip(by_text(job.pages, job.counts), job.starts, job.stops, strict=True)
         return [(pages, max(start, first), stop) for pages, start, stop in found if stop > first]
@@ -153,23 +153,23 @@ class HeadWork(ABC):
         return self.numbers([slot for run in runs for slot in run])
 
 
-class SteppingWork(HeadWork):
+class EagleOps(TorchHeadOps):
     """Of a head that guesses one token after another."""
 
     head: EagleHead | MtpHead | DistilledHead
 
-    def __init__(self, head: Head[Any], pages: HeadPages) -> None:
+    def __init__(self, head: DraftHead[Any], pages: HeadPages) -> None:
         super().__init__(head, pages)
         self._memory, self._behind = Memory([], []), torch.empty(0)
 
-    def run(self, job: Job) -> Answer:
-        if isinstance(job, ReadPlaces):
+    def run(self, job: HeadOp) -> HeadLogits:
+        if isinstance(job, PrefillOp):
             self._read(job)
             return NOTHING
-        assert isinstance(job, StepRows), "there is nothing else it can do"
-        return Answer(self._step(job))
+        assert isinstance(job, StepOp), "there is nothing else it can do"
+        return HeadLogits(self._step(job))
 
-    def _read(self, job: ReadPlaces) -> None:
+    def _read(self, job: PrefillOp) -> None:
         """At place p it keeps the pair of p's token and the feature of p-1: that depends on nothing behind p."""
         spans = self.spans(job, 1)  # the first place of a text has no feature before it
         tokens, own = self.numbers(job.tokens), self.slots(spans)
@@ -178,7 +178,7 @@ class SteppingWork(HeadWork):
         attend = Pass(self.pages, self.head.config.layer, spans, own)
         self.pages.put(-1, own, *self.head.remember(tokens, features, turn, attend))
 
-    def _step(self, job: StepRows) -> Tensor:
+    def _step(self, job: StepOp) -> Tensor:
         before = self.numbers(job.before)
         if job.counts:
             self._memory = self.pages.memory(by_text(job.pages, job.counts), job.columns)
@@ -193,40 +193,40 @@ class SteppingWork(HeadWork):
         return all_scores(self.head, self.head.logits(states), job.top)
 
 
-class PassedBlocks:
+class BlockForwardOutput:
     """What a pass came to: states that guess [texts, depth, width], and scores without what a Markov head adds."""
 
     def __init__(self, head: BlockHead, states: Tensor, scores: Tensor) -> None:
         self.head, self.states, self.scores = head, states, scores
 
-    def level(self, job: LevelRows) -> Answer:
+    def level(self, job: BlockLevelOp) -> HeadLogits:
         owners, before = torch.tensor([job.owners, job.before], device=self.scores.device)
         logits = self.scores[owners, job.depth]
         if self.head.config.markov_rank:
             logits = logits + self.head.nudge(before)
         sure = self.head.sure(self.states[owners, job.depth], before) if job.judges else None
-        return Answer(all_scores(self.head, logits, job.top), sure)
+        return HeadLogits(all_scores(self.head, logits, job.top), sure)
 
 
-class BlockWork(HeadWork):
+class BlockOps(TorchHeadOps):
     """Of a head that guesses a block at once."""
 
     head: BlockHead
 
-    def __init__(self, head: Head[Any], pages: HeadPages) -> None:
+    def __init__(self, head: DraftHead[Any], pages: HeadPages) -> None:
         super().__init__(head, pages)
-        self._passed: PassedBlocks | None = None
+        self._passed: BlockForwardOutput | None = None
 
-    def run(self, job: Job) -> Answer:
-        if isinstance(job, ReadPlaces):
+    def run(self, job: HeadOp) -> HeadLogits:
+        if isinstance(job, PrefillOp):
             spans = self.spans(job, 0)
             slots = self.slots(spans)
             fused = self.head.normed_feature(self._kept(slots, job.tokens))
             self.remember(slots, [place for _, start, stop in spans for place in range(start, stop)], fused)
-        elif isinstance(job, PassBlocks):
-            self._passed = PassedBlocks(self.head, *self._pass(job))
+        elif isinstance(job, BlockForwardOp):
+            self._passed = BlockForwardOutput(self.head, *self._pass(job))
         else:
-            assert isinstance(job, LevelRows) and self._passed is not None, "there is nothing else it can do"
+            assert isinstance(job, BlockLevelOp) and self._passed is not None, "there is nothing else it can do"
             return self._passed.level(job)
         return NOTHING
 
@@ -240,7 +240,7 @@ class BlockWork(HeadWork):
         for layer, (keys, values) in enumerate(self.head.remember(fused, self.head.turn(self.numbers(places)))):
             self.pages.put(layer, slots, keys, values)
 
-    def _pass(self, job: PassBlocks) -> tuple[Tensor, Tensor]:
+    def _pass(self, job: BlockForwardOp) -> tuple[Tensor, Tensor]:
         config, texts = self.head.config, len(job.text)
         memory = self.pages.memory(by_text(job.pages, job.counts), max(job.text) + config.block)
         seen = torch.ones(config.block, config.block, dtype=torch.bool)
@@ -253,20 +253,20 @@ class BlockWork(HeadWork):
         return states, self.head.scores(states)
 
 
-class MedusaWork(HeadWork):
+class MedusaOps(TorchHeadOps):
     """Of heads that each guess one place further."""
 
     head: MedusaHead
 
-    def run(self, job: Job) -> Answer:
+    def run(self, job: HeadOp) -> HeadLogits:
         """Logits [texts * depth, outputs], each text's places in order."""
-        assert isinstance(job, SeeAhead), "there is nothing else it can do"
+        assert isinstance(job, MedusaForwardOp), "there is nothing else it can do"
         logits = self.head.logits(self.head(self.features(self.numbers(job.slots)), job.depth))
-        return Answer(all_scores(self.head, logits.flatten(0, 1), job.top))
+        return HeadLogits(all_scores(self.head, logits.flatten(0, 1), job.top))
 
 
-def head_work(head: Head[Any], pages: HeadPages) -> HeadWork:
+def head_work(head: DraftHead[Any], pages: HeadPages) -> TorchHeadOps:
     """The one for its kind."""
     if isinstance(head, BlockHead):
-        return BlockWork(head, pages)
-    return MedusaWork(head, pages) if isinstance(head, MedusaHead) else SteppingWork(head, pages)
+        return BlockOps(head, pages)
+    return MedusaOps(head, pages) if isinstance(head, MedusaHead) else EagleOps(head, pages)

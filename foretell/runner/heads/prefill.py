@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from foretell.kv.cache import slots_of
-from foretell.models.draft_heads import BlockHead, Head, MedusaHead
-from foretell.runner.cuda.graphs import Recorder
+from foretell.models.draft_heads import BlockHead, DraftHead, MedusaHead
+from foretell.runner.cuda.graphs import GraphCache
 from foretell.runner.heads.kv import HeadMemory, attend, store
 from foretell.runner.heads.tables import Whole, columns_for, power
-from foretell.runner.native.head_prefill import Reading
+from foretell.runner.native.head_prefill import PrefillRange
 
 MOST_ROWS = 256  # more are read as the definition does
 TOKEN, PLACE, SLOT, BEFORE, HOME, FIELDS = range(6)
 
 
 @dataclass(frozen=True)
-class ReadSizes:
+class PrefillShape:
     """Readings of the same sizes are one graph."""
 
     rows: int  # filled up
@@ -30,7 +30,7 @@ class ReadSizes:
     each: int = 0  # rows of a text, filled up
     columns: int = 0  # places of a text that may be seen, filled up
 
-    def covers(self, other: ReadSizes) -> bool:
+    def covers(self, other: PrefillShape) -> bool:
         """Whether a reading of the others can be filled up to these."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         return (self.texts > 0) == (other.texts > 0) and all(mine >= its for mine, its in pairs)
@@ -41,12 +41,12 @@ class ReadSizes:
         return self.rows, self.texts, self.each, self.columns
 
 
-class ReadTable:
+class PrefillTable:
     """Of each row its token, place and slot, the slot of the place before, and where it stands among the rows of all
     texts; for each of those the row; and each text's pages. Rows that fill up are the last one once more, or without a
     slot."""
 
-    def __init__(self, sizes: ReadSizes, page_size: int, inputs: Tensor, leaves_out: bool = False) -> None:
+    def __init__(self, sizes: PrefillShape, page_size: int, inputs: Tensor, leaves_out: bool = False) -> None:
         """`inputs` [rows, width] is where the target's states are put; `leaves_out`: whether who reads leaves out rows
         that have no slot."""
         self.sizes, self.inputs, self.leaves_out, device = sizes, inputs, leaves_out, inputs.device
@@ -59,7 +59,7 @@ class ReadTable:
         self._numbers: Whole = self._host.numpy()
         self._sent = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def send(self, readings: list[Reading], page_size: int) -> None:
+    def send(self, readings: list[PrefillRange], page_size: int) -> None:
         """Of these places."""
         if self._sent is not None:
             self._sent.synchronize()  # until the last ones have left, which they mostly have
@@ -103,7 +103,7 @@ class ReadTable:
         return self._device[self.pages_at :].view(self.sizes.texts, -1)
 
 
-def _fields(readings: list[Reading], page_size: int) -> list[list[int]]:
+def _fields(readings: list[PrefillRange], page_size: int) -> list[list[int]]:
     """Of all places, end to end: tokens, places, slots, and the slots of the places before."""
     tokens: list[int] = []
     places: list[int] = []
@@ -119,20 +119,25 @@ def _fields(readings: list[Reading], page_size: int) -> list[list[int]]:
     return [tokens, places, slots, before]
 
 
-class WholeReader:
+class GraphPrefill:
     """Reads for a head of any kind."""
 
     leaves_out = False  # rows that only fill up
 
     def __init__(
-        self, head: Head[Any], keys: Several[Tensor], values: Several[Tensor], features: Tensor | None, page_size: int
+        self,
+        head: DraftHead[Any],
+        keys: Several[Tensor],
+        values: Several[Tensor],
+        features: Tensor | None,
+        page_size: int,
     ) -> None:
         self.head, self.keys, self.values, self.features, self.page_size = head, keys, values, features, page_size
-        self.tables: dict[ReadSizes, ReadTable] = {}
+        self.tables: dict[PrefillShape, PrefillTable] = {}
         self._inputs: Tensor | None = None
-        self.recorder: Recorder[ReadSizes, None] = Recorder(head.draft_ids.device)
+        self.recorder: GraphCache[PrefillShape, None] = GraphCache(head.draft_ids.device)
 
-    def read(self, readings: list[Reading], columns: Tensor | None) -> bool:
+    def read(self, readings: list[PrefillRange], columns: Tensor | None) -> bool:
         """Keep what these places are to be remembered by; False if they are too many. `columns` are where the head's
         own stand among all of the target's states; None: just so."""
         rows = sum(each.stop - each.start for each in readings)
@@ -150,21 +155,21 @@ class WholeReader:
         self.recorder(table.sizes, lambda: self.run(table))
         return True
 
-    def _sizes(self, readings: list[Reading], rows: int) -> ReadSizes:
+    def _sizes(self, readings: list[PrefillRange], rows: int) -> PrefillShape:
         if len(self.keys) <= 1 or isinstance(self.head, BlockHead):
-            return ReadSizes(power(rows))
+            return PrefillShape(power(rows))
         each, longest = max(r.stop - r.start for r in readings), max(r.stop for r in readings)
-        return ReadSizes(power(rows), power(len(readings)), power(each), columns_for(longest))
+        return PrefillShape(power(rows), power(len(readings)), power(each), columns_for(longest))
 
-    def _table(self, sizes: ReadSizes, dtype: torch.dtype) -> ReadTable:
+    def _table(self, sizes: PrefillShape, dtype: torch.dtype) -> PrefillTable:
         if sizes not in self.tables:
             if self._inputs is None:  # one for all sizes: they are read one after the other
                 width = self.head.config.read_width
                 self._inputs = torch.zeros(MOST_ROWS, width, dtype=dtype, device=self.head.draft_ids.device)
-            self.tables[sizes] = ReadTable(sizes, self.page_size, self._inputs[: sizes.rows], self.leaves_out)
+            self.tables[sizes] = PrefillTable(sizes, self.page_size, self._inputs[: sizes.rows], self.leaves_out)
         return self.tables[sizes]
 
-    def run(self, table: ReadTable) -> None:
+    def run(self, table: PrefillTable) -> None:
         slots = table.field(SLOT)
         if isinstance(self.head, BlockHead):
             turn = self.head.turn(table.field(PLACE))
@@ -182,7 +187,7 @@ class WholeReader:
             # The first place of a text has no feature before it; it gets one of no meaning, and is never seen.
             before = self.features.view(-1, self.features.shape[-1]).index_select(0, table.field(BEFORE))
         pair = (table.field(TOKEN), before, head.turn(table.field(PLACE)))
-        attend = ReadPass(self, table) if table.sizes.texts else None  # none where there is one layer
+        attend = PrefillAttention(self, table) if table.sizes.texts else None  # none where there is one layer
         self._keep(-1, slots, *head.remember(*pair, attend))
 
     def _keep(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -190,10 +195,10 @@ class WholeReader:
         store(values, self.values[layer], slots)
 
 
-class ReadPass:
+class PrefillAttention:
     """Attention of places that are read, over those before them; what a head of several layers needs."""
 
-    def __init__(self, reader: WholeReader, table: ReadTable) -> None:
+    def __init__(self, reader: GraphPrefill, table: PrefillTable) -> None:
         self.reader, self.table, self.config = reader, table, reader.head.config.layer
         places = table.field(PLACE).index_select(0, table.grid).view(table.sizes.texts, -1, 1)
         column = torch.arange(table.pages_each * reader.page_size, device=places.device)

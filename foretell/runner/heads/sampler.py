@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foretell.models.draft_heads import Head
-from foretell.runner.heads.tables import WIDE, HeadSizes, HeadTable
+from foretell.models.draft_heads import DraftHead
+from foretell.runner.heads.tables import WIDE, DraftShape, DraftTable
 from foretell.sampling import noise
 
 TOKENS, SHARES, FOLLOWED = range(3)  # what is told of each child of a tree
@@ -20,15 +20,17 @@ LEAST_HEAT = 1e-6
 
 
 @dataclass(frozen=True)
-class Found:
+class DraftOutput:
     """What comes back of a draft: `told` in one transfer, by a `LandingRecorder`; `probs` stay where they are."""
 
     told: Tensor  # of chains [tokens and how sure, depth, texts], in float32
     probs: Tensor | None = None  # [depth, texts, outputs]: what each was drawn from, where any was
 
-    def of(self, texts: int) -> Found:
+    def of(self, texts: int) -> DraftOutput:
         """Without those that only fill up, and never written over. `told` has landed."""
-        return Found(self.told[:, :, :texts].clone(), None if self.probs is None else self.probs[:, :texts].clone())
+        return DraftOutput(
+            self.told[:, :, :texts].clone(), None if self.probs is None else self.probs[:, :texts].clone()
+        )
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -42,7 +44,7 @@ class Found:
         return sure
 
 
-class ProbsRoom:
+class ProbsBuffer:
     """Where drafts of all sizes leave what they drew from, one after the other: a graph that is kept keeps no room of
     its own. It grows to twice what it was, so that all that older graphs still use is no more than the newest."""
 
@@ -50,7 +52,7 @@ class ProbsRoom:
         self.outputs = outputs
         self._numbers = torch.empty(0, device=device)
 
-    def __call__(self, sizes: HeadSizes) -> Tensor | None:
+    def __call__(self, sizes: DraftShape) -> Tensor | None:
         """To be asked before anything is recorded, which would have it from the graph's own memory."""
         if not sizes.drawn:
             return None
@@ -61,7 +63,7 @@ class ProbsRoom:
 
 
 @dataclass(frozen=True)
-class Grown:
+class TreeCandidates:
     """What was looked at of some trees, by depth and text: for each followed node its likeliest children."""
 
     tokens: npt.NDArray[np.int64]  # [depth, texts, followed, children]
@@ -71,17 +73,17 @@ class Grown:
     ]  # [depth, texts, followed]: which children the next depth's are, all counted through
 
     @classmethod
-    def told(cls, found: Tensor) -> Grown:
+    def told(cls, found: Tensor) -> TreeCandidates:
         """Of [depth, what is told, texts, followed, children], on the host; it may be written over after this."""
         numbers = found.numpy()
         tokens, followed = numbers[:, TOKENS].astype(np.int64), numbers[:, FOLLOWED, :, :, 0].astype(np.int64)
         return cls(tokens, numbers[:, SHARES].copy(), followed)
 
 
-class Race:
+class ExponentialRace:
     """Each text's own noise, where any draws."""
 
-    def __init__(self, table: HeadTable, ids: Tensor) -> None:
+    def __init__(self, table: DraftTable, ids: Tensor) -> None:
         self.heats, self.keys, self.ids = table.heats, table.keys, ids
         self.draws = self.heats > 0
 
@@ -94,7 +96,7 @@ class Race:
         return noise.exponential_of(self.keys[:, depth], self.ids)
 
 
-def pick(logits: Tensor, race: Race, found: Found, depth: int) -> Tensor:
+def pick(logits: Tensor, race: ExponentialRace, found: DraftOutput, depth: int) -> Tensor:
     """The tokens [texts] of logits [texts, outputs], noted with how sure each is; `drawing.draw_nodes` defines it."""
     best, at = logits.max(-1)
     sure = (best - logits.logsumexp(-1)).exp()
@@ -112,7 +114,7 @@ def pick(logits: Tensor, race: Race, found: Found, depth: int) -> Tensor:
     return tokens
 
 
-def likeliest(logits: Tensor, race: Race, depth: int, drawn: bool, count: int) -> tuple[Tensor, Tensor]:
+def likeliest(logits: Tensor, race: ExponentialRace, depth: int, drawn: bool, count: int) -> tuple[Tensor, Tensor]:
     """The `count` best children of logits [texts, rows, outputs], and their shares; `choosing.Chooser` defines them."""
     if not drawn:
         best, at = logits.topk(count)
@@ -123,12 +125,12 @@ def likeliest(logits: Tensor, race: Race, depth: int, drawn: bool, count: int) -
     return race.ids[at], shares
 
 
-class TreeChoice:
+class TreeTopK:
     """Follows the likeliest branches of some trees level by level; `tree.LevelTree` keeps of them what it wants."""
 
-    def __init__(self, table: HeadTable, ids: Tensor, children: int) -> None:
+    def __init__(self, table: DraftTable, ids: Tensor, children: int) -> None:
         sizes = table.sizes
-        self.table, self.race, self.sizes, self.depth = table, Race(table, ids), sizes, 0
+        self.table, self.race, self.sizes, self.depth = table, ExponentialRace(table, ids), sizes, 0
         self.found = torch.zeros(sizes.depth, 3, sizes.texts, sizes.wide, children, device=table.device)
         # As the host multiplies shares, so that both find the same.
         self.chances = torch.ones(sizes.texts, 1, dtype=torch.float64, device=table.device)
@@ -157,7 +159,7 @@ class TreeChoice:
         return self.tokens.gather(1, chosen).flatten(), chosen // count
 
 
-def all_scores(head: Head[Any], scores: Tensor, top: int) -> Tensor:
+def all_scores(head: DraftHead[Any], scores: Tensor, top: int) -> Tensor:
     """Logits over all tokens a head can guess, of scores [rows, outputs here]; ranks behind the first get theirs back.
 
     Where only the `top` likeliest are looked at, no others are sent: the rest is told as one number, and stands as if

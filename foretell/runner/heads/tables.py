@@ -20,7 +20,7 @@ Whole = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class HeadText:
+class DraftRow:
     """A text to be guessed for: its last token and that one's place, the slot of the place before, and its pages."""
 
     token: int
@@ -33,7 +33,7 @@ class HeadText:
 
 
 @dataclass(frozen=True)
-class HeadSizes:
+class DraftShape:
     """Drafts of the same sizes are one graph."""
 
     texts: int  # filled up
@@ -47,7 +47,7 @@ class HeadSizes:
         """Whether what it works with may be held on to."""
         return self.texts * self.columns <= MOST_PLACES
 
-    def covers(self, other: HeadSizes) -> bool:
+    def covers(self, other: DraftShape) -> bool:
         """Whether a draft of the others can be filled up to these: of a deeper one the beginning is the same."""
         alike = (self.wide > 0, self.drawn) == (other.wide > 0, other.drawn)
         room = self.texts >= other.texts and self.columns >= other.columns and self.wide >= other.wide
@@ -59,14 +59,14 @@ class HeadSizes:
         return self.depth, self.texts, self.columns, self.wide
 
 
-def sizes_of(texts: list[HeadText], depth: int, most_wide: int = 0) -> HeadSizes:
+def sizes_of(texts: list[DraftRow], depth: int, most_wide: int = 0) -> DraftShape:
     """What these texts are filled up to; `most_wide`: for trees, the most branches that can be followed."""
     drawn = any(text.heat > 0 for text in texts)
     wide = min(most_wide, max(text.wide for text in texts))
     if wide:
         widths = WIDTHS if len(texts) > FEW else ()
         wide = min(most_wide, next((width for width in widths if wide <= width), most_wide))
-    return HeadSizes(power(len(texts)), columns_for(max(text.place for text in texts)), depth, wide, drawn)
+    return DraftShape(power(len(texts)), columns_for(max(text.place for text in texts)), depth, wide, drawn)
 
 
 def columns_for(places: int) -> int:
@@ -74,7 +74,7 @@ def columns_for(places: int) -> int:
     return next((size for size in COLUMNS if places <= size), power(places))
 
 
-def passes(texts: list[HeadText]) -> list[slice]:
+def passes(texts: list[DraftRow]) -> list[slice]:
     """The texts in their order, cut so that what a pass works with has its bounds; one too long for them is alone."""
     starts, longest = [0], 0
     for at, text in enumerate(texts):
@@ -90,10 +90,10 @@ def power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-class HeadTable:
+class DraftTable:
     """A row for each text: fields, a key of noise for each depth, and its pages. Rows that fill up see nothing."""
 
-    def __init__(self, sizes: HeadSizes, guesses: int, page_size: int, device: torch.device) -> None:
+    def __init__(self, sizes: DraftShape, guesses: int, page_size: int, device: torch.device) -> None:
         """`guesses`: rows of a draft that are remembered for those behind them."""
         self.sizes, self.guesses, self.device = sizes, guesses, device
         self.shown = -(-sizes.columns // page_size)  # pages of text; behind them stand places for the guesses
@@ -104,7 +104,7 @@ class HeadTable:
         self._numbers: Whole = self._host.numpy()
         self._known: list[list[int]] = [[]] * sizes.texts
 
-    def send(self, texts: list[HeadText]) -> None:
+    def send(self, texts: list[DraftRow]) -> None:
         """Of these texts; the host has seen the end of what was done with the last ones."""
         numbers, behind = self._numbers, FIELDS + self.sizes.depth
         fields = [(text.token, text.place, text.before, text.wide) for text in texts]

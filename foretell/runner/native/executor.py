@@ -16,7 +16,7 @@ from foretell.kv.cache import KVCache
 from foretell.models.decoder import Block, Decoder
 from foretell.models.layers import Linear, Norm
 from foretell.models.sharding import Ranks
-from foretell.runner.batch_layout import Packed, span_lists
+from foretell.runner.batch_layout import BatchLayout, span_lists
 from foretell.runner.executor import StepOutput
 
 
@@ -41,9 +41,9 @@ class NativeExecutor:
         self._layers = (LayerRecord * model.config.layers)(*(self._layer(i) for i in range(model.config.layers)))
         self._record = self._model_record()
         self._held = (*model.tables.values(), model.embed)  # the records have addresses only
-        self._join = Joining(model.ranks) if model.ranks is not None else None
+        self._join = AllReduceCallback(model.ranks) if model.ranks is not None else None
 
-    def __call__(self, packed: Packed, taps: tuple[int, ...]) -> StepOutput:
+    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         tokens, positions, slots = packed.tokens, packed.positions, packed.slots
         require(min(tokens) >= 0 and max(tokens) < self._vocab, "tokens of the model's vocabulary")
         require(max(positions) < self._context, "positions within the model's context")
@@ -125,7 +125,7 @@ def in_a_row(lists: tuple[Sequence[int], ...]) -> tuple[array[int], list[int]]:
     return numbers, places
 
 
-class Joining:
+class AllReduceCallback:
     """Lets the library add up what all ranks have, from in the midst of a step."""
 
     def __init__(self, ranks: Ranks) -> None:

@@ -23,14 +23,14 @@ from foretell.kernels.native.head_records import (
 )
 from foretell.kernels.native.library import DRAW, Library, library
 from foretell.kernels.native.records import LayerRecord, record_of
-from foretell.models.draft_heads import BlockHead, Head, MedusaHead
+from foretell.models.draft_heads import BlockHead, DraftHead, MedusaHead
 from foretell.models.draft_heads.layer import HeadLayer
 from foretell.models.layers import Linear, Norm
 from foretell.runner.native.executor import in_a_row
 
 
 @dataclass(frozen=True)
-class Asked:
+class DraftRequest:
     """Texts to be guessed for: the last token of each, its place, its pages, the most guesses, the least chance."""
 
     tokens: list[int]
@@ -41,7 +41,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Told:
+class DraftResult:
     """Guesses and how sure each is, by depth and text."""
 
     tokens: list[list[int]]
@@ -49,11 +49,11 @@ class Told:
     probs: Tensor | None = None  # [texts, depth, vocab]: what each was drawn from, where any was
 
 
-class Desk:
+class DraftBuffers:
     """What is asked as the library wants it, and room for `depth` guesses of each text behind it. Plain arrays: numpy's
     are dear to make, and dearer to find."""
 
-    def __init__(self, asked: Asked, depth: int) -> None:
+    def __init__(self, asked: DraftRequest, depth: int) -> None:
         """Without room for guesses there is no address of it either."""
         self.texts, self.depth = len(asked.tokens), depth
         pages = list(chain.from_iterable(asked.pages))
@@ -65,16 +65,18 @@ class Desk:
         self.asked = (*places[:-1], floors)
         self.out = (places[-1], floors + self._floats.itemsize * self.texts) if room else (None, None)
 
-    def told(self, made: int, probs: Tensor | None = None) -> Told:
+    def told(self, made: int, probs: Tensor | None = None) -> DraftResult:
         """What lies there now, of the depths that were made."""
         texts, room = self.texts, self.texts * self.depth
         tokens, sure = self._numbers[-room:].tolist(), self._floats[-room:].tolist()
         rows = range(0, made * texts, texts)
-        return Told([tokens[row : row + texts] for row in rows], [sure[row : row + texts] for row in rows], probs)
+        return DraftResult(
+            [tokens[row : row + texts] for row in rows], [sure[row : row + texts] for row in rows], probs
+        )
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class PrefillBuffers:
     """Places to be read, as the library wants them: a ReadingRecord, which has addresses of these numbers only."""
 
     record: array[int]
@@ -82,7 +84,7 @@ class LaidOut:
 
 
 @dataclass(frozen=True)
-class Beside:
+class TreeSlots:
     """What goes with a call: of rows that are nodes of trees the slots of the last places each sees, as many for all,
     its own the last of them; how guesses are drawn, a DRAW for each depth and text, and whether it is told what from;
     what is read first, by heads of tokens alone."""
@@ -90,16 +92,16 @@ class Beside:
     branches: list[list[int]] | None = None
     draws: bytes | None = None
     tells: bool = False
-    along: LaidOut | None = None
+    along: PrefillBuffers | None = None
 
 
-NOTHING = Beside()
+NOTHING = TreeSlots()
 
 
 class NativeHead:
     """A head's layers over its keys and values in the cache, [pages, page_size, kv_heads, dim] each."""
 
-    def __init__(self, native: Library, head: Head[Any], keys: list[Tensor], values: list[Tensor]) -> None:
+    def __init__(self, native: Library, head: DraftHead[Any], keys: list[Tensor], values: list[Tensor]) -> None:
         self.library, self.head = native, head
         self._outputs, self._width = head.config.outputs, head.config.layer.width
         own = [layer for layer in head.modules() if isinstance(layer, HeadLayer)]
@@ -162,26 +164,26 @@ class NativeHead:
 class NativeChain(NativeHead):
     """For heads that guess one token after another."""
 
-    def guess(self, asked: Asked, features: Tensor | None, beside: Beside = NOTHING) -> Told:
+    def guess(self, asked: DraftRequest, features: Tensor | None, beside: TreeSlots = NOTHING) -> DraftResult:
         """A token, again and again: the likeliest, or as `beside` says; `features` [texts, width] of the places before
         are written over, and None for a head that reads tokens alone."""
         for place, depth, pages in zip(asked.places, asked.depths, asked.pages, strict=True):
             require(place + depth <= len(pages) * self.page_size, "pages for all draft tokens of a sequence")
-        desk = Desk(asked, max(asked.depths))
+        desk = DraftBuffers(asked, max(asked.depths))
         probs = torch.zeros(desk.texts, desk.depth, self.head.config.vocab) if beside.tells else None
         return desk.told(self._run(desk, features, beside, probs=probs), probs)
 
-    def step(self, asked: Asked, features: Tensor, beside: Beside = NOTHING) -> Tensor:
+    def step(self, asked: DraftRequest, features: Tensor, beside: TreeSlots = NOTHING) -> Tensor:
         """Logits [rows, outputs] of one guess; `features` become those behind it."""
         logits = torch.empty(len(asked.tokens), self._outputs)
-        self._run(Desk(asked, 0), features, beside, logits)
+        self._run(DraftBuffers(asked, 0), features, beside, logits)
         return logits
 
     def _run(
         self,
-        desk: Desk,
+        desk: DraftBuffers,
         features: Tensor | None,
-        beside: Beside,
+        beside: TreeSlots,
         logits: Tensor | None = None,
         probs: Tensor | None = None,
     ) -> int:
@@ -230,21 +232,21 @@ class NativeBlock(NativeHead):
             pages * keys[0].shape[1],
         )
 
-    def guess(self, asked: Asked) -> Told:
+    def guess(self, asked: DraftRequest) -> DraftResult:
         """The likeliest tokens, each in view of the one before it."""
-        desk = Desk(asked, min(max(asked.depths), self._block_drafts))
+        desk = DraftBuffers(asked, min(max(asked.depths), self._block_drafts))
         return desk.told(self._run(desk, desk.depth)[0])
 
-    def states(self, asked: Asked) -> tuple[Tensor, Tensor]:
+    def states(self, asked: DraftRequest) -> tuple[Tensor, Tensor]:
         """Normed states [texts, block, width] and logits [texts, depth, outputs], without what a Markov head adds."""
-        return self._run(Desk(asked, 0), min(max(asked.depths), self._block_drafts))[1:]
+        return self._run(DraftBuffers(asked, 0), min(max(asked.depths), self._block_drafts))[1:]
 
     @property
     def _block_drafts(self) -> int:
         drafts: int = self.head.config.drafts
         return drafts
 
-    def _run(self, desk: Desk, depth: int) -> tuple[int, Tensor, Tensor]:
+    def _run(self, desk: DraftBuffers, depth: int) -> tuple[int, Tensor, Tensor]:
         require(desk.texts <= self.most, "a spare block of KV slots for each sequence")
         states = torch.empty(desk.texts, self.head.config.block, self._width)
         logits = torch.empty(desk.texts, depth, self._outputs)
@@ -252,7 +254,7 @@ class NativeBlock(NativeHead):
         return self.library.blocks(self._block, record), states, logits
 
 
-def native_for_head(head: Head[Any]) -> Library | None:
+def native_for_head(head: DraftHead[Any]) -> Library | None:
     """The library, where it has all of the head's layers and computes where they are."""
     native = library()
     if native is None or head.like.device.type != "cpu" or head.like.dtype != torch.float32:
@@ -298,11 +300,11 @@ class NativeMedusa:
             len(outputs) == 1,
         )
 
-    def guess(self, features: Tensor, depth: int) -> Told:
+    def guess(self, features: Tensor, depth: int) -> DraftResult:
         """The likeliest tokens; `features` [texts, width] are the target's last states."""
         guesses, sure = np.empty((depth, len(features)), np.int64), np.empty((depth, len(features)), np.float32)
         self._run(features, depth, (guesses.ctypes.data, sure.ctypes.data))
-        return Told(guesses.tolist(), sure.tolist())
+        return DraftResult(guesses.tolist(), sure.tolist())
 
     def logits(self, features: Tensor, depth: int) -> Tensor:
         """[depth, texts, outputs]."""

@@ -18,14 +18,14 @@ from foretell.kv.cache import slots_of
 from foretell.models.draft_heads import BlockHead, DistilledHead
 from foretell.models.draft_heads.layer import HeadLayer
 from foretell.runner.native.executor import in_a_row
-from foretell.runner.native.head_draft import LaidOut, NativeHead, norm_address, weights_address
+from foretell.runner.native.head_draft import NativeHead, PrefillBuffers, norm_address, weights_address
 from foretell.types import Sequence
 
 FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Reading:
+class PrefillRange:
     """Places that a head is to read: of one text those from `start` to `stop`, with the target's states there."""
 
     seq: Sequence
@@ -42,7 +42,7 @@ class Reading:
 
 
 @dataclass
-class Tables:
+class PrefillTables:
     """What `ReadingRecord` has addresses of: where states lie, the slots they are for, and the places; then of pairs
     tokens, the slots before them and their own, places; all pages, where each text's begin, whose a pair is."""
 
@@ -57,12 +57,12 @@ class Tables:
     first_pages: list[int] = field(default_factory=list)
     texts: list[int] = field(default_factory=list)
 
-    def add_states(self, reading: Reading, slots: list[int]) -> None:
+    def add_states(self, reading: PrefillRange, slots: list[int]) -> None:
         self.states += reading.rows()
         self.slots += slots
         self.places += range(reading.start, reading.stop)
 
-    def add_pairs(self, text: int, reading: Reading, start: int, slots: list[int]) -> None:
+    def add_pairs(self, text: int, reading: PrefillRange, start: int, slots: list[int]) -> None:
         """`slots` begin with the one before `start`."""
         self.tokens += reading.seq.tokens[start : reading.stop]
         self.before += slots[:-1]
@@ -73,7 +73,7 @@ class Tables:
         self.texts += repeat(text, reading.stop - start)
 
 
-class NativeReader:
+class NativePrefill:
     """Reads for a head whose guesses `native` makes; `columns` are where its taps begin among all that is tapped."""
 
     def __init__(self, native: NativeHead, features: Tensor | None, columns: list[int]) -> None:
@@ -102,14 +102,14 @@ class NativeReader:
             self._pairs,
         )
 
-    def read(self, readings: list[Reading]) -> None:
+    def read(self, readings: list[PrefillRange]) -> None:
         """Keep what these places are to be remembered by."""
         found = self.laid_out(readings)  # for as long as the library reads it
         self._native.library.read(self._record, found.record)
 
-    def laid_out(self, readings: list[Reading]) -> LaidOut:
+    def laid_out(self, readings: list[PrefillRange]) -> PrefillBuffers:
         """These places as the library wants them. Lists, not arrays: as a rule there are two or three of them."""
-        tables = Tables()
+        tables = PrefillTables()
         for text, each in enumerate(readings):
             # The slots of these places and of the one before them; the first place of a text has nothing before it.
             paired = max(each.start, 1)
@@ -120,7 +120,7 @@ class NativeReader:
                 tables.add_pairs(text, each, paired, slots)
         numbers, addresses = in_a_row(tuple(vars(tables).values()))
         counts = (len(tables.states), len(tables.tokens))
-        return LaidOut(record_of(ReadingRecord, *addresses, *counts), numbers)
+        return PrefillBuffers(record_of(ReadingRecord, *addresses, *counts), numbers)
 
 
 def addresses_of(rows: Tensor, begin: int, end: int) -> range:

@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from foretell.server.choice_state import Answer
+from foretell.server.choice_state import ChoiceState
 from foretell.server.openai.chat_requests import ChatBody
-from foretell.server.openai.response_builder import Reply
-from foretell.server.parsers.base import Kind, Said
+from foretell.server.openai.response_builder import ResponseBuilder
+from foretell.server.parsers.base import Kind, OutputPart
 from foretell.server.sse import BLANK
 
 if TYPE_CHECKING:
-    from foretell.engine.streams import Piece
-    from foretell.server.openai.response_builder import House
-    from foretell.server.preprocess import Job
+    from foretell.engine.streams import StreamItem
+    from foretell.server.openai.response_builder import ResponseContext
+    from foretell.server.preprocess import GenerationJob
 
 SPOKEN: dict[Kind, str] = {"content": "content", "reasoning": "reasoning_content"}  # and what chunks call it
 
 
-class ChatReply(Reply):
+class ChatResponseBuilder(ResponseBuilder):
     """Messages: words, thoughts and calls of tools."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, house: House, job: Job, body: ChatBody, name: str, model: str) -> None:
+    def __init__(self, house: ResponseContext, job: GenerationJob, body: ChatBody, name: str, model: str) -> None:
         super().__init__(house, job, body, name, model)
         self.tells_logprobs = bool(body.logprobs)
         self.tells_thoughts = body.include_reasoning is not False
 
-    def choice(self, answer: Answer) -> dict[str, Any]:
+    def choice(self, answer: ChoiceState) -> dict[str, Any]:
         return {
             "index": answer.index,
             "message": self._message(answer),
@@ -39,7 +39,7 @@ class ChatReply(Reply):
             **self.told(answer),
         }
 
-    def _message(self, answer: Answer) -> dict[str, Any]:
+    def _message(self, answer: ChoiceState) -> dict[str, Any]:
         content = answer.content if answer.content or not answer.calls else None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if answer.reasoning and self.tells_thoughts:
@@ -53,7 +53,7 @@ class ChatReply(Reply):
             return {"delta": {SPOKEN[kind]: BLANK}, "logprobs": None, "finish_reason": None}
         return None
 
-    def parts(self, answer: Answer, piece: Piece, said: list[Said]) -> Iterator[dict[str, Any]]:
+    def parts(self, answer: ChoiceState, piece: StreamItem, said: list[OutputPart]) -> Iterator[dict[str, Any]]:
         calls = len(answer.calls) - sum(each.kind == "call" for each in said)
         deltas: list[dict[str, Any]] = []
         for each in said:
@@ -70,13 +70,13 @@ class ChatReply(Reply):
         if answer.finish is not None:
             yield {"delta": {}, "logprobs": None, "finish_reason": answer.finish_reason}
 
-    def _more(self, answer: Answer, piece: Piece) -> dict[str, Any]:
+    def _more(self, answer: ChoiceState, piece: StreamItem) -> dict[str, Any]:
         told = self.told(answer, piece)
         if self.tells_logprobs:
             told["logprobs"] = self.logprobs.chat(piece.delta.logprobs or ())
         return told
 
-    def _delta(self, answer: Answer, said: Said, call: int) -> list[dict[str, Any]]:
+    def _delta(self, answer: ChoiceState, said: OutputPart, call: int) -> list[dict[str, Any]]:
         if said.kind == "reasoning" and not self.tells_thoughts:
             return []
         if said.kind in SPOKEN:

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.engine.detokenizer import decoder_for
 from foretell.server import usage as accounts
-from foretell.server.choice_state import Answer
+from foretell.server.choice_state import ChoiceState
 from foretell.server.logprobs import LogprobWriter
 from foretell.server.openai.requests import Generation
-from foretell.server.parsers.base import Kind, Said
+from foretell.server.parsers.base import Kind, OutputPart
 from foretell.server.speedup import PlainSeconds, unknown
-from foretell.server.sse import Form, event
-from foretell.server.token_details import Teller
+from foretell.server.sse import ChunkTemplate, event
+from foretell.server.token_details import TokenDetailWriter
 
 if TYPE_CHECKING:
-    from foretell.engine.streams import Piece
-    from foretell.server.preprocess import Desk, Job
+    from foretell.engine.streams import StreamItem
+    from foretell.server.preprocess import GenerationJob, RequestPreprocessor
     from foretell.tokenizer import Tokenizer
     from foretell.types import Request
 
 
 @dataclass(frozen=True)
-class House:
+class ResponseContext:
     """What every reply of a server has in common."""
 
-    desk: Desk
+    desk: RequestPreprocessor
     fingerprint: str
     longest_draft: int
     records: str  # none, summary or detailed
@@ -40,36 +40,36 @@ class House:
     def tokenizer(self) -> Tokenizer:
         return self.desk.tokenizer
 
-    def teller(self, request: Request, body: Generation) -> Teller:
+    def teller(self, request: Request, body: Generation) -> TokenDetailWriter:
         """For a request that wants to know of its tokens."""
         arms = self.desk.assembly.engine.drafter.arms
         sure = frozenset(name for name, arm in arms.items() if arm.gives_probability)
-        return Teller(body, self.tokenizer, decoder_for(request, self.tokenizer), sure, self.plain_seconds)
+        return TokenDetailWriter(body, self.tokenizer, decoder_for(request, self.tokenizer), sure, self.plain_seconds)
 
 
-class Reply(ABC):
+class ResponseBuilder(ABC):
     """The answers to one HTTP request, as they come. `kind` and `chunk_kind` are OpenAI's names for the objects."""
 
     kind: str
     chunk_kind: str
     tells_logprobs: bool
 
-    def __init__(self, house: House, job: Job, body: Generation, name: str, model: str) -> None:
+    def __init__(self, house: ResponseContext, job: GenerationJob, body: Generation, name: str, model: str) -> None:
         self.house, self.job, self.body = house, job, body
         self.answers = job.answers()
         self.logprobs = LogprobWriter(house.tokenizer, bool(body.return_tokens_as_token_ids))
         self._places = {(answer.request.id, answer.request.choice): answer for answer in self.answers}
         self._tellers = [house.teller(answer.request, body) for answer in self.answers] if self.tells_tokens else []
         self.name, self.model = name, model
-        self._forms: dict[tuple[int, Kind], Form] = {}  # of the choices, by what they say
+        self._forms: dict[tuple[int, Kind], ChunkTemplate] = {}  # of the choices, by what they say
         self._begun: set[int] = set()  # answers of which a stream has told something
         self._head = {"id": name, "created": int(time.time()), "model": model, "system_fingerprint": house.fingerprint}
 
-    def answer(self, piece: Piece) -> Answer:
+    def answer(self, piece: StreamItem) -> ChoiceState:
         """Whose piece it is."""
         return self._places[piece.delta.request_id, piece.delta.choice]
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: StreamItem) -> None:
         """Take in a piece of a reply that is sent whole."""
         answer = self.answer(piece)
         answer.add(piece)
@@ -86,18 +86,18 @@ class Reply(ABC):
         return {**self._head, "object": self.kind, "choices": choices, "usage": self.usage(), **self.account()}
 
     @abstractmethod
-    def choice(self, answer: Answer) -> dict[str, Any]:
+    def choice(self, answer: ChoiceState) -> dict[str, Any]:
         """One finished answer."""
 
     @abstractmethod
-    def parts(self, answer: Answer, piece: Piece, said: list[Said]) -> Iterator[dict[str, Any]]:
+    def parts(self, answer: ChoiceState, piece: StreamItem, said: list[OutputPart]) -> Iterator[dict[str, Any]]:
         """What a piece adds to a choice, as choices of chunks; the last has its finish_reason."""
 
     @abstractmethod
     def spoken(self, kind: Kind) -> dict[str, Any] | None:
         """A choice that says BLANK, words or thoughts; None where such are not told, or not by words alone."""
 
-    def events(self, piece: Piece) -> bytes:
+    def events(self, piece: StreamItem) -> bytes:
         """What a piece adds to a stream, as it is sent."""
         answer = self.answer(piece)
         said = answer.add(piece)
@@ -115,14 +115,14 @@ class Reply(ABC):
         more = (self.tells_logprobs, self.tells_tokens, body.timings_per_token, body.return_progress, counts)
         return not any(more) and not self.job.silent
 
-    def _form(self, index: int, kind: Kind) -> Form | None:
+    def _form(self, index: int, kind: Kind) -> ChunkTemplate | None:
         choice = self.spoken(kind)
         if choice is None:
             return None
-        made = self._forms[index, kind] = Form(self._chunk([{"index": index, **choice}]))
+        made = self._forms[index, kind] = ChunkTemplate(self._chunk([{"index": index, **choice}]))
         return made
 
-    def _chunks(self, answer: Answer, piece: Piece, said: list[Said]) -> Iterator[dict[str, Any]]:
+    def _chunks(self, answer: ChoiceState, piece: StreamItem, said: list[OutputPart]) -> Iterator[dict[str, Any]]:
         for choice in self.parts(answer, piece, said):
             chunk = self._chunk([{"index": answer.index, **choice}])
             if choice.get("finish_reason") is not None and self.finished and not self.body.include_usage:
@@ -163,7 +163,7 @@ class Reply(ABC):
         body = self.body
         return bool(body.return_token_origin or body.return_token_details or body.return_rounds)
 
-    def told(self, answer: Answer, piece: Piece | None = None) -> dict[str, Any]:
+    def told(self, answer: ChoiceState, piece: StreamItem | None = None) -> dict[str, Any]:
         """What is told of the tokens of a piece, or of a whole answer."""
         if not self.tells_tokens:
             return {}

@@ -12,19 +12,19 @@ Program = Generator[None, str, None]  # takes one character at a time, and "" fo
 
 
 @dataclass(frozen=True)
-class Said:
+class OutputPart:
     """Something an answer says: words, thoughts, the name of a tool to call, or more of that call's arguments."""
 
     kind: Kind
     text: str
 
 
-class Reader(ABC):
+class OutputParser(ABC):
     """Reads one character at a time, so that pieces of any size give the same."""
 
     def __init__(self) -> None:
         self.ended = False
-        self._said: list[Said] = []
+        self._said: list[OutputPart] = []
         self._program = self.read()
         next(self._program)
 
@@ -32,13 +32,13 @@ class Reader(ABC):
     def read(self) -> Program:
         """Takes characters by `yield` and says what they are."""
 
-    def feed(self, text: str) -> list[Said]:
+    def feed(self, text: str) -> list[OutputPart]:
         """What is certain now and was not before."""
         for char in text:
             self._program.send(char)
         return self._take()
 
-    def finish(self) -> list[Said]:
+    def finish(self) -> list[OutputPart]:
         """What is left at the end."""
         self.ended = True
         try:
@@ -53,11 +53,11 @@ class Reader(ABC):
         """Add to what was said; a call begins anew each time."""
         last = self._said[-1] if self._said else None
         if last is not None and last.kind == kind and kind != "call":
-            self._said[-1] = Said(kind, last.text + text)
+            self._said[-1] = OutputPart(kind, last.text + text)
         elif text:
-            self._said.append(Said(kind, text))
+            self._said.append(OutputPart(kind, text))
 
-    def _take(self) -> list[Said]:
+    def _take(self) -> list[OutputPart]:
         said, self._said = self._said, []
         return said
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from foretell.server.parsers.base import Kind, Program, Reader
+from foretell.server.parsers.base import Kind, OutputParser, Program
 
 OPENS, CLOSES = "<think>", "</think>"
 
 
-class ThinkReader(Reader):
+class ReasoningParser(OutputParser):
     """`thinking`: whether the prompt ends inside a passage already, as some templates have it."""
 
     def __init__(self, thinking: bool) -> None:

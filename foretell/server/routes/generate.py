@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from foretell.server.errors import INTERNAL, Failure, failure_of
-from foretell.server.http_protocol import Direct
+from foretell.server.errors import INTERNAL, ApiError, failure_of
+from foretell.server.http_protocol import DirectConnection
 from foretell.server.json_body import JsonRoute
 from foretell.server.middleware import shown_key
 from foretell.server.openai.chat_requests import ChatBody
-from foretell.server.openai.chat_response import ChatReply
-from foretell.server.openai.completion_response import CompletionReply
+from foretell.server.openai.chat_response import ChatResponseBuilder
+from foretell.server.openai.completion_response import CompletionResponseBuilder
 from foretell.server.openai.requests import CompletionBody
-from foretell.server.openai.response_builder import Reply
+from foretell.server.openai.response_builder import ResponseBuilder
 from foretell.server.openai.responses import ChatCompletion, ErrorReply, TextCompletion
-from foretell.server.preprocess import Caller, Job
+from foretell.server.preprocess import ClientContext, GenerationJob
 from foretell.server.service import Service
 from foretell.server.sse import DONE, EventStream, event, unless_gone
 
 if TYPE_CHECKING:
-    from foretell.engine.streams import Piece, Stream
+    from foretell.engine.streams import Stream, StreamItem
 
 LOG = logging.getLogger("foretell")
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -73,14 +73,14 @@ def writing_routes(service: Service) -> APIRouter:
     )
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
-        return await respond(service, request, body, "chatcmpl", service.desk.chat, ChatReply)
+        return await respond(service, request, body, "chatcmpl", service.desk.chat, ChatResponseBuilder)
 
     @router.post(
         "/v1/completions", response_model=None, responses={200: {"model": TextCompletion, "content": STREAM}, **ERRORS}
     )
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continue prompts."""
-        return await respond(service, request, body, "cmpl", service.desk.completion, CompletionReply)
+        return await respond(service, request, body, "cmpl", service.desk.completion, CompletionResponseBuilder)
 
     return router
 
@@ -90,7 +90,7 @@ async def respond(
     request: Request,
     body: Any,
     kind: str,
-    make: Callable[[Any, Caller], Job],
+    make: Callable[[Any, ClientContext], GenerationJob],
     shape: type[Any],
 ) -> Response:
     """The reply to one request, whole or as a stream; it is broken off when the caller goes away."""
@@ -102,7 +102,7 @@ async def respond(
         deadline = asyncio.get_running_loop().time() + service.config.request_timeout
         async with asyncio.timeout_at(deadline):
             job = await service.settle(make, body, caller)
-            reply: Reply = shape(service.house, job, body, caller.name, model)
+            reply: ResponseBuilder = shape(service.house, job, body, caller.name, model)
             stream = await service.open(job, deadline, patient=not body.stream)
         if not body.stream:
             return await whole(service, reply, stream)
@@ -112,7 +112,7 @@ async def respond(
     return await unless_gone(request.receive, begin())
 
 
-async def whole(service: Service, reply: Reply, stream: Stream) -> Response:
+async def whole(service: Service, reply: ResponseBuilder, stream: Stream) -> Response:
     """The reply in one."""
     async with aclosing(stream.pieces()) as pieces:
         async for piece in pieces:
@@ -122,7 +122,7 @@ async def whole(service: Service, reply: Reply, stream: Stream) -> Response:
     return JSONResponse(reply.whole())
 
 
-async def first_of(stream: Stream) -> list[Piece]:
+async def first_of(stream: Stream) -> list[StreamItem]:
     """The first pieces: what fails before them, or with them, gets a status of its own."""
     try:
         pieces = await stream.some()
@@ -134,7 +134,9 @@ async def first_of(stream: Stream) -> list[Piece]:
     return pieces
 
 
-async def events(service: Service, reply: Reply, pieces: list[Piece], stream: Stream) -> AsyncGenerator[bytes, None]:
+async def events(
+    service: Service, reply: ResponseBuilder, pieces: list[StreamItem], stream: Stream
+) -> AsyncGenerator[bytes, None]:
     """The reply as server-sent events; what fails now is told as the last of them."""
     try:
         while pieces:
@@ -155,13 +157,13 @@ async def events(service: Service, reply: Reply, pieces: list[Piece], stream: St
     yield DONE
 
 
-def shorten(reply: Reply, stream: Stream, connection: Direct) -> None:
+def shorten(reply: ResponseBuilder, stream: Stream, connection: DirectConnection) -> None:
     """Have the words of a text written as they come, and no task woken for them. Several texts are better sent at once,
     and what comes to a slow reader waits its turn as ever."""
     if len(stream.requests) > 1:
         return
 
-    def take(piece: Piece) -> bool:
+    def take(piece: StreamItem) -> bool:
         if not connection.has_room():
             return False
         told = reply.events(piece)
@@ -172,7 +174,7 @@ def shorten(reply: Reply, stream: Stream, connection: Direct) -> None:
     stream.take = take
 
 
-def check(piece: Piece) -> None:
+def check(piece: StreamItem) -> None:
     """A text that could not go on is told as a failure, with its reason."""
     if piece.delta.finish == "error":
-        raise Failure(400, f"the text could not go on: {piece.track.error}", code="cannot_go_on")
+        raise ApiError(400, f"the text could not go on: {piece.track.error}", code="cannot_go_on")

@@ -8,7 +8,7 @@ from importlib.resources import files
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from foretell.server.errors import Failure
+from foretell.server.errors import ApiError
 
 FOLDER = files("foretell.server").joinpath("page")
 INDEX = "index.html"
@@ -69,7 +69,7 @@ def page_routes() -> APIRouter:
     @router.get(PREFIX + "{name}")
     async def part(name: str, request: Request) -> Response:
         if name not in found:
-            raise Failure(404, f"the page has no file {name!r}", code="not_found")
+            raise ApiError(404, f"the page has no file {name!r}", code="not_found")
         return found[name].response(request)
 
     return router

@@ -12,7 +12,7 @@ from foretell.server.chat_messages import render
 from foretell.server.json_body import JsonRoute
 from foretell.server.openai.chat_requests import DetokenizeBody, TokenizeBody
 from foretell.server.openai.responses import Prompt, Tokens
-from foretell.server.preprocess import Desk
+from foretell.server.preprocess import RequestPreprocessor
 from foretell.server.routes.generate import some
 from foretell.server.service import Service
 
@@ -38,7 +38,7 @@ def spelling_routes(service: Service) -> APIRouter:
     return router
 
 
-def _tokenize(desk: Desk, body: TokenizeBody) -> Response:
+def _tokenize(desk: RequestPreprocessor, body: TokenizeBody) -> Response:
     """Return at most as many tokens as the context has, encoded as JSON already: both would hold up the event loop."""
     if (body.prompt is None) == (not body.messages):
         raise RequestError("prompt", "give a prompt, or messages, and not both")
@@ -57,7 +57,7 @@ def _tokenize(desk: Desk, body: TokenizeBody) -> Response:
     return JSONResponse(found)
 
 
-def _detokenize(desk: Desk, body: DetokenizeBody) -> Response:
+def _detokenize(desk: RequestPreprocessor, body: DetokenizeBody) -> Response:
     desk.check_length("tokens", body.tokens)
     vocab = desk.assembly.requests.limits.vocab
     if not all(0 <= token < vocab for token in body.tokens):

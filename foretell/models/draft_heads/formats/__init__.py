@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.models.config import ModelConfig
-from foretell.models.draft_heads.base import Head
+from foretell.models.draft_heads.base import DraftHead
 from foretell.models.draft_heads.config import FORMAT
 from foretell.models.draft_heads.formats import block, eagle, medusa, mtp
 
@@ -71,7 +71,7 @@ def layout_of(file: HeadFile) -> Layout:
 
 def load_foreign(
     where: str, config: Mapping[str, Any], tensors: Mapping[str, LazyTensor], target: ModelConfig
-) -> Head[Any]:
+) -> DraftHead[Any]:
     """The head in a folder that somebody else wrote."""
     file = HeadFile.of(where, config, tensors, target)
     return fill(layout_of(file), file)

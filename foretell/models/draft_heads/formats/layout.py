@@ -14,7 +14,7 @@ from torch import Tensor
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.models.config import ModelConfig
 from foretell.models.config_fields import Fields
-from foretell.models.draft_heads.base import Head
+from foretell.models.draft_heads.base import DraftHead
 from foretell.models.draft_heads.config import HeadConfig, LayerConfig
 from foretell.models.draft_heads.io import fill_head, make_head
 from foretell.models.draft_heads.sharding import Lazily
@@ -124,7 +124,7 @@ def layer_parts(layer: LayerConfig, index: int, first: str, input_norm: str | No
     return parts
 
 
-def fill(layout: Layout, file: HeadFile, shard: Shard | None = None) -> Head[Any]:
+def fill(layout: Layout, file: HeadFile, shard: Shard | None = None) -> DraftHead[Any]:
     """The head with its weights, or a rank's part; every tensor of the file has its place, or is known to be spare."""
     used = {name for names in layout.parts.values() for name in names} | layout.spare
     used |= {name for name in (layout.offsets, layout.ids) if name is not None}

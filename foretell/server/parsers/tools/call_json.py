@@ -13,7 +13,7 @@ ARGUMENTS = ("arguments", "parameters")
 Say = Callable[[Kind, str], None]
 
 
-class State(Enum):
+class JsonScanState(Enum):
     """Where the reading of a value stands."""
 
     READING = 0
@@ -60,7 +60,7 @@ class CallJson:
         self._arguments = ""  # not said yet, because the name is not known
         self._had_arguments = False
 
-    def push(self, char: str) -> State:
+    def push(self, char: str) -> JsonScanState:
         """Take one character, or "" at the end of the text."""
         self.raw += char
         balance = self._balance
@@ -78,16 +78,16 @@ class CallJson:
         self._text += char
         if self._key in ARGUMENTS and not self._had_arguments:
             self._read_arguments(char)
-        return State.READING
+        return JsonScanState.READING
 
-    def _open(self, char: str) -> State:
+    def _open(self, char: str) -> JsonScanState:
         if char == "{":
             self._balance.push(char)
         elif not char.isspace():
-            return State.BAD
-        return State.READING
+            return JsonScanState.BAD
+        return JsonScanState.READING
 
-    def _read_key(self, char: str) -> State:
+    def _read_key(self, char: str) -> JsonScanState:
         if char == ":" and not self._balance.quoted:
             key = _value(self._text)
             if not isinstance(key, str):
@@ -95,7 +95,7 @@ class CallJson:
             self._key, self._text = key, ""
         else:
             self._text += char
-        return State.READING
+        return JsonScanState.READING
 
     def _read_arguments(self, char: str) -> None:
         """Pass on an object as it comes; anything else waits until it is whole."""
@@ -106,7 +106,7 @@ class CallJson:
             self._had_arguments = True
         self._flush()
 
-    def _end_value(self) -> State:
+    def _end_value(self) -> JsonScanState:
         value = _value(self._text)
         if self._key == "name":
             if not isinstance(value, str) or not value or (self._names is not None and value not in self._names):
@@ -118,7 +118,7 @@ class CallJson:
             self._had_arguments = True
             self._flush()
         self._key, self._text = None, ""
-        return State.READING
+        return JsonScanState.READING
 
     def _flush(self) -> None:
         """Say what can be said: nothing before both are there, so that an object with a name alone stays an object."""
@@ -130,18 +130,18 @@ class CallJson:
         self._say("arguments", self._arguments)
         self._arguments = ""
 
-    def _close(self) -> State:
-        if self._key is not None and self._end_value() is State.BAD:
-            return State.BAD
+    def _close(self) -> JsonScanState:
+        if self._key is not None and self._end_value() is JsonScanState.BAD:
+            return JsonScanState.BAD
         if self._name is None or (self._needs_arguments and not self._had_arguments):
             return self._bad()
         if not self.named:
             self._arguments = "{}"
             self._flush()
-        return State.DONE
+        return JsonScanState.DONE
 
-    def _bad(self) -> State:
-        return State.DONE if self.named else State.BAD
+    def _bad(self) -> JsonScanState:
+        return JsonScanState.DONE if self.named else JsonScanState.BAD
 
 
 def _value(text: str) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from foretell.server.parsers.base import Program
 
 from .call_json import CallJson
-from .reader import ToolReader
+from .reader import ToolCallParser
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 
-class HermesReader(ToolReader):
+class HermesParser(ToolCallParser):
     """Words and calls, in any order."""
 
     def read(self) -> Program:

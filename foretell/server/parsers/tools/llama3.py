@@ -7,13 +7,13 @@ from collections.abc import Generator
 from foretell.server.parsers.base import Program
 
 from .call_json import CallJson
-from .reader import ToolReader
+from .reader import ToolCallParser
 
 TAG = "<|python_tag|>"
 BETWEEN = " \t\r\n;,"
 
 
-class Llama3Reader(ToolReader):
+class Llama3Parser(ToolCallParser):
     """An object is a call only if it names a tool and has parameters: answers may be JSON of their own."""
 
     def read(self) -> Program:

@@ -8,13 +8,13 @@ from collections.abc import Generator
 from foretell.server.parsers.base import Program
 
 from .call_json import Balance, CallJson
-from .reader import ToolReader
+from .reader import ToolCallParser
 
 MARK, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 
 
-class MistralReader(ToolReader):
+class MistralParser(ToolCallParser):
     """A list at the very beginning counts without its mark too: a special token, it may have been left out."""
 
     def read(self) -> Program:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from foretell.server.parsers.base import Kind, Reader
+from foretell.server.parsers.base import Kind, OutputParser
 
-from .call_json import CallJson, State
+from .call_json import CallJson, JsonScanState
 
 
-class ToolReader(Reader):
+class ToolCallParser(OutputParser):
     """`names` are the tools that can be called."""
 
     def __init__(self, names: frozenset[str] = frozenset()) -> None:
@@ -19,11 +19,11 @@ class ToolReader(Reader):
 
     def read_call(self, call: CallJson, opening: str = "") -> Generator[None, str, bool]:
         """Read one call, and whether it was one; what turns out to be none is said as it stands."""
-        while (state := call.push((yield))) is State.READING:
+        while (state := call.push((yield))) is JsonScanState.READING:
             pass
-        if state is State.BAD:
+        if state is JsonScanState.BAD:
             self.say("content", opening + call.raw)
-        return state is State.DONE
+        return state is JsonScanState.DONE
 
     def say(self, kind: Kind, text: str) -> None:
         """Words after a call begin with the first that is not blank."""
