@@ -122,7 +122,7 @@ def host_time(llm: LLM, prompt: list[int], batch: int, steps: int) -> float:
     ]
     for request in requests:
         engine.add(request)
-    while any(track.seq.written == 0 for track in engine.tracks.values()):
+    while any(track.seq.num_output_tokens == 0 for track in engine.states.values()):
         engine.step()
     costs = []
     with HostTimer(llm) as timer:

@@ -91,15 +91,15 @@ class Arm:
             for i, prompt in enumerate(prompts)
             for request in self.maker.make(str(i), prompt, wanted)
         ]
-        while any(track.seq.written == 0 for track in tracks):
+        while any(track.seq.num_output_tokens == 0 for track in tracks):
             self.engine.step()
-        before, steps = sum(track.seq.written for track in tracks), []
+        before, steps = sum(track.seq.num_output_tokens for track in tracks), []
         began = perf_counter()
         while self.engine.busy:
             at = perf_counter()
             self.engine.step()
             steps.append(1e3 * (perf_counter() - at))
-        self.rates.append((sum(track.seq.written for track in tracks) - before) / (perf_counter() - began))
+        self.rates.append((sum(track.seq.num_output_tokens for track in tracks) - before) / (perf_counter() - began))
         self.steps.append(median(steps))
         self.accepted = sum(t.speculation.tokens for t in tracks) / sum(t.speculation.steps for t in tracks)
         return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
@@ -258,7 +258,7 @@ def first_token(runner: ModelRunner, figures: Figures, rounds: int) -> None:
         (request,) = arm.maker.make("0", [rng.randrange(vocab) for _ in range(2048)], SamplingParams(max_tokens=1))
         track = arm.engine.add(request)
         began = perf_counter()
-        while track.seq.written == 0:
+        while track.seq.num_output_tokens == 0:
             arm.engine.step()
         seconds.append(perf_counter() - began)
     figures.note("first token of a prompt of 2048", 1e3 * median(seconds[2:]), "ms")

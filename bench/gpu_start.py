@@ -70,7 +70,7 @@ def start(folder: Path, drafter: str, device: str) -> Iterator[dict[str, Any]]:
         began = perf_counter()
         (request,) = llm.assembly.requests.make(str(number), prompt, params, tenant=str(number))
         track = llm.engine.add(request)
-        while track.seq.finish is None:
+        while track.seq.finish_reason is None:
             llm.engine.step()
         took.append(perf_counter() - began)
         steps.append(track.speculation.steps)

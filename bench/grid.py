@@ -60,11 +60,11 @@ class Writer:
             for i, prompt in enumerate(prompts)
             for request in self.maker.make(str(i), prompt, wanted)
         ]
-        while any(track.seq.written == 0 for track in tracks):
+        while any(track.seq.num_output_tokens == 0 for track in tracks):
             self.engine.step()
         taken = []
         while self.engine.busy:
-            whole, at = all(track.seq.room > self.length for track in tracks), perf_counter()
+            whole, at = all(track.seq.remaining_tokens > self.length for track in tracks), perf_counter()
             self.engine.step()
             if whole:
                 taken.append(1e3 * (perf_counter() - at))
@@ -82,7 +82,7 @@ def known(guesses: Texts) -> Drafter:
 
     def script(seq: Sequence, budget: Budget) -> Draft:
         text = guesses[int(seq.request.id)]
-        return Draft.chain(text[seq.written : seq.written + budget.nodes], "oracle")
+        return Draft.chain(text[seq.num_output_tokens : seq.num_output_tokens + budget.nodes], "oracle")
 
     return ScriptedDrafter(script)
 

@@ -171,7 +171,7 @@ def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
 
 
 def controller_of(drafter: Drafter, tree: int) -> AdaptiveController:
-    arms = drafter.arms.items()
+    arms = drafter.drafters.items()
     traits = {name: DrafterTraits.of(arm) for name, arm in arms}
     return AdaptiveController(traits, ControllerSettings(tree=tree), PlayedCosts(CostPrior(row=0.002)))
 
@@ -231,17 +231,17 @@ class Bench:
         watch = Watch(dict.fromkeys(("asks", "offers", "budgets", "observe"), 0.0))
         for name in ("asks", "budgets", "observe"):
             watch.time(controller, name, name)
-        watch.time(self.engine.guard, "offers", "offers")
+        watch.time(self.engine.safe_drafter, "offers", "offers")
         self._warm(run.warm)
         seen: dict[str, list[float]] = {part: [] for part in watch.spent}
         for _ in range(run.steps):
             watch.spent.update(dict.fromkeys(watch.spent, 0.0))
             self.engine.step()
-            if len(controller._due) == len(self.engine.tracks):
+            if len(controller._due) == len(self.engine.states):
                 for part, seconds in watch.spent.items():
                     seen[part].append(seconds)
         found = _ranked(seen, run.rank)
-        drafted = sum(count for (_, done, _), count in controller.decided.items() if done == "drafted")
+        drafted = sum(count for (_, done, _), count in controller.decision_counts.items() if done == "drafted")
         return {**found, "drafts a step": drafted / (run.warm + run.steps), "steps": len(seen["asks"])}
 
     def _warm(self, steps: int) -> None:

@@ -43,9 +43,9 @@ class Chance(ModelRunner):
     """Every token is drawn at random, the low ones more often, so that texts repeat a little and nothing follows."""
 
     def __init__(self, rows: int, seed: int) -> None:
-        self.pool, self.context, self.taps = PagePool(1 << 16, PAGE), CONTEXT, ()
+        self.pool, self.context, self.hidden_layers = PagePool(1 << 16, PAGE), CONTEXT, ()
         self.model: Any = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB))
-        self.followers = None
+        self.workers = None
         self.rng, self.logits, self.set = random.Random(seed), torch.zeros(rows, VOCAB), (torch.tensor([0]),) * 2
 
     def forward(self, shares: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
@@ -56,7 +56,7 @@ class Chance(ModelRunner):
         self.logits[self.set] = 1.0
         return StepOutput(self.logits[:rows], None)
 
-    def keep(self, seq: Sequence, root: int, path: tuple[int, ...]) -> None:
+    def compact_kv(self, seq: Sequence, root: int, path: tuple[int, ...]) -> None:
         """There is nothing to move."""
 
 
@@ -68,7 +68,9 @@ class PlayedCosts(StepCosts):
 
 
 def controlled(drafter: Drafter) -> AdaptiveController:
-    traits = {name: DrafterTraits(arm.free, arm.reads, arm.cost_share, arm.prior) for name, arm in drafter.arms.items()}
+    traits = {
+        name: DrafterTraits(arm.free, arm.reads, arm.cost_share, arm.prior) for name, arm in drafter.drafters.items()
+    }
     return AdaptiveController(traits, costs=PlayedCosts())
 
 

@@ -101,9 +101,11 @@ def arms() -> dict[str, ModelRunner]:
     model = load_model(opened.checkpoint, opened.dtype, opened.device)
     copies = {"int8": quantized(model, 8), "int4, head int8": quantized(model, 4)}
     target = ModelRunner(model, MOST // 16, 16, MOST)
-    eager = target.lend(model)
+    eager = target.with_variant(model)
     eager.executor = EagerExecutor(model, target.cache, target.layout)
-    return {"float32, eager": eager, "float32": target} | {name: target.lend(copy) for name, copy in copies.items()}
+    return {"float32, eager": eager, "float32": target} | {
+        name: target.with_variant(copy) for name, copy in copies.items()
+    }
 
 
 class Stopwatch:

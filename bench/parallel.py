@@ -62,7 +62,7 @@ def tree_around(prompts: Texts, truth: Texts) -> ScriptedDrafter:
     def propose(seq: Sequence, budget: Budget) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
-        for token in known[seq.request.prompt][seq.written :][: budget.nodes // 2]:
+        for token in known[seq.request.prompt][seq.num_output_tokens :][: budget.nodes // 2]:
             parents += [len(tokens) - 1] * 2
             tokens += [token + 1 if token == 0 else token - 1, token]
         return Draft(tuple(tokens), tuple(parents), "tree")
@@ -137,7 +137,7 @@ def record(llm: LLM, prompts: Texts, arms: list[str], args: argparse.Namespace) 
     found: dict[str, Any] = {"ranks": args.ranks, "prompts": prompts}
     found |= {"differ": {}, "accepted": {}, "per_step": {}, "seconds": {}}
     team = llm.assembly.team
-    model, drafters = llm.engine.runner.model, llm.engine.drafter.arms.values()
+    model, drafters = llm.engine.runner.model, llm.engine.drafter.drafters.values()
     heads = sum(head_bytes(each.head, model) for each in drafters if isinstance(each, HeadDrafter))
     found["weights"] = [held_bytes(model) + heads, *([] if team is None else team.wait())]
     found["heads"] = [heads, *([] if team is None else team.heads)]

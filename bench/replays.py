@@ -38,7 +38,7 @@ def step_ms(runner: ModelRunner, sequences: int, start: int, rows: int) -> float
 def chain_ms(runner: ModelRunner, start: int, steps: int, vocab: int) -> float:
     """Milliseconds of a draft model's chain behind one sequence, which has read all but its last token."""
     share, _ = share_of(runner, 0, start, 1 + steps)
-    runner.chain([share], steps, vocab)
+    runner.draft_chain([share], steps, vocab)
     packed, heads = pack([share], [Draft()], runner.layout.page_size), runner.layout.share
     sizes = fit_chain(packed, fit(packed, heads)[0], heads, steps, vocab)
     took = _replayed(_executor(runner).chains.recorder.recordings[sizes])

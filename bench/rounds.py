@@ -96,7 +96,7 @@ class Taken:
 
 def write(engine: Engine, clock: DeviceClock, track: SequenceState) -> Taken:
     """Let a text be written to its end; the clocks run from its first token on."""
-    while not track.seq.written:
+    while not track.seq.num_output_tokens:
         engine.step()
     stats, record = engine.stats, track.speculation
     before = (stats.drafting_seconds, clock.seconds, stats.running_seconds, record.tokens, record.steps, record.drafted)

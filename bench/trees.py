@@ -118,7 +118,7 @@ class Bench:
         if not way.free:
             return FixedController(way.nodes, way.levels)
         if setting not in self.controllers:
-            arms = self.drafter.arms.items()
+            arms = self.drafter.drafters.items()
             traits = {name: DrafterTraits.of(arm) for name, arm in arms}
             on_gpu = self.args.device == "cuda"
             costs = StepCosts(CostPrior(row=0.002 if on_gpu else 0.03), ROWS if on_gpu else ())
@@ -131,7 +131,9 @@ class Bench:
         """Steps are recorded by their sizes and kernels compiled: what a server rehearses, and a text of each size in
         every way."""
         if self.args.device == "cuda":
-            some = partial(all_pieces, named=set(self.drafter.arms), nodes=16, most=max(DEFAULT_TREE, *self.args.nodes))
+            some = partial(
+                all_pieces, named=set(self.drafter.drafters), nodes=16, most=max(DEFAULT_TREE, *self.args.nodes)
+            )
             Warmup(self.engine, some).run(REHEARSING)
         sizes = {min(size for size in SIZES if len(text.prompt) < size): text for text in self.texts}
         for number, setting in enumerate(settings):
@@ -153,7 +155,7 @@ class Bench:
             runner.forward([share], [draft]).logits.argmax(-1).tolist()
 
         def move() -> None:
-            runner.keep(seq, cached, path)
+            runner.compact_kv(seq, cached, path)
             if self.args.device == "cuda":
                 torch.cuda.synchronize()
 

@@ -107,7 +107,7 @@ class LLM:
     def _stream(self, requests: list[Request]) -> Iterator[Delta]:
         tracks = [self._add(request) for request in requests]
         try:
-            while any(track.seq.finish is None or track.outbox for track in tracks):
+            while any(track.seq.finish_reason is None or track.outbox for track in tracks):
                 while not any(track.outbox for track in tracks):  # another caller's steps may have filled it
                     self.engine.step()
                 for track in tracks:
@@ -128,7 +128,7 @@ class LLM:
         tracks: list[list[SequenceState]] = []
         try:
             tracks += [[self._add(request) for request in group] for group in requests]
-            while any(track.seq.finish is None for group in tracks for track in group):
+            while any(track.seq.finish_reason is None for group in tracks for track in group):
                 self.engine.step()
         finally:
             for group in requests:  # where all went well there is nothing left to abort
@@ -235,13 +235,13 @@ def _output(tracks: list[SequenceState], prompt: Any, tokenizer: Tokenizer) -> R
 
 def _completion(track: SequenceState, tokenizer: Tokenizer) -> CompletionOutput:
     seq = track.seq
-    assert seq.finish is not None, "outputs are made of finished texts"
+    assert seq.finish_reason is not None, "outputs are made of finished texts"
     wanted = seq.request.params.logprobs is not None
     return CompletionOutput(
         index=seq.request.choice,
         text=track.writer.text,
         token_ids=tuple(seq.tokens[len(seq.request.prompt) :]),
-        finish_reason=seq.finish,
+        finish_reason=seq.finish_reason,
         seed=seq.request.seed,
         speculation=track.speculation,
         logprobs=[_named(each, tokenizer) for each in track.logprobs] if wanted else None,

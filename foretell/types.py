@@ -36,8 +36,8 @@ class SpeculationChoice:
 class ReasoningMarkers:
     """How a model marks its thoughts."""
 
-    opens: tuple[int, ...]
-    closes: tuple[int, ...]
+    start_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class TokenDetail:
 
     probability: float
     confidence: float | None = None  # None: the target's own token, or a drafter that says nothing
-    fallen: tuple[RejectedToken, ...] = ()
+    rejected: tuple[RejectedToken, ...] = ()
 
 
 # Of runs by their length: what completes them, by all that stands before it. A step finds it without a look at each.
-Banned = Mapping[int, Mapping[tuple[int, ...], tuple[int, ...]]]
+BadWords = Mapping[int, Mapping[tuple[int, ...], tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Request:
     tenant: str = ""
     speculation: SpeculationChoice = SpeculationChoice()
     rule: str = "match"
-    banned: Banned = field(default_factory=dict)  # runs of tokens that are never completed
-    thinking: ReasoningMarkers | None = None
+    bad_words: BadWords = field(default_factory=dict)  # runs of tokens that are never completed
+    reasoning: ReasoningMarkers | None = None
     prediction: tuple[int, ...] = ()  # text the caller expects, for the drafter `prediction`
     drafters: tuple[str, ...] = ()  # those that may guess for it; none is plain decoding
 
@@ -105,7 +105,7 @@ class Sequence:
     cached: int = 0  # tokens[:cached] have their keys and values in the target's cache
     pages: list[int] = field(default_factory=list)
     published: int = 0  # of the pages, those offered to the prefix index
-    finish: FinishReason | None = None
+    finish_reason: FinishReason | None = None
 
     @property
     def pending(self) -> int:
@@ -113,18 +113,18 @@ class Sequence:
         return len(self.tokens) - self.cached
 
     @property
-    def writing(self) -> bool:
+    def is_decoding(self) -> bool:
         """Whether its next step runs the token it wrote last, and nothing else; a prompt's last token is none of those:
         the first token waits for no draft."""
         return len(self.tokens) - self.cached == 1 and len(self.tokens) > len(self.request.prompt)
 
     @property
-    def written(self) -> int:
+    def num_output_tokens(self) -> int:
         """Tokens written so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
-    def room(self) -> int:
+    def remaining_tokens(self) -> int:
         """Tokens that may still be written."""
         return self.request.max_tokens + len(self.request.prompt) - len(self.tokens)
 
@@ -135,18 +135,18 @@ class Budget:
 
     nodes: int = 0
     drafter: str = ""  # the arm of a mix; empty where there is one drafter
-    floor: float = 0.0  # a branch less likely to stand than this does not pay to be drafted further
-    trial: bool = False  # whether it is only to learn how good a drafter is that is not used
-    levels: int = 0  # the longest branch; 0: as long as there are nodes
-    unseen: bool = False  # whether the step can run guesses that the host has not seen
+    min_probability: float = 0.0  # a branch less likely to stand than this does not pay to be drafted further
+    is_exploration: bool = False  # whether it is only to learn how good a drafter is that is not used
+    max_depth: int = 0  # the longest branch; 0: as long as there are nodes
+    on_device: bool = False  # whether the step can run guesses that the host has not seen
 
     @property
     def depth(self) -> int:
         """The longest branch."""
-        return min(self.levels, self.nodes) if self.levels else self.nodes
+        return min(self.max_depth, self.nodes) if self.max_depth else self.nodes
 
     @property
-    def branches(self) -> bool:
+    def is_tree(self) -> bool:
         """Whether there are more nodes than one branch can have: what is left over is for second choices."""
         return self.depth < self.nodes
 
@@ -156,7 +156,7 @@ class ScheduledSequence:
     """One sequence's part of a step, as it was planned: `take` pending tokens and a draft of at most `budget`."""
 
     seq: Sequence
-    take: int
+    num_new_tokens: int
     budget: Budget = Budget()
     start: int = 0  # tokens cached before this step
     length: int = 0  # tokens known before this step
@@ -166,14 +166,14 @@ class ScheduledSequence:
         return cls(seq, take, budget, seq.cached, len(seq.tokens))
 
     @property
-    def reads_prompt_logprobs(self) -> bool:
+    def wants_prompt_logprobs(self) -> bool:
         """Whether every row counts, because the request wants to know how likely its prompt is."""
         return self.seq.request.params.prompt_logprobs is not None and self.start < len(self.seq.request.prompt)
 
     @property
     def reaches_end(self) -> bool:
         """Whether this step runs the sequence's last token, and so writes at least one more."""
-        return self.start + self.take == self.length
+        return self.start + self.num_new_tokens == self.length
 
 
 _CHAINS = tuple(tuple(range(-1, nodes - 1)) for nodes in range(65))  # asked for several times a step
@@ -188,10 +188,10 @@ class DeviceDraft(Protocol):
     """Guesses for a text that a device has made, or is about to, and that no host has seen."""
 
     @property
-    def there(self) -> Tensor:
+    def token_buffer(self) -> Tensor:
         """Where the device finds them: flat, those of other texts among them."""
 
-    def seen(self) -> tuple[list[int], list[float]]:
+    def wait(self) -> tuple[list[int], list[float]]:
         """Wait for them: the tokens, and how sure of each the drafter is."""
 
 
@@ -206,11 +206,11 @@ class Draft:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     source: str = ""
-    drawn: tuple[bool, ...] | None = None  # None: no node was drawn at random
+    sampled: tuple[bool, ...] | None = None  # None: no node was drawn at random
     confidence: tuple[float, ...] | None = None  # 0 to 1; a probability only where the drafter says it gives one
     probs: Tensor | None = None  # [nodes, vocab]
     origins: tuple[str, ...] | None = None  # who guessed each node, where several did
-    unseen: DeviceDraft | None = None  # a chain whose tokens are not known yet: each is -1 - its place in there
+    device_draft: DeviceDraft | None = None  # a chain whose tokens are not known yet: each is -1 - its place in there
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), "each node has a parent"
@@ -238,11 +238,11 @@ class Draft:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
-    def was_drawn(self, node: int) -> bool:
+    def is_sampled(self, node: int) -> bool:
         """Whether a node was drawn at random; to drop it for its value would be a bias."""
-        return self.drawn is not None and self.drawn[node]
+        return self.sampled is not None and self.sampled[node]
 
-    def cut(self, nodes: int) -> Draft:
+    def truncate(self, nodes: int) -> Draft:
         """Return the first `nodes` nodes, none if negative; parents come first, so the result is a tree."""
         if nodes >= len(self):
             return self
@@ -251,16 +251,16 @@ class Draft:
             self.tokens[:nodes],
             self.parents[:nodes],
             self.source,
-            self.drawn and self.drawn[:nodes],
+            self.sampled and self.sampled[:nodes],
             self.confidence and self.confidence[:nodes],
             None if self.probs is None else self.probs[:nodes],
             self.origins and self.origins[:nodes],
-            self.unseen,
+            self.device_draft,
         )
 
-    def only(self, kept: list[int]) -> Draft:
+    def subset(self, kept: list[int]) -> Draft:
         """Some of its nodes, in this order, each behind all before it on its branch."""
-        assert self.unseen is None, "nobody knows which to take"
+        assert self.device_draft is None, "nobody knows which to take"
         if kept == list(range(len(self))):
             return self
         places = {-1: -1, **{node: place for place, node in enumerate(kept)}}
@@ -268,7 +268,7 @@ class Draft:
             tuple(self.tokens[node] for node in kept),
             tuple(places[self.parents[node]] for node in kept),
             self.source,
-            self.drawn and tuple(self.drawn[node] for node in kept),
+            self.sampled and tuple(self.sampled[node] for node in kept),
             self.confidence and tuple(self.confidence[node] for node in kept),
             None if self.probs is None else self.probs[kept],
             self.origins and tuple(self.origins[node] for node in kept),
@@ -286,7 +286,7 @@ NO_DRAFT = Draft()  # an empty one is made once: it would be the dearest part of
 class VerifyResult:
     """What the target made of a draft: the accepted nodes, root to leaf, and the token that follows them."""
 
-    path: tuple[int, ...]
+    accepted_path: tuple[int, ...]
     next_token: int
 
 
@@ -299,35 +299,35 @@ class StepResult:
     `top` the likeliest tokens after the root and after each node, as many as the drafter wants to see.
     """
 
-    share: ScheduledSequence
+    scheduled: ScheduledSequence
     draft: Draft = Draft()
-    verdict: VerifyResult | None = None  # None: the prompt goes on, nothing was written
-    chosen: tuple[int, ...] = ()
-    kept: tuple[int, ...] = ()
+    verify_result: VerifyResult | None = None  # None: the prompt goes on, nothing was written
+    target_tokens: tuple[int, ...] = ()
+    new_tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None  # of the kept tokens, where the request wants them
-    features: Tensor | None = None
-    top: tuple[tuple[int, ...], ...] = ()
+    hidden_states: Tensor | None = None
+    top_tokens: tuple[tuple[int, ...], ...] = ()
     details: tuple[TokenDetail, ...] | None = None  # of the kept tokens, where the request wants them
 
-    def with_kept(self, kept: tuple[int, ...]) -> StepResult:
+    def with_new_tokens(self, kept: tuple[int, ...]) -> StepResult:
         """The same when it is known which tokens entered the text."""
         count = len(kept)
         return StepResult(
-            self.share,
+            self.scheduled,
             self.draft,
-            self.verdict,
-            self.chosen,
+            self.verify_result,
+            self.target_tokens,
             kept,
             self.logprobs and self.logprobs[:count],
-            self.features,
-            self.top,
+            self.hidden_states,
+            self.top_tokens,
             self.details and self.details[:count],
         )
 
     @property
-    def accepted(self) -> int:
+    def num_accepted(self) -> int:
         """Guesses that entered the text."""
-        return 0 if self.verdict is None else min(len(self.verdict.path), len(self.kept))
+        return 0 if self.verify_result is None else min(len(self.verify_result.accepted_path), len(self.new_tokens))
 
 
 @dataclass(frozen=True)
@@ -345,11 +345,11 @@ class StepTimes:
     `odd`: something took longer than it will take again, such as to be recorded, so the times tell of no price.
     """
 
-    drafting: float
-    running: float
-    proposing: float | None = None
-    odd: bool = False
-    waiting: float | None = None
+    draft_seconds: float
+    target_seconds: float
+    propose_seconds: float | None = None
+    is_outlier: bool = False
+    host_gap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -361,9 +361,9 @@ class Delta:
     tokens: tuple[int, ...]
     text: str
     origins: tuple[str, ...]  # for each token the drafter that proposed it, or TARGET
-    drafted: int = 0  # guesses checked in this step
+    num_drafted: int = 0  # guesses checked in this step
     logprobs: tuple[TokenLogprob, ...] | None = None
-    finish: FinishReason | None = None
-    skip: str = ""  # why nothing was guessed, where the controller says so
+    finish_reason: FinishReason | None = None
+    skip_reason: str = ""  # why nothing was guessed, where the controller says so
     drafter: str = ""  # who guessed in this step
     details: tuple[TokenDetail, ...] | None = None

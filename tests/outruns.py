@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from foretell.control.controller import FixedController, Offers
+from foretell.control.controller import FixedController, FreeDrafts
 from foretell.draft.base import Drafter, Wrapper
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import AsyncStep, Executor, StepOutput, StepTokens
@@ -33,7 +33,7 @@ class Outruns:
         self._left.fill_(float("nan"))
         output = self.inner(packed, taps)
         self._left = logits = output.logits.clone()
-        return StepOutput(logits, output.features, lambda: logits.argmax(-1).tolist())
+        return StepOutput(logits, output.hidden_states, lambda: logits.argmax(-1).tolist())
 
     def ahead(self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int) -> AsyncStep | None:
         self.sent += 1
@@ -65,19 +65,19 @@ class LeavesUnseen(Wrapper):
         self.left = 0
 
     @property
-    def arms(self) -> Mapping[str, Drafter]:
+    def drafters(self) -> Mapping[str, Drafter]:
         return {self.name: self}
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = self.inner.propose(seqs, budgets)
-        if not all(budget.unseen for budget in budgets):
+        if not all(budget.on_device for budget in budgets):
             return drafts
         there = torch.tensor([token for draft in drafts for token in draft.tokens], dtype=torch.int32)
         found, first = [], 0
         for draft in drafts:
             places = tuple(-1 - place for place in range(first, first + len(draft)))
             kept = Left(there, list(draft.tokens), list(draft.confidence or [0.5] * len(draft)))
-            found.append(Draft(places, draft.parents, draft.source, unseen=kept) if len(draft) else draft)
+            found.append(Draft(places, draft.parents, draft.source, device_draft=kept) if len(draft) else draft)
             first += len(draft)
         self.left += first
         return found
@@ -85,11 +85,11 @@ class LeavesUnseen(Wrapper):
 
 @dataclass
 class Left:
-    there: torch.Tensor
+    token_buffer: torch.Tensor
     tokens: list[int]
     sure: list[float]
 
-    def seen(self) -> tuple[list[int], list[float]]:
+    def wait(self) -> tuple[list[int], list[float]]:
         return self.tokens, self.sure
 
 
@@ -100,17 +100,17 @@ class Sometimes(FixedController):
         super().__init__(nodes, levels)
         self.rng = random.Random(seed)
 
-    def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
+    def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         return ([seq for seq in seqs if seq.request.drafters], self.nodes) if self.rng.random() < 0.5 else ([], 0)
 
-    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         if self.rng.random() < 0.75:
             return [Budget()] * len(seqs)
         arms = [self.rng.choice(seq.request.drafters) if seq.request.drafters else "" for seq in seqs]
         return [self._budget(seq, arm) for seq, arm in zip(seqs, arms, strict=True)]
 
-    def rests(self, seqs: list[Sequence]) -> bool:
+    def expects_plain_step(self, seqs: list[Sequence]) -> bool:
         return self.rng.random() < 0.8
 
-    def stays_plain(self, seqs: list[Sequence], offers: Offers) -> bool:
+    def keeps_plain(self, seqs: list[Sequence], offers: FreeDrafts) -> bool:
         return self.rng.random() < 0.8

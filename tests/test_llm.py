@@ -91,8 +91,8 @@ def test_a_stream_adds_up_to_the_whole(llm: LLM) -> None:
     assert tuple(token for delta in deltas for token in delta.tokens) == whole.outputs[0].token_ids
     assert [origin for delta in deltas for origin in delta.origins] == whole.speculation.origins
     assert len(deltas) == whole.speculation.steps
-    assert sum(delta.drafted for delta in deltas) == whole.speculation.drafted
-    assert [delta.finish for delta in deltas if delta.finish] == [whole.outputs[0].finish_reason]
+    assert sum(delta.num_drafted for delta in deltas) == whole.speculation.drafted
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == [whole.outputs[0].finish_reason]
 
 
 def test_closing_a_stream_frees_its_pages(llm: LLM) -> None:

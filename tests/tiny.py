@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretell.certify.distribution_test import random_decoder
-from foretell.control.controller import FixedController, Offers
+from foretell.control.controller import FixedController, FreeDrafts
 from foretell.draft.base import Drafter, NoDrafter, Wrapper
 from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
@@ -73,8 +73,8 @@ class World:
     def engine(self, drafter: Drafter | None = None) -> Engine:
         model = tiny_decoder(config=self.config).to(self.device)
         variant = drafter.make(model) if isinstance(drafter, OwnVariant) else None  # before weights are packed away
-        heads = [arm for arm in drafter.arms.values() if isinstance(arm, OwnHead)] if drafter is not None else []
-        taps = tuple(sorted({tap for arm in heads for tap in arm.taps}))
+        heads = [arm for arm in drafter.drafters.values() if isinstance(arm, OwnHead)] if drafter is not None else []
+        taps = tuple(sorted({tap for arm in heads for tap in arm.hidden_layers}))
         shapes = tuple(shape for arm in heads for shape in arm.beside)
         lender = TargetWeights.of(model)  # before weights are packed away
         runner = ModelRunner(model, self.pages, self.page_size, CONTEXT, taps, shapes)
@@ -99,10 +99,10 @@ class Turns(FixedController):
         super().__init__(nodes, levels)
         self.step = 0
 
-    def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
+    def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         return (seqs[::2], self.nodes - 1) if self.step % 3 else ([], 0)
 
-    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         self.step += 1
         choices = [seq.request.drafters or ("",) for seq in seqs]
         arms = [names[(self.step + seq.id) % len(names)] for seq, names in zip(seqs, choices, strict=True)]
@@ -124,10 +124,10 @@ class OwnVariant(Wrapper):
         self.draws = self.gives_probability = True
 
     def bind(self, runner: ModelRunner, variant: Decoder) -> None:
-        self.inner = SelfDrafter(runner.lend(variant), VOCAB, self.name)
+        self.inner = SelfDrafter(runner.with_variant(variant), VOCAB, self.name)
 
     @property
-    def arms(self) -> Mapping[str, Drafter]:
+    def drafters(self) -> Mapping[str, Drafter]:
         return {self.name: self}
 
 
@@ -138,7 +138,7 @@ class OwnHead(Wrapper):
         """`packed`: with weights as they are served, and so by the native library where there is one."""
         super().__init__(NoDrafter())
         self.config, self.seed, self.packed, self.settings = config, seed, packed, settings
-        self.name, self.taps, self.beside = config.kind, config.taps, beside(config)
+        self.name, self.hidden_layers, self.beside = config.kind, config.taps, beside(config)
         self.draws = self.gives_probability = True
 
     def bind(self, runner: ModelRunner, lender: TargetWeights, first: int) -> None:
@@ -148,7 +148,7 @@ class OwnHead(Wrapper):
         self.inner = head_drafter(runner, head, first, self.name, **self.settings)  # type: ignore[arg-type]
 
     @property
-    def arms(self) -> Mapping[str, Drafter]:
+    def drafters(self) -> Mapping[str, Drafter]:
         return {self.name: self}
 
 
@@ -235,7 +235,7 @@ def check_pages(engine: Engine) -> None:
     pool = engine.runner.pool
     pool.check()
     held: dict[int, int] = {}
-    for track in engine.tracks.values():
+    for track in engine.states.values():
         assert len(set(track.seq.pages)) == len(track.seq.pages)
         for page in track.seq.pages:
             held[page] = held.get(page, 0) + 1
@@ -255,7 +255,7 @@ def tree_around(truth: list[list[int]]) -> ScriptedDrafter:
     def propose(seq: Sequence, budget: Budget) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
-        for token in truth[seq.id][seq.written :][: budget.nodes // 2]:
+        for token in truth[seq.id][seq.num_output_tokens :][: budget.nodes // 2]:
             parents += [len(tokens) - 1] * 2
             tokens += [(token + 1) % VOCAB, token]
         return Draft(tuple(tokens), tuple(parents), "tree")

@@ -37,18 +37,18 @@ class TimedDrafter(Wrapper):
         with self._clock():
             return super().propose(seqs, budgets)
 
-    def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
+    def free_drafts(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
         with self._clock():
-            return super().offers(seqs, nodes)
+            return super().free_drafts(seqs, nodes)
 
-    def follow(self, outcomes: list[StepResult]) -> None:
+    def update_kv(self, outcomes: list[StepResult]) -> None:
         with self._clock():
-            super().follow(outcomes)
+            super().update_kv(outcomes)
 
     def observe(self, outcomes: list[StepResult]) -> None:
         for each in outcomes:
-            if each.verdict is not None and len(each.draft):
-                self._drafts[max(each.draft.depths()), len(each.verdict.path)] += 1
+            if each.verify_result is not None and len(each.draft):
+                self._drafts[max(each.draft.depths()), len(each.verify_result.accepted_path)] += 1
         with self._clock():
             super().observe(outcomes)
 
@@ -96,7 +96,7 @@ class DrafterSlots:
     def __init__(self, llm: LLM, target: ModelSource) -> None:
         """`target` is what the engine's model was opened from."""
         self.llm, self._target = llm, target
-        self._loaded = dict(llm.engine.drafter.arms)
+        self._loaded = dict(llm.engine.drafter.drafters)
         self._parts = draft.DrafterParts(llm.speculation, llm.engine.runner, llm.tokenizer)
 
     def make(self, config: SpeculationConfig, drafter: Drafter | None = None) -> DrafterSlot:

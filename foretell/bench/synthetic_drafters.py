@@ -73,9 +73,9 @@ class SetRateOracle(OracleDrafter):
         return [self._draft(*each) for each in zip(seqs, budgets, standing, strict=True)]
 
     def observe(self, outcomes: list[StepResult]) -> None:
-        whole = [each.verdict for each in outcomes if len(each.draft) == self.setting.length]
+        whole = [each.verify_result for each in outcomes if len(each.draft) == self.setting.length]
         if self.setting.mode == "sequence" or len(whole) == self.batch:
-            self.drafts.update(len(verdict.path) for verdict in whole if verdict is not None)
+            self.drafts.update(len(verdict.accepted_path) for verdict in whole if verdict is not None)
 
     def _stand(self, nodes: int) -> int:
         """How many of so many guesses stand."""
@@ -88,7 +88,7 @@ class SetRateOracle(OracleDrafter):
         return count
 
     def _draft(self, seq: Sequence, budget: Budget, standing: int) -> Draft:
-        text = list(self.texts[seq.request.prompt][seq.written : seq.written + budget.depth])
+        text = list(self.texts[seq.request.prompt][seq.num_output_tokens : seq.num_output_tokens + budget.depth])
         if standing < len(text):
             text[standing] = (text[standing] + 1) % self.vocab
         return Draft.chain(text, self.name)

@@ -46,7 +46,7 @@ def write(llm: LLM, requests: Sequence[Request]) -> Course:
         tracks = [engine.add(request, grammar) for request, grammar in zip(requests, compiled, strict=True)]
         while any(track.timings.first_token is None for track in tracks):
             engine.step()
-        first, early = perf_counter(), sum(track.seq.written for track in tracks)
+        first, early = perf_counter(), sum(track.seq.num_output_tokens for track in tracks)
         pace: list[tuple[float, int]] = []
         _drain(tracks)
         last = first

@@ -40,7 +40,7 @@ def build_controller(config: SpeculationConfig, drafter: Drafter, target: ModelS
         shortest=config.min_draft,
         tree=config.tree,
     )
-    arms = drafter.arms.items()
+    arms = drafter.drafters.items()
     traits = {name: DrafterTraits.of(arm) for name, arm in arms}
     costs = StepCosts(_cost_prior(target), target.sizes)
     return AdaptiveController(traits, settings, costs, presence=drafter)

@@ -132,7 +132,7 @@ class DraftHeadSet:
                 head.meet(runner.model.ranks)
             placed[name] = PlacedHead(head, first)
             first += len(beside(head.config, head.shard))
-        runner.taps = tuple(sorted({tap for head in self.loaded.values() for tap in head.config.taps}))
+        runner.hidden_layers = tuple(sorted({tap for head in self.loaded.values() for tap in head.config.taps}))
         return placed
 
     def _examine(self, name: str, runner: ModelRunner, first: int) -> str:
@@ -144,8 +144,8 @@ class DraftHeadSet:
         whole = self.found[name].load(read_whole(target.checkpoint, runner.model), runner.model.dtype, runner.context)
         words = examine(runner, whole, starts, name)
         head.config = whole.config
-        assert runner.followers is not None, "the other parts are there"
-        runner.followers.wire(first, whole.config)
+        assert runner.workers is not None, "the other parts are there"
+        runner.workers.wire(first, whole.config)
         return words
 
 

@@ -121,7 +121,7 @@ def _build(
 
     def run_helper(name: str) -> ModelRunner:
         helper = helpers[name].runner(helpers[name].load_packed(team), room)
-        helper.answers_on = target.device
+        helper.logits_device = target.device
         if team is not None and name in shared:
             lead(helper, team, 1 + shared.index(name))
         return helper
@@ -144,8 +144,8 @@ def _build(
         model = target.load(team) if copies else target.load_packed(team)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
-    runner = target.runner(model, room, () if drafter is None else drafter.taps, heads.beside)
-    runner.be_current()
+    runner = target.runner(model, room, () if drafter is None else drafter.hidden_layers, heads.beside)
+    runner.set_device()
     if team is not None:
         lead(runner, team)
         others = team.wait()

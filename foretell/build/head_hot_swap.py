@@ -33,7 +33,7 @@ class HeadHotSwap:
     """Looks at a folder, and puts its head in the place of the served one of the same shape."""
 
     def __init__(self, folder: Path, engine: Engine) -> None:
-        if not any(isinstance(arm, HeadDrafter) for arm in engine.drafter.arms.values()):
+        if not any(isinstance(arm, HeadDrafter) for arm in engine.drafter.drafters.values()):
             raise ModelError("no head guesses here that another could replace; name one with --drafter")
         if engine.runner.model.shard is not None:
             raise ModelError("this target lies on several ranks, and a new head has to borrow from all of it")
@@ -59,7 +59,7 @@ class HeadHotSwap:
         self._seen, self._postponed = mark, None
         runner = self.engine.runner
         opened = open_head(self.folder, runner.model.config)
-        for name, arm in self.engine.drafter.arms.items():
+        for name, arm in self.engine.drafter.drafters.items():
             if isinstance(arm, HeadDrafter) and _shape(arm.head.config) == _shape(opened.config):
                 head = opened.load(TargetWeights.of(runner.model), runner.model.dtype, runner.context)
                 pack_head(head, runner.model)
@@ -73,7 +73,7 @@ class HeadHotSwap:
         Runs between two steps, in the engine's thread. Without sequences to measure with, or without pages for them,
         nothing is decided, and `read` returns the candidate again.
         """
-        arm = self.engine.drafter.arms[candidate.name]
+        arm = self.engine.drafter.drafters[candidate.name]
         assert isinstance(arm, HeadDrafter), "a candidate fits a head's drafter"
         texts = write(self.engine.runner, self._beginnings())
         is_new = candidate is not self._postponed
@@ -87,7 +87,7 @@ class HeadHotSwap:
         if after <= before:
             return f"{self.folder}: not taken: {figures}"
         arm.take(candidate.head)
-        self.engine.scheduler.start_over()  # what pages keep was made by the other head
+        self.engine.scheduler.recompute_all()  # what pages keep was made by the other head
         return f"{self.folder}: taken for {candidate.name}: {figures}"
 
     def _beginnings(self) -> list[list[int]]:

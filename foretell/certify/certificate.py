@@ -210,7 +210,7 @@ def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:
     order = found.order
     llm = load()
     if order.from_outside:
-        llm.engine.judge.rules = _rules(order, KnownBug())
+        llm.engine.sequence_verifier.rules = _rules(order, KnownBug())
     say(f"3. {len(order.prompts)} prompts with speculation on and off, drafter {llm.engine.drafter.name}")
     settings = [SamplingParams(max_tokens=order.max_tokens, ignore_eos=order.past_the_end)]
     if order.rounds > 1:
@@ -276,9 +276,9 @@ def _wrap(outside: OutsideRule) -> Rule:
 
 def _check_verdict(verdict: VerifyResult, draft: Draft, vocab: int) -> None:
     before = -1
-    for node in verdict.path:
+    for node in verdict.accepted_path:
         if not 0 <= node < len(draft) or draft.parents[node] != before:
-            raise ValueError(f"path {verdict.path} does not follow the draft")
+            raise ValueError(f"path {verdict.accepted_path} does not follow the draft")
         before = node
     if not 0 <= verdict.next_token < vocab:
         raise ValueError(f"next_token {verdict.next_token} is outside the vocabulary")

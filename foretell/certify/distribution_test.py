@@ -207,7 +207,7 @@ def _count_texts(
     for first in range(0, draws, setting.batch):
         seeds = seeds_left[first : first + setting.batch]
         tracks = [engine.add(_request(maker, setting.params, seed)) for seed in seeds]
-        while any(track.seq.written < LENGTH for track in tracks):
+        while any(track.seq.num_output_tokens < LENGTH for track in tracks):
             engine.step()
         for track in tracks:  # what comes after the counted tokens is not looked at
             engine.abort(track.seq.request.id)

@@ -27,7 +27,7 @@ class Watched(Wrapper):
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         drafts = self.inner.propose(seqs, budgets)
         for draft in drafts:
-            self.places += [_place(draft, node) for node in range(len(draft)) if draft.was_drawn(node)]
+            self.places += [_place(draft, node) for node in range(len(draft)) if draft.is_sampled(node)]
         return drafts
 
 

@@ -68,14 +68,14 @@ def token_dropped_by_value(seq: Sequence, draft: Draft) -> Draft:
     """Keeps no token it is not sure of."""
     assert draft.confidence is not None, "a drafter that draws"
     doubtful = [sure < 0.5 for sure in draft.confidence]
-    return draft.cut(doubtful.index(True)) if True in doubtful else draft
+    return draft.truncate(doubtful.index(True)) if True in doubtful else draft
 
 
 def forbidden_token_pruned(seq: Sequence, draft: Draft) -> Draft:
     """Takes a drawn token that may not come out of the draft, instead of having it rejected."""
     allowed = seq.request.params.allowed_token_ids
     illegal = [allowed is not None and token not in allowed for token in draft.tokens]
-    return draft.cut(illegal.index(True)) if True in illegal else draft
+    return draft.truncate(illegal.index(True)) if True in illegal else draft
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ def uniforms_of(draft: Draft, chance: RandomSource) -> list[float]:
 
 def with_rows(draft: Draft, probs: Tensor) -> Draft:
     """The draft with a row for every node, so that a rule from outside needs no case: certain where not drawn."""
-    if draft.probs is not None and all(draft.was_drawn(node) for node in range(len(draft))):
+    if draft.probs is not None and all(draft.is_sampled(node) for node in range(len(draft))):
         return draft
     rows = torch.zeros(len(draft), probs.shape[-1], dtype=probs.dtype)
     for node, token in enumerate(draft.tokens):
-        if draft.probs is not None and draft.was_drawn(node):
+        if draft.probs is not None and draft.is_sampled(node):
             rows[node] = draft.probs[node]
         else:
             rows[node, token] = 1.0

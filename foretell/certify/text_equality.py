@@ -123,7 +123,7 @@ def _difference(
     scores, scale = scores_after(llm, text, params, plain.outputs[0].seed)
     margin = abs(float(scores[one[place]] - scores[other[place]]))
     runner = llm.engine.runner
-    bound = 0.0 if runner.rows_are_exact else NEAR_TIE[runner.model.dtype] * scale
+    bound = 0.0 if runner.is_batch_invariant else NEAR_TIE[runner.model.dtype] * scale
     return Difference(prompt, place, one[place], other[place], margin, bound)
 
 

@@ -139,7 +139,7 @@ def law_of_step(here: World, context: Context, make: Make, rule: Rule, guard: Gu
     for probability, (draft, verdict) in enumerate_chance(
         lambda chance: judge(here, context, make, rule, chance, guard)
     ):
-        law[(*(draft.tokens[node] for node in verdict.path), verdict.next_token)] += probability
+        law[(*(draft.tokens[node] for node in verdict.accepted_path), verdict.next_token)] += probability
     return law
 
 
@@ -176,4 +176,4 @@ def bias(here: World, make: Make, rule: Rule, length: int, guard: Guard = Once) 
 
 def mean_accepted(here: World, make: Make, rule: Rule) -> float:
     outcomes = enumerate_chance(lambda chance: judge(here, (), make, rule, chance))
-    return sum(probability * len(verdict.path) for probability, (_, verdict) in outcomes)
+    return sum(probability * len(verdict.accepted_path) for probability, (_, verdict) in outcomes)

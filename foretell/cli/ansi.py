@@ -104,7 +104,7 @@ class Tint:
 
 def tint_for(llm: LLM, prompt: Sequence[int], show: bool, *, skip_special: bool = True) -> Tint:
     """For an answer on standard output."""
-    palette = Palette(llm.engine.drafter.arms) if show and wants_colour() else None
+    palette = Palette(llm.engine.drafter.drafters) if show and wants_colour() else None
     return Tint(llm.tokenizer, palette, prompt, skip_special=skip_special, terminal=sys.stdout.isatty())
 
 

@@ -88,7 +88,7 @@ def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]], sh
             for delta in stream:
                 tally.add(delta)
                 print(tint.render(delta), end="", flush=True)
-                if pressed and delta.finish is None:
+                if pressed and delta.finish_reason is None:
                     print(" [stopped]", end="")
                     break
     finally:

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     llm = load_llm(args)
     quiet = args.json
     if not quiet:
-        legend = Palette(llm.engine.drafter.defaults).legend() if wants_colour() else ""
+        legend = Palette(llm.engine.drafter.default_drafters).legend() if wants_colour() else ""
         print(f"{llm.config.model}, drafter {llm.engine.drafter.name}, greedy. {legend}\n")
     comparisons = [_compare(llm, name, text, quiet) for name, text in PROMPTS.items()]
     if not quiet:

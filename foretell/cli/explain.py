@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     found = {
         "model": llm.config.model,
         "step_ms": {rows: round(1e3 * controller.costs.seconds(rows), 3) for rows in (1, 2, 4, 8, 16, 32, 64)},
-        "drafters": {name: explained(controller, name) for name in llm.engine.drafter.defaults},
+        "drafters": {name: explained(controller, name) for name in llm.engine.drafter.default_drafters},
     }
     give(found, args)
     if not args.json:

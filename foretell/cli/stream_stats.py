@@ -29,11 +29,11 @@ class Tally:
         if self.first is None:
             self.first, self.first_tokens = self.last, len(delta.tokens)
         self.steps += 1
-        self.drafted += delta.drafted
+        self.drafted += delta.num_drafted
         self.tokens += delta.tokens
         self.origins += delta.origins
         self.text += delta.text
-        self.finish = delta.finish
+        self.finish = delta.finish_reason
 
     @property
     def accepted(self) -> int:

@@ -176,7 +176,7 @@ def with_room(arms: list[Variant], llm: LLM) -> tuple[list[Variant], list[str]]:
     from foretell import draft
     from foretell.bench.drafter_slots import has_weights
 
-    loaded = set(llm.engine.drafter.arms)
+    loaded = set(llm.engine.drafter.drafters)
     lacking = {name for arm in arms for name in draft.arms(arm.speculation) if has_weights(name) and name not in loaded}
     return [arm for arm in arms if not lacking & set(draft.arms(arm.speculation))], sorted(lacking)
 

@@ -280,12 +280,12 @@ class AcceptanceObserver:
             if self.is_paid(arm):
                 worth[arm] = sum(self.foretold(seq, arm, nodes, hopeful=False))
             elif arm in offered:
-                worth[arm] = sum(self.acceptance.survival(ledger, arm, offered[arm].cut(nodes)))
+                worth[arm] = sum(self.acceptance.survival(ledger, arm, offered[arm].truncate(nodes)))
         return max(worth, key=worth.__getitem__)
 
     def observe(self, outcome: StepResult) -> None:
         """What came of a text's step."""
-        share, arm = outcome.share, outcome.share.budget.drafter
+        share, arm = outcome.scheduled, outcome.scheduled.budget.drafter
         expected = self._expected.pop(share.seq.id, None)
         ledger = self.acceptance.known(share.seq.id)
         if ledger is None:
@@ -295,17 +295,17 @@ class AcceptanceObserver:
                 self._observe_paid(ledger, arm, outcome)
             elif expected is not None:
                 hoped = sum(expected[: len(outcome.draft)])
-                self.acceptance.honesty(ledger, arm).count(hoped, outcome.accepted)
+                self.acceptance.honesty(ledger, arm).count(hoped, outcome.num_accepted)
         self.acceptance.learn(ledger, share.seq.tokens)
 
     def _observe_paid(self, ledger: RequestAcceptance, arm: str, outcome: StepResult) -> None:
         if not len(outcome.draft):  # paid for, and nothing came of it
             self.acceptance.rates(ledger, arm).count(cell(None, 1), False)
             return
-        share, beside = outcome.share, self._beside.get(outcome.share.seq.id)
+        share, beside = outcome.scheduled, self._beside.get(outcome.scheduled.seq.id)
         guess = OpenDraft(arm, outcome.draft, share.length, budget=share.budget, beside=beside)
         self.acceptance.note(ledger, guess)
-        if outcome.accepted:
+        if outcome.num_accepted:
             self.stood(arm)
 
     def forget(self, seq: Sequence) -> None:

@@ -11,7 +11,7 @@ from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResul
 
 from .acceptance_model import ALIKE, TRUST, AcceptancePrior
 from .acceptance_tracker import Acceptance, AcceptanceObserver, kind_of
-from .controller import Always, Controller, Offers
+from .controller import Always, Controller, FreeDrafts
 from .decision_log import (
     COMPARED,
     FIXED,
@@ -79,10 +79,10 @@ class AdaptiveController(Controller):
         self._reach = float(UNTRIED)  # nodes that free drafters are asked for
         self._hurried: frozenset[int] = frozenset()  # of them those behind the speed they asked for
 
-    def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
+    def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         self.lessons.begin()
         self._why.clear()
-        writers = [seq for seq in seqs if seq.request.drafters and seq.writing]
+        writers = [seq for seq in seqs if seq.request.drafters and seq.is_decoding]
         late = self.hurry.behind(seqs, self.costs.single)
         self._due, self._hurried = self.patience.due(writers, self.costs.single) if writers else [], frozenset()
         if late:
@@ -102,7 +102,7 @@ class AdaptiveController(Controller):
 
     def _wake(self, late: list[Sequence]) -> None:
         """Look at those that are behind the speed they asked for."""
-        behind = [seq for seq in late if seq.request.drafters and seq.writing]
+        behind = [seq for seq in late if seq.request.drafters and seq.is_decoding]
         self._hurried = frozenset(seq.id for seq in behind)
         for seq in behind:
             if self.patience.left_alone(seq.id):
@@ -116,7 +116,7 @@ class AdaptiveController(Controller):
         if not self._due and self.settings.fixed is None:
             self.decisions.step(False, lambda: self._reason(self._market(seqs), writers))
 
-    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         """Whom `asks` left alone is left alone here, too."""
         due = self._due
         if not due:
@@ -141,7 +141,7 @@ class AdaptiveController(Controller):
         return [found.get(seq.id, NOTHING) for seq in seqs]
 
     def _weighed(
-        self, seqs: list[Sequence], due: list[Sequence], offers: Offers, late: bool = False
+        self, seqs: list[Sequence], due: list[Sequence], offers: FreeDrafts, late: bool = False
     ) -> dict[int, Budget]:
         if self._all_free and not self._hurried and not any(offers.values()):
             found = self._passed(seqs, due)
@@ -150,19 +150,19 @@ class AdaptiveController(Controller):
         self.waits.hope(sum(self._worth.values()))
         return found
 
-    def _looked(self, due: list[Sequence], offers: Offers) -> None:
+    def _looked(self, due: list[Sequence], offers: FreeDrafts) -> None:
         for seq in due:
             self.lessons.note_offers(seq, offers.get(seq.id, {}))
         self.patience.done()
 
-    def rests(self, seqs: list[Sequence]) -> bool:
+    def expects_plain_step(self, seqs: list[Sequence]) -> bool:
         """A step that begins early saves what the device would wait for the host; it can guess nothing."""
-        if super().rests(seqs):
+        if super().expects_plain_step(seqs):
             return True
         adapts = self.settings.fixed is None and self.costs.known and not self._hurried
         return adapts and self.waits.outweigh_guesses(len(seqs))
 
-    def stays_plain(self, seqs: list[Sequence], offers: Offers) -> bool:
+    def keeps_plain(self, seqs: list[Sequence], offers: FreeDrafts) -> bool:
         """A single free guess is for the step that runs, and of no use for the next."""
         due = self._due
         if not due:
@@ -177,7 +177,7 @@ class AdaptiveController(Controller):
         self._looked(due, offers)
         return not any(each.nodes > 1 or each.drafter not in self._free for each in found.values())
 
-    def watches(self, seq: Sequence) -> bool:
+    def learns_from(self, seq: Sequence) -> bool:
         return bool(seq.request.drafters) and not self.patience.left_alone(seq.id)
 
     def _market(self, seqs: list[Sequence]) -> StepCostView:
@@ -196,7 +196,7 @@ class AdaptiveController(Controller):
         return StepCostView(writers, rows, curve, held, further, waiting, self.waits.hidden(writers), sizes)
 
     def _adapted(
-        self, market: StepCostView, due: list[Sequence], offers: Offers, late: bool = False
+        self, market: StepCostView, due: list[Sequence], offers: FreeDrafts, late: bool = False
     ) -> dict[int, Budget]:
         """`late`: what should be guessed in the next step, for this one is under way."""
         first = self._with_priority(market, due, offers) if self._hurried else {}
@@ -220,7 +220,7 @@ class AdaptiveController(Controller):
         self.decisions.step(bool(found or compared), lambda: self._reason(market, due))
         return found
 
-    def _with_priority(self, market: StepCostView, due: list[Sequence], offers: Offers) -> dict[int, DraftPlan]:
+    def _with_priority(self, market: StepCostView, due: list[Sequence], offers: FreeDrafts) -> dict[int, DraftPlan]:
         """Plan sequences behind their SLO as if no other one drafted; priority ends for those that miss it even so."""
         alone = replace(market, writers=1)
         plans = {seq.id: self._plan(alone, seq, offers.get(seq.id, {})) for seq in due if seq.id in self._hurried}
@@ -263,7 +263,7 @@ class AdaptiveController(Controller):
         wanted = nodes if filling else nodes + farther
         farther = farther if plan.depth + farther < max(nodes, min(wanted, most)) else 0  # it stays a tree
         floor = self.drafting.floor(market, seq, plan.arm, tree=True, filling=filling)
-        return Budget(max(nodes, min(wanted, most)), plan.arm, floor, levels=plan.depth + farther)
+        return Budget(max(nodes, min(wanted, most)), plan.arm, floor, max_depth=plan.depth + farther)
 
     def _plan(self, market: StepCostView, seq: Sequence, offered: Mapping[str, Draft]) -> DraftPlan:
         """The best there is; a better drafter that is away is called."""
@@ -272,14 +272,14 @@ class AdaptiveController(Controller):
         if self._all_free:
             return found
         asked = self.foresight.plan(market, seq)
-        if asked.gain > found.gain and asked.arm in (away := self.presence.away):
+        if asked.gain > found.gain and asked.arm in (away := self.presence.unavailable):
             self._call(asked.arm)
             asked = best_plan(market, self.prospects.foretold(market, seq, away), margin)
         return asked if asked.gain > found.gain else found
 
     def _call(self, arm: str) -> None:
         self.drafting.lose(arm)
-        self.presence.call(arm)
+        self.presence.request_load(arm)
 
     def _shared(self, market: StepCostView, plans: list[DraftPlan], hurried: list[bool]) -> list[int]:
         """Nodes for each; where somebody is in a hurry, drafters that take time guess for nobody else."""
@@ -293,15 +293,15 @@ class AdaptiveController(Controller):
         return let_pass(market, kept, hurried, throughput, margin)
 
     @property
-    def decided(self) -> dict[Decision, int]:
+    def decision_counts(self) -> dict[Decision, int]:
         return self.decisions.counts
 
     @property
-    def standing(self) -> tuple[bool, str]:
+    def speculation_state(self) -> tuple[bool, str]:
         return self.decisions.on, self.decisions.reason
 
     @property
-    def switches(self) -> int:
+    def num_switches(self) -> int:
         return self.decisions.switches
 
     def _stretch(self, seq: Sequence, plan: DraftPlan, nodes: int) -> int:
@@ -311,7 +311,7 @@ class AdaptiveController(Controller):
         self._drafts[plan.arm] += 1
         return min(0 if self._drafts[plan.arm] % STRETCH_EVERY else 1, self.settings.cap(seq) - nodes)
 
-    def _fixed(self, due: list[Sequence], offers: Offers, nodes: int) -> dict[int, Budget]:
+    def _fixed(self, due: list[Sequence], offers: FreeDrafts, nodes: int) -> dict[int, Budget]:
         found = {}
         for seq in due:
             offered = offers.get(seq.id, {})
@@ -327,7 +327,7 @@ class AdaptiveController(Controller):
         least = self.settings.shortest
         if not least:
             return drafts
-        return [Draft() if len(draft) < least and not any(draft.drawn or ()) else draft for draft in drafts]
+        return [Draft() if len(draft) < least and not any(draft.sampled or ()) else draft for draft in drafts]
 
     def _probe(self, market: StepCostView, due: list[Sequence], found: dict[int, Budget], late: bool) -> set[int]:
         """Try a drafter that is not used, rarely and for one sequence, so that its day is noticed when it comes."""
@@ -342,38 +342,40 @@ class AdaptiveController(Controller):
             seconds = self.drafting.for_trial(market, seq, arm, nodes)
             cost = seconds + market.extra(nodes), market.plain
             if self.probes.is_due(arm, step, *cost):
-                away = arm in self.presence.away
+                away = arm in self.presence.unavailable
                 if away or not late:
                     self.probes.begin(arm, step, *cost)
                 if away:
                     self._call(arm)
                     continue
-                found[seq.id] = Budget(nodes, arm, trial=True)
+                found[seq.id] = Budget(nodes, arm, is_exploration=True)
                 self.lessons.expect(seq, ())
                 tried.add(seq.id)
         return tried
 
     def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
-        if times.waiting is not None and not times.odd:
-            paid = any(each.share.budget.nodes and each.share.budget.drafter in self._paid for each in outcomes)
-            self.waits.observe(len(outcomes), times.waiting, paid)
+        if times.host_gap is not None and not times.is_outlier:
+            paid = any(each.scheduled.budget.nodes and each.scheduled.budget.drafter in self._paid for each in outcomes)
+            self.waits.observe(len(outcomes), times.host_gap, paid)
         rows = drafted = 0
         for outcome in outcomes:
-            rows += outcome.share.take + len(outcome.draft.tokens)
-            drafted += outcome.share.budget.nodes
+            rows += outcome.scheduled.num_new_tokens + len(outcome.draft.tokens)
+            drafted += outcome.scheduled.budget.nodes
         # A prompt tells little of one row, so it is not what prices begin with.
-        usual = self.costs.known or all(outcome.share.take == 1 for outcome in outcomes)
-        if not times.odd and self.costs.wants(rows, drafted > 0) and usual:
-            context = sum(outcome.share.start for outcome in outcomes)
-            pairs = sum(each.share.start * (each.share.take + len(each.draft) - 1) for each in outcomes)
-            self.costs.observe(rows, context, times.running, pairs)
+        usual = self.costs.known or all(outcome.scheduled.num_new_tokens == 1 for outcome in outcomes)
+        if not times.is_outlier and self.costs.wants(rows, drafted > 0) and usual:
+            context = sum(outcome.scheduled.start for outcome in outcomes)
+            pairs = sum(
+                each.scheduled.start * (each.scheduled.num_new_tokens + len(each.draft) - 1) for each in outcomes
+            )
+            self.costs.observe(rows, context, times.target_seconds, pairs)
         if drafted and self.costs.known:
-            seconds = times.drafting if times.proposing is None else times.proposing
-            self.drafting.observe(outcomes, None if times.odd else seconds, self.costs.single)
+            seconds = times.draft_seconds if times.propose_seconds is None else times.propose_seconds
+            self.drafting.observe(outcomes, None if times.is_outlier else seconds, self.costs.single)
         if self._due:
             looked = {seq.id for seq in self._due}
             for outcome in outcomes:
-                if outcome.verdict is not None and outcome.share.seq.id in looked:
+                if outcome.verify_result is not None and outcome.scheduled.seq.id in looked:
                     self.lessons.observe(outcome)
 
     def _reason(self, market: StepCostView, due: list[Sequence]) -> str:
@@ -385,7 +387,7 @@ class AdaptiveController(Controller):
         now = Situation(market.writers, samples, self.decisions.on, seldom, self.settings.shortest)
         return in_words(rates, now)
 
-    def why(self, seq: Sequence) -> str:
+    def skip_reason(self, seq: Sequence) -> str:
         return self._why.get(seq.id, NOT_ASKED if self.patience.left_alone(seq.id) else "")
 
     def plain_seconds(self, batch: int, context: int) -> float | None:

@@ -10,29 +10,31 @@ from foretell.control.decision_log import Decision
 from foretell.control.settings import ControllerSettings, DrafterTraits, Presence
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 
-Offers = Mapping[int, Mapping[str, Draft]]  # by sequence and drafter
+FreeDrafts = Mapping[int, Mapping[str, Draft]]  # by sequence and drafter
 
 
 class Controller(ABC):
     """Decides before the step, from the past alone, so that it never biases a sample."""
 
-    lets_next_begin: bool = True  # whether a step may be decided before anybody asks for it, when the last has written
+    allows_early_start: bool = (
+        True  # whether a step may be decided before anybody asks for it, when the last has written
+    )
 
-    def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
+    def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
         """Whose free guesses it wants to see before it decides, and of how many nodes."""
         return [], 0
 
     @abstractmethod
-    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         """A budget for each sequence; 0 nodes is a normal answer. `offers` are the free guesses it asked for."""
 
-    def rests(self, seqs: list[Sequence]) -> bool:
+    def expects_plain_step(self, seqs: list[Sequence]) -> bool:
         """Whether guesses in the next step are unlikely: it may begin before this one's tokens are known."""
         return not any(seq.request.drafters for seq in seqs)
 
-    def stays_plain(self, seqs: list[Sequence], offers: Offers) -> bool:
+    def keeps_plain(self, seqs: list[Sequence], offers: FreeDrafts) -> bool:
         """A look that comes late, at a step that runs already and guesses nothing: whether the next should not, too."""
-        return not any(budget.nodes for budget in self.budgets(seqs, offers))
+        return not any(budget.nodes for budget in self.choose_draft_lengths(seqs, offers))
 
     def trim(self, plan: list[ScheduledSequence], drafts: list[Draft]) -> list[Draft]:
         """Cut drafts by their confidence."""
@@ -41,26 +43,26 @@ class Controller(ABC):
     def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:  # noqa: B027 - a fixed one learns nothing
         """What came of a step, and what it cost."""
 
-    def watches(self, seq: Sequence) -> bool:
+    def learns_from(self, seq: Sequence) -> bool:
         """Whether drafters are to learn from what this step writes; not where nobody may guess, or nobody looked."""
         return bool(seq.request.drafters)
 
-    def why(self, seq: Sequence) -> str:
+    def skip_reason(self, seq: Sequence) -> str:
         """Why it let nothing be guessed for a text in this step, in a word for a metric."""
         return ""
 
     @property
-    def decided(self) -> dict[Decision, int]:
+    def decision_counts(self) -> dict[Decision, int]:
         """Steps of texts since the start by (drafter, "drafted" or "skipped", reason), where that is counted."""
         return {}
 
     @property
-    def standing(self) -> tuple[bool, str]:
+    def speculation_state(self) -> tuple[bool, str]:
         """Whether guessing is on, and the words with which it was last switched."""
         return True, ""
 
     @property
-    def switches(self) -> int:
+    def num_switches(self) -> int:
         """How often guessing went off or on."""
         return 0
 
@@ -79,16 +81,16 @@ class FixedController(Controller):
         """`levels`: the longest branch; 0: as long as there are nodes."""
         self.nodes, self.levels = nodes, levels
 
-    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         return [self._budget(seq, next(iter(seq.request.drafters), "")) for seq in seqs]
 
     def _budget(self, seq: Sequence, arm: str) -> Budget:
         choice = seq.request.speculation
-        if not seq.request.drafters or not seq.writing:
+        if not seq.request.drafters or not seq.is_decoding:
             return Budget(0, arm)
         wanted = self.nodes if choice.max_draft is None else min(self.nodes, choice.max_draft)
-        longest = max(0, min(self.levels or wanted, seq.room - 1))  # the step adds a token of its own
-        return Budget(wanted if self.levels and longest else min(wanted, longest), arm, levels=longest)
+        longest = max(0, min(self.levels or wanted, seq.remaining_tokens - 1))  # the step adds a token of its own
+        return Budget(wanted if self.levels and longest else min(wanted, longest), arm, max_depth=longest)
 
 
 class Always:
@@ -108,7 +110,7 @@ class Always:
     def budget(self, seq: Sequence, offered: Mapping[str, Draft], nodes: int, writers: int) -> Budget:
         """For one of `writers` texts, with what free drafters have for it; no nodes where nobody has any."""
         count = min(nodes, self.settings.cap(seq))
-        away = self.presence.away.intersection(seq.request.drafters)
+        away = self.presence.unavailable.intersection(seq.request.drafters)
         for arm in away:
             self.call(arm)
         here = [arm for arm in seq.request.drafters if arm not in away]
@@ -116,4 +118,4 @@ class Always:
         if not arm:
             return Budget()
         most = self.settings.tree_cap(seq, writers) if self.arms[arm].grows else 0
-        return Budget(most, arm, levels=count) if most > count else Budget(count, arm)
+        return Budget(most, arm, max_depth=count) if most > count else Budget(count, arm)

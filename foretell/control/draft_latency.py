@@ -44,7 +44,7 @@ class Drafting:
         """Seconds a sequence pays for so many nodes and levels, if its neighbours do alike."""
         start, level, node, token = self.of(arm, tree).prices(market.plain)
         # What must be read first is spread over the tokens it will serve; a draft for all is paid by all.
-        ahead = max(1, min(seq.room, READ_ON_TRIAL if on_trial else READ_AHEAD))
+        ahead = max(1, min(seq.remaining_tokens, READ_ON_TRIAL if on_trial else READ_AHEAD))
         reading = token * self.behind(seq, arm) / ahead
         reading, level = reading + (start - market.hidden) / market.writers, level / market.writers
         return lambda nodes, depth: reading + level * depth + node * nodes
@@ -85,11 +85,13 @@ class Drafting:
     def observe(self, outcomes: list[StepResult], seconds: float | None, plain: float) -> None:
         """What a step's drafts took; None: longer than they will take again. Where two drafters shared it, or trees and
         chains, nobody can say whose time it was."""
-        mine = [each for each in outcomes if each.share.budget.nodes and self.is_paid(each.share.budget.drafter)]
+        mine = [
+            each for each in outcomes if each.scheduled.budget.nodes and self.is_paid(each.scheduled.budget.drafter)
+        ]
         nodes = sum([len(outcome.draft) for outcome in mine])
         if not nodes:
             return
-        shapes = {(outcome.share.budget.drafter, outcome.share.budget.branches) for outcome in mine}
+        shapes = {(outcome.scheduled.budget.drafter, outcome.scheduled.budget.is_tree) for outcome in mine}
         if len(shapes) != 1:
             return
         ((arm, tree),) = shapes
@@ -100,7 +102,7 @@ class Drafting:
 
     def _levels(self, outcome: StepResult, arm: str) -> int:
         """Levels that were made, if only to be left out."""
-        share = outcome.share
+        share = outcome.scheduled
         return share.budget.depth if self._is_whole(arm, share.seq) else max(outcome.draft.depths(), default=0)
 
     def _is_whole(self, arm: str, seq: Sequence) -> bool:
@@ -111,9 +113,9 @@ class Drafting:
 
     def _read_now(self, outcome: StepResult, arm: str) -> int:
         """Tokens the drafter had to read for this step; from now on it knows them."""
-        read = self._read.setdefault(outcome.share.seq.id, {})
-        before, read[arm] = read.get(arm, 0), outcome.share.length
-        return outcome.share.length - before
+        read = self._read.setdefault(outcome.scheduled.seq.id, {})
+        before, read[arm] = read.get(arm, 0), outcome.scheduled.length
+        return outcome.scheduled.length - before
 
     def lose(self, arm: str) -> None:
         """A drafter has left, and with it all it had read."""

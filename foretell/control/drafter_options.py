@@ -32,7 +32,7 @@ class DrafterOptions:
         """What free drafters have for a text; others hear how sure they are."""
         cap, ledger, free = self.settings.cap(seq), self.lessons.ledger(seq), self.drafting.free
         found = [
-            DrafterOption(arm, self.acceptance.survival(ledger, arm, offered[arm].cut(cap)))
+            DrafterOption(arm, self.acceptance.survival(ledger, arm, offered[arm].truncate(cap)))
             for arm in seq.request.drafters
             if arm in free and arm in offered
         ]

@@ -72,7 +72,7 @@ class PollLimiter:
         """Looks that a text begins with."""
         if self._earning <= 0:
             return LITTLE
-        time = seq.room * self._plain / self._texts
+        time = seq.remaining_tokens * self._plain / self._texts
         return min(max(CREDIT_SHARE * time / (LOOK * self._unit), LITTLE), PATIENCE)
 
     def _may_look(self, looks: _Looks, length: int) -> bool:

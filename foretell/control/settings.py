@@ -48,17 +48,17 @@ class Presence(Protocol):
     """Which drafters are away, because their memory was given back, and a way to call them."""
 
     @property
-    def away(self) -> frozenset[str]: ...
+    def unavailable(self) -> frozenset[str]: ...
 
-    def call(self, name: str) -> None: ...
+    def request_load(self, name: str) -> None: ...
 
 
 class AllHere:
     """Drafters that never leave."""
 
-    away: frozenset[str] = frozenset()
+    unavailable: frozenset[str] = frozenset()
 
-    def call(self, name: str) -> None:
+    def request_load(self, name: str) -> None:
         """Nobody is away."""
 
 
@@ -77,7 +77,7 @@ class ControllerSettings:
         """The most that may be guessed for a text."""
         wanted = seq.request.speculation.max_draft
         most = self.most if wanted is None else min(self.most, wanted)
-        room = seq.room - 1  # the step adds a token of its own
+        room = seq.remaining_tokens - 1  # the step adds a token of its own
         return max(0, most if most < room else room)
 
     def tree_cap(self, seq: Sequence, writers: int) -> int:

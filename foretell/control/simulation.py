@@ -135,10 +135,10 @@ class World:
             self.started += 1
 
     def _step(self) -> None:
-        asked, nodes = self.controller.asks(self.running)
+        asked, nodes = self.controller.wants_free_drafts(self.running)
         free = [arm for arm in self.arms.values() if arm.free]
         offers = {seq.id: {arm.name: self.draft(seq, arm, nodes) for arm in free} for seq in asked}
-        budgets = self.controller.budgets(self.running, offers)
+        budgets = self.controller.choose_draft_lengths(self.running, offers)
         shares = [ScheduledSequence.of(seq, 1, budget) for seq, budget in zip(self.running, budgets, strict=True)]
         drafts = [self._drafted(share) for share in shares]
         rows, context = len(shares) + sum(map(len, drafts)), sum(len(seq.tokens) for seq in self.running)
@@ -151,7 +151,7 @@ class World:
         self.result.lengths.append((rows - len(shares)) / len(shares))
         outcomes = [self._judge(share, draft) for share, draft in zip(shares, drafts, strict=True)]
         self.controller.observe(outcomes, StepTimes(drafting, running))
-        for seq in [seq for seq in self.running if seq.room <= 0]:
+        for seq in [seq for seq in self.running if seq.remaining_tokens <= 0]:
             self.running.remove(seq)
             self.controller.forget(seq)
             self.result.speeds[seq.id] = self.scenario.tokens / (self.clock() - self._begun.pop(seq.id))
@@ -169,7 +169,7 @@ class World:
 
     def _drafted(self, share: ScheduledSequence) -> Draft:
         budget = share.budget
-        if budget.branches and self.arms[budget.drafter].others:
+        if budget.is_tree and self.arms[budget.drafter].others:
             return self.tree(share.seq, self.arms[budget.drafter], budget)
         return self.draft(share.seq, self.arms[budget.drafter], budget.depth) if budget.nodes else Draft()
 
@@ -210,11 +210,11 @@ class World:
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
             if token != WRONG and parent == (path[-1] if path else -1):
                 path.append(node)
-        kept = tuple(self.text(seq, len(seq.tokens) + i) for i in range(min(len(path) + 1, seq.room)))
+        kept = tuple(self.text(seq, len(seq.tokens) + i) for i in range(min(len(path) + 1, seq.remaining_tokens)))
         seq.tokens += kept
         seq.cached = len(seq.tokens) - 1
         self.result.tokens += len(kept)
-        return StepResult(share, draft, VerifyResult(tuple(path), kept[-1]), kept=kept)
+        return StepResult(share, draft, VerifyResult(tuple(path), kept[-1]), new_tokens=kept)
 
 
 def _drawn(number: float, rates: list[float]) -> int:
@@ -231,13 +231,15 @@ class Always(Controller):
     def __init__(self, arm: str, nodes: int, levels: int = 0) -> None:
         self.arm, self.nodes, self.levels = arm, nodes, levels
 
-    def budgets(self, seqs: list[Sequence], offers: Mapping[int, Mapping[str, Draft]]) -> list[Budget]:
-        return [self._budget(seq.room - 1) if seq.writing else Budget() for seq in seqs]  # as every controller does
+    def choose_draft_lengths(self, seqs: list[Sequence], offers: Mapping[int, Mapping[str, Draft]]) -> list[Budget]:
+        return [
+            self._budget(seq.remaining_tokens - 1) if seq.is_decoding else Budget() for seq in seqs
+        ]  # as every controller does
 
     def _budget(self, room: int) -> Budget:
         if not self.levels:
             return Budget(min(self.nodes, room), self.arm)
-        return Budget(self.nodes if room else 0, self.arm, levels=min(self.levels, room))
+        return Budget(self.nodes if room else 0, self.arm, max_depth=min(self.levels, room))
 
 
 def best_fixed(scenario: Scenario, lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 6, 8, 12, 16)) -> tuple[float, float]:

@@ -42,7 +42,7 @@ class SloTracker:
 
     def _is_behind(self, seq: Sequence, now: float, plain: float) -> bool:
         began, first = self._since.get(seq.id, (now, None))
-        if first is None and seq.written:
+        if first is None and seq.num_output_tokens:
             first = now
         self._since[seq.id] = (began, first)
         if first is None:
@@ -51,12 +51,18 @@ class SloTracker:
         floor, deadline = choice.min_tokens_per_second, choice.deadline
         best, until = self._best.get(seq.id, (0.0, now))
         fastest = OPTIMISM * best if now < until else float("inf")
-        if floor is not None and floor <= fastest and seq.written - 1 < AHEAD * floor * elapsed:
+        if floor is not None and floor <= fastest and seq.num_output_tokens - 1 < AHEAD * floor * elapsed:
             return True
-        if deadline is None or now + seq.room / fastest > began + deadline:
+        if deadline is None or now + seq.remaining_tokens / fastest > began + deadline:
             return False  # there is none, or it will be missed in any case
-        pace = (seq.written - 1) / elapsed if seq.written > KNOWN and elapsed else 1 / plain if plain else float("inf")
-        return now + AHEAD * seq.room / pace > began + deadline
+        pace = (
+            (seq.num_output_tokens - 1) / elapsed
+            if seq.num_output_tokens > KNOWN and elapsed
+            else 1 / plain
+            if plain
+            else float("inf")
+        )
+        return now + AHEAD * seq.remaining_tokens / pace > began + deadline
 
     def forget(self, seq_id: int) -> None:
         self._since.pop(seq_id, None)

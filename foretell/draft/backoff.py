@@ -17,7 +17,7 @@ TOLERATED = 2  # failures in a row of one method before the first pause
 FIRST_PAUSE = 1.0  # seconds; each further failure in a row doubles it
 LONGEST_PAUSE = 300.0  # seconds
 LOG_INTERVAL = 60.0  # seconds between two tracebacks of one drafter
-BOOKKEEPING = ("follow", "observe", "forget")  # keep a drafter up to date while its drafts pause
+BOOKKEEPING = ("update_kv", "observe", "forget")  # keep a drafter up to date while its drafts pause
 
 Answer = TypeVar("Answer")
 

@@ -14,7 +14,7 @@ class Drafter(ABC):
     """Guesses how sequences go on. A wrong guess costs time, never correctness."""
 
     name: str = ""
-    taps: tuple[int, ...] = ()  # layers of the target whose states it wants to observe
+    hidden_layers: tuple[int, ...] = ()  # layers of the target whose states it wants to observe
     draws: bool = False  # whether its guesses are drawn at random where the request samples
     gives_probability: bool = False  # whether a guess comes with the probability it was made with
     grows: bool = False  # whether it makes trees of budgets that have more nodes than depth
@@ -28,7 +28,7 @@ class Drafter(ABC):
     stands_back: bool = False  # whether it need not show what it would guess where another free drafter is sure
     supervises: bool = False  # whether it calls other drafters through its supervisor and validates their drafts
     supervisor: Supervisor | None = None  # counts its failures; the engine sets it
-    wants_top: int = 0  # how many of the target's likeliest tokens it wants to observe after each row
+    top_k: int = 0  # how many of the target's likeliest tokens it wants to observe after each row
 
     @abstractmethod
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
@@ -38,7 +38,7 @@ class Drafter(ABC):
         """These texts are about to be written, and the host has time while a device reads them: do what guesses for
         them would else wait for. Nobody has to call it."""
 
-    def follow(self, outcomes: list[StepResult]) -> None:  # noqa: B027 - most drafters keep nothing beside the target
+    def update_kv(self, outcomes: list[StepResult]) -> None:  # noqa: B027 - most drafters keep nothing beside the target
         """What a step ran, of every text and before its pages are offered to others; for who has `taps`."""
 
     def observe(self, outcomes: list[StepResult]) -> None:  # noqa: B027 - most drafters learn nothing
@@ -47,7 +47,7 @@ class Drafter(ABC):
     def forget(self, seq: Sequence) -> None:  # noqa: B027 - most drafters keep nothing
         """`seq` has left: drop what was kept for it."""
 
-    def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
+    def free_drafts(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
         """For each sequence what would be guessed for next to nothing, by drafter: to decide with before a step."""
         if not self.free:
             return [{}] * len(seqs)
@@ -60,7 +60,7 @@ class Drafter(ABC):
         return 0
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether it can guess now; one whose weights are away cannot."""
         return True
 
@@ -68,29 +68,29 @@ class Drafter(ABC):
         """Come back in the background, where its weights are away."""
 
     @property
-    def away(self) -> frozenset[str]:
+    def unavailable(self) -> frozenset[str]:
         """Of the drafters a request may ask for, those that cannot draft now."""
-        resting = frozenset(name for name, arm in self.arms.items() if not arm.ready)
+        resting = frozenset(name for name, arm in self.drafters.items() if not arm.is_ready)
         return resting if self.supervisor is None else resting | self.supervisor.disabled
 
-    def call(self, name: str) -> None:
+    def request_load(self, name: str) -> None:
         """One that is away would be of use again."""
-        self.arms[name].wake()
+        self.drafters[name].wake()
 
     @property
-    def arms(self) -> Mapping[str, Drafter]:
+    def drafters(self) -> Mapping[str, Drafter]:
         """The drafters a request may ask for; of a single one itself."""
         return {self.name: self}
 
     @property
-    def defaults(self) -> tuple[str, ...]:
+    def default_drafters(self) -> tuple[str, ...]:
         """Those a request gets that asks for none."""
-        return tuple(self.arms)
+        return tuple(self.drafters)
 
 
 def may_be_shown(draft: Draft) -> bool:
     """Whether a decision may be made with a guess in sight: not with one that was drawn, which would be a bias."""
-    return len(draft) > 0 and not any(draft.drawn or ())
+    return len(draft) > 0 and not any(draft.sampled or ())
 
 
 class NoDrafter(Drafter):
@@ -102,7 +102,7 @@ class NoDrafter(Drafter):
         return [Draft()] * len(seqs)
 
     @property
-    def arms(self) -> Mapping[str, Drafter]:
+    def drafters(self) -> Mapping[str, Drafter]:
         return {}
 
 
@@ -110,7 +110,7 @@ class Wrapper(Drafter):
     """Stands before another drafter and is like it in all it does not change."""
 
     def __init__(self, inner: Drafter) -> None:
-        self.inner, self.name, self.taps, self.wants_top = inner, inner.name, inner.taps, inner.wants_top
+        self.inner, self.name, self.hidden_layers, self.top_k = inner, inner.name, inner.hidden_layers, inner.top_k
         self.draws, self.gives_probability, self.grows = inner.draws, inner.gives_probability, inner.grows
         self.whole, self.draws_whole = inner.whole, inner.draws_whole
         self.supervises, self.supervisor = inner.supervises, inner.supervisor
@@ -118,14 +118,14 @@ class Wrapper(Drafter):
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return self.inner.propose(seqs, budgets)
 
-    def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
-        return self.inner.offers(seqs, nodes)
+    def free_drafts(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
+        return self.inner.free_drafts(seqs, nodes)
 
     def prepare(self, seqs: list[Sequence]) -> None:
         self.inner.prepare(seqs)
 
-    def follow(self, outcomes: list[StepResult]) -> None:
-        self.inner.follow(outcomes)
+    def update_kv(self, outcomes: list[StepResult]) -> None:
+        self.inner.update_kv(outcomes)
 
     def observe(self, outcomes: list[StepResult]) -> None:
         self.inner.observe(outcomes)
@@ -138,9 +138,9 @@ class Wrapper(Drafter):
         return self.inner.memory
 
     @property
-    def arms(self) -> Mapping[str, Drafter]:
-        return self.inner.arms
+    def drafters(self) -> Mapping[str, Drafter]:
+        return self.inner.drafters
 
     @property
-    def defaults(self) -> tuple[str, ...]:
-        return self.inner.defaults
+    def default_drafters(self) -> tuple[str, ...]:
+        return self.inner.default_drafters

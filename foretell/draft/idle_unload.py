@@ -48,7 +48,7 @@ class UnloadableDrafter(Drafter):
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`make` loads it again; it is called in the background."""
-        self.name, self.taps, self.wants_top, self.free = inner.name, inner.taps, inner.wants_top, inner.free
+        self.name, self.hidden_layers, self.top_k, self.free = inner.name, inner.hidden_layers, inner.top_k, inner.free
         self.draws, self.gives_probability, self.reads = inner.draws, inner.gives_probability, inner.reads
         self.cost_share, self.prior, self.grows = inner.cost_share, inner.prior, inner.grows
         self.whole, self.draws_whole, self.unseen_on = inner.whole, inner.draws_whole, inner.unseen_on
@@ -60,21 +60,21 @@ class UnloadableDrafter(Drafter):
         self._watch(idle)
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return self._inner is not None
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         with self._lock:
             if self._inner is None:
                 return [Draft()] * len(seqs)
-            if any(budget.nodes and not budget.trial for budget in budgets):
+            if any(budget.nodes and not budget.is_exploration for budget in budgets):
                 self._used = self._clock()
             return self._inner.propose(seqs, budgets)
 
-    def follow(self, outcomes: list[StepResult]) -> None:
+    def update_kv(self, outcomes: list[StepResult]) -> None:
         with self._lock:
             if self._inner is not None:
-                self._inner.follow(outcomes)
+                self._inner.update_kv(outcomes)
 
     def observe(self, outcomes: list[StepResult]) -> None:
         with self._lock:

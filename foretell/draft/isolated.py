@@ -23,14 +23,14 @@ class Isolated(Wrapper):
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return self.inner.propose(_copies(seqs), list(budgets))
 
-    def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
-        return self.inner.offers(_copies(seqs), nodes)
+    def free_drafts(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
+        return self.inner.free_drafts(_copies(seqs), nodes)
 
     def prepare(self, seqs: list[Sequence]) -> None:
         self.inner.prepare(_copies(seqs))
 
-    def follow(self, outcomes: list[StepResult]) -> None:
-        self.inner.follow([_with_copy(outcome) for outcome in outcomes])
+    def update_kv(self, outcomes: list[StepResult]) -> None:
+        self.inner.update_kv([_with_copy(outcome) for outcome in outcomes])
 
     def observe(self, outcomes: list[StepResult]) -> None:
         self.inner.observe([_with_copy(outcome) for outcome in outcomes])
@@ -39,14 +39,14 @@ class Isolated(Wrapper):
         self.inner.forget(_copy(seq))
 
     @property
-    def ready(self) -> bool:
-        return self.inner.ready
+    def is_ready(self) -> bool:
+        return self.inner.is_ready
 
     def wake(self) -> None:
         self.inner.wake()
 
     @property
-    def arms(self) -> Mapping[str, Drafter]:
+    def drafters(self) -> Mapping[str, Drafter]:
         return {self.name: self}
 
 
@@ -58,7 +58,7 @@ def is_ours(drafter: Drafter) -> bool:
 
 def isolated(drafter: Drafter) -> Drafter:
     """Isolate a drafter of another package; one of ours, and one that has others below it, stays as it is."""
-    is_single = list(drafter.arms.values()) == [drafter]
+    is_single = list(drafter.drafters.values()) == [drafter]
     return Isolated(drafter) if is_single and not is_ours(drafter) else drafter
 
 
@@ -71,4 +71,4 @@ def _copies(seqs: list[Sequence]) -> list[Sequence]:
 
 
 def _with_copy(outcome: StepResult) -> StepResult:
-    return replace(outcome, share=replace(outcome.share, seq=_copy(outcome.share.seq)))
+    return replace(outcome, scheduled=replace(outcome.scheduled, seq=_copy(outcome.scheduled.seq)))

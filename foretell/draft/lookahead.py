@@ -195,12 +195,12 @@ class LookaheadDrafter(Drafter):
 
     def observe(self, outcomes: list[StepResult]) -> None:
         for outcome in outcomes:
-            if outcome.kept:
-                self._learn(outcome, self._of(outcome.share.seq))
+            if outcome.new_tokens:
+                self._learn(outcome, self._of(outcome.scheduled.seq))
 
     def _learn(self, outcome: StepResult, known: _Known) -> None:
-        tokens, length = outcome.share.seq.tokens, outcome.share.length + len(outcome.kept)
-        said = outcome.chosen or tuple(top[0] for top in outcome.top)
+        tokens, length = outcome.scheduled.seq.tokens, outcome.scheduled.length + len(outcome.new_tokens)
+        said = outcome.target_tokens or tuple(top[0] for top in outcome.top_tokens)
         known.text.catch_up(tokens, length)
         if not said:
             known.window = None
@@ -209,16 +209,16 @@ class LookaheadDrafter(Drafter):
         found = [None if end is None else said[end + 1] for end in window.ends(outcome.draft)]
         self._push(outcome, said, known.pool)
         invent = partial(known.invent, tokens, length)
-        window.move(found, len(outcome.kept), invent)
+        window.move(found, len(outcome.new_tokens), invent)
         window.pad(tokens[length - 1], invent)
 
     def _push(self, outcome: StepResult, said: tuple[int, ...], pool: Pool) -> None:
         """Each row ends an n-gram, and shorter ones; those of the text itself come last and so first in the pool."""
-        draft, length = outcome.draft, outcome.share.length
-        paths = [tuple(outcome.share.seq.tokens[max(0, length + 1 - self.ngram) : length])]
+        draft, length = outcome.draft, outcome.scheduled.length
+        paths = [tuple(outcome.scheduled.seq.tokens[max(0, length + 1 - self.ngram) : length])]
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             paths.append((*paths[parent + 1], token)[1 - self.ngram :])
-        path = set() if outcome.verdict is None else set(outcome.verdict.path)
+        path = set() if outcome.verify_result is None else set(outcome.verify_result.accepted_path)
         for node in sorted(range(len(draft)), key=path.__contains__):
             gram = (*paths[node + 1], said[node + 1])
             for start in range(len(gram) - 1):
@@ -246,7 +246,7 @@ def _mingle(tree: BestFirstTree[State], probes: Iterator[int], budget: Budget) -
         if planted < room and next(probes, None) is not None:
             planted += 1
         elif growing:
-            growing = tree.grow(budget.floor)
+            growing = tree.grow(budget.min_probability)
         else:
             return
 

@@ -37,37 +37,37 @@ class MixDrafter(Drafter):
         self._arms = {arm.name: arm for arm in arms}
         free = [(arm.name, arm.stands_back) for arm in arms if arm.free]
         self._free = sorted(free, key=itemgetter(1))
-        self._followers = [arm.name for arm in arms if arm.taps]
+        self._followers = [arm.name for arm in arms if arm.hidden_layers]
         self._readers = [arm.name for arm in arms if type(arm).prepare is not Drafter.prepare]
         self._learners = [arm.name for arm in arms if type(arm).observe is not Drafter.observe]
         assert len(self._arms) == len(arms), "each arm has a name of its own"
         self._mergers = {arm.name: arm for arm in arms if isinstance(arm, MergedDrafter)}
-        self._leavers = [arm for arm in arms if type(arm).ready is not Drafter.ready]
+        self._leavers = [arm for arm in arms if type(arm).is_ready is not Drafter.is_ready]
         self._shown: dict[int, tuple[int, int, Mapping[str, Draft]]] = {}  # by sequence: its length, nodes, the guesses
         self.supervisor = supervisor or Supervisor()
         self._defaults = tuple(self._arms) if defaults is None else defaults
         if len(self._defaults) == 1:
             self.name = self._defaults[0]
-        self.taps = tuple(sorted({tap for arm in arms for tap in arm.taps}))
-        self.wants_top = max((arm.wants_top for arm in arms), default=0)
+        self.hidden_layers = tuple(sorted({tap for arm in arms for tap in arm.hidden_layers}))
+        self.top_k = max((arm.top_k for arm in arms), default=0)
         self.draws = any(arm.draws for arm in arms)
         self.gives_probability = any(arm.gives_probability for arm in arms)
 
     @property
-    def arms(self) -> Mapping[str, Drafter]:
+    def drafters(self) -> Mapping[str, Drafter]:
         return self._arms
 
     @property
-    def away(self) -> frozenset[str]:
+    def unavailable(self) -> frozenset[str]:
         """Asked for in every step; most drafters never leave, and few fail."""
-        resting = frozenset(arm.name for arm in self._leavers if not arm.ready) if self._leavers else frozenset()
+        resting = frozenset(arm.name for arm in self._leavers if not arm.is_ready) if self._leavers else frozenset()
         return resting | self.supervisor.disabled
 
     @property
-    def defaults(self) -> tuple[str, ...]:
+    def default_drafters(self) -> tuple[str, ...]:
         return self._defaults
 
-    def offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
+    def free_drafts(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
         found: list[dict[str, Draft]] = [{} for _ in seqs]
         sure, budget = [False] * len(seqs), Budget(nodes)
         for name, last in self._free:
@@ -105,7 +105,7 @@ class MixDrafter(Drafter):
         if length != len(seq.tokens) or nodes < budget.nodes:
             return None
         draft = drafts.get(budget.drafter)
-        return None if draft is None else draft.cut(budget.nodes)
+        return None if draft is None else draft.truncate(budget.nodes)
 
     def _guesses(self, name: str, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         if (merged := self._mergers.get(name)) is not None:
@@ -135,9 +135,9 @@ class MixDrafter(Drafter):
         if seqs:
             self._guarded(name, "prepare", lambda arm: arm.prepare(seqs), None)
 
-    def follow(self, outcomes: list[StepResult]) -> None:
+    def update_kv(self, outcomes: list[StepResult]) -> None:
         for name in self._followers:
-            self._guarded(name, "follow", lambda arm: arm.follow(outcomes), None, always=True)
+            self._guarded(name, "update_kv", lambda arm: arm.update_kv(outcomes), None, always=True)
 
     def observe(self, outcomes: list[StepResult]) -> None:
         for name in self._learners:

@@ -83,7 +83,7 @@ class ModelDrafter(Drafter):
         while sum(shadow.pending for shadow in shadows) > self.max_rows and (shares := self._chunks(shadows)):
             self.runner.forward(shares, [NO_DRAFT] * len(shares))
             for share in shares:
-                share.seq.cached += share.take
+                share.seq.cached += share.num_new_tokens
 
     def _chunks(self, shadows: list[Sequence]) -> list[ScheduledSequence]:
         """Return the next forward of a prefill; the last token of a sequence runs with its first draft token."""
@@ -125,7 +125,7 @@ class ModelDrafter(Drafter):
 
     def _goes_on(self, chain: _Chain, offset: int, budget: Budget) -> bool:
         """Decided by what was drawn before, never by the token to come."""
-        return offset < budget.depth and chain.sureness >= max(self.min_confidence, budget.floor)
+        return offset < budget.depth and chain.sureness >= max(self.min_confidence, budget.min_probability)
 
     def _draw(self, seqs: list[Sequence], offset: int) -> SampledToken:
         shadows = [self._shadows[seq.id].seq for seq in seqs]

@@ -44,10 +44,10 @@ class GraphModelDrafter(ModelDrafter):
         self._read(shadows)
         shares = [ScheduledSequence.of(shadow, shadow.pending) for shadow in shadows]
         draws = _draws([seq for seq, _ in live])
-        found = self.runner.chain(shares, max(budget.depth for _, budget in live), self.vocab, draws)
+        found = self.runner.draft_chain(shares, max(budget.depth for _, budget in live), self.vocab, draws)
         if found is None:
             return super().propose(seqs, budgets)
-        if all(budget.unseen for _, budget in live):
+        if all(budget.on_device for _, budget in live):
             left = _Left(self, found, live)
             drafts = {seq.id: self._unseen(left, text, budget) for text, (seq, budget) in enumerate(live)}
             return [drafts.get(seq.id, NO_DRAFT) for seq in seqs]
@@ -66,7 +66,7 @@ class GraphModelDrafter(ModelDrafter):
         """All nodes that were asked for: nobody knows how likely they are."""
         places = left.found.places(text, budget.depth)
         parents = tuple(range(-1, len(places) - 1))
-        return Draft(tuple(-1 - place for place in places), parents, self.name, unseen=_Unseen(left, text))
+        return Draft(tuple(-1 - place for place in places), parents, self.name, device_draft=_Unseen(left, text))
 
     def _read(self, shadows: list[Sequence]) -> None:
         """What there is to read of new texts is read by itself: a chain of any length behind many rows would be a
@@ -88,7 +88,7 @@ class GraphModelDrafter(ModelDrafter):
         """Of what was guessed as much as would have been asked for, token by token."""
         shadow = self._shadows[seq.id].seq
         for offset, token in enumerate(tokens):
-            if not (offset < budget.depth if budget.unseen else self._goes_on(chain, offset, budget)):
+            if not (offset < budget.depth if budget.on_device else self._goes_on(chain, offset, budget)):
                 break
             shadow.cached = len(shadow.tokens)
             shadow.tokens.append(token)
@@ -121,10 +121,10 @@ class _Unseen:
     text: int
 
     @property
-    def there(self) -> Tensor:
-        return self.left.found.there
+    def token_buffer(self) -> Tensor:
+        return self.left.found.token_buffer
 
-    def seen(self) -> tuple[list[int], list[float]]:
+    def wait(self) -> tuple[list[int], list[float]]:
         chain = self.left.chains[self.text]
         return chain.tokens, chain.confidence
 

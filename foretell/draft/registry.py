@@ -161,12 +161,12 @@ def _early_exit(parts: DrafterParts, layers: str) -> Drafter:
     most = parts.target.model.config.layers - 1
     if int(layers) > most:
         raise RequestError("drafter", f"exit:{layers} leaves nothing out; this model can exit after 1 to {most} layers")
-    runner = parts.target.lend(first_layers(parts.target.model, int(layers)))
+    runner = parts.target.with_variant(first_layers(parts.target.model, int(layers)))
     return SelfDrafter(runner, parts.vocab, f"exit:{layers}", parts.sharpening, parts.config.min_confidence)
 
 
 def _quantized_self(parts: DrafterParts, form: str) -> Drafter:
-    runner = parts.target.lend(parts.copies[8 if form == "int8" else 4])
+    runner = parts.target.with_variant(parts.copies[8 if form == "int8" else 4])
     drafter = SelfDrafter(runner, parts.vocab, f"self:{form}", parts.sharpening, parts.config.min_confidence)
     drafter.prior = 0.9
     return drafter

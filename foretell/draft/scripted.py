@@ -20,7 +20,7 @@ class ScriptedDrafter(Drafter):
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [
-            self.script(seq, budget).cut(budget.nodes) if budget.nodes else Draft()
+            self.script(seq, budget).truncate(budget.nodes) if budget.nodes else Draft()
             for seq, budget in zip(seqs, budgets, strict=True)
         ]
 
@@ -44,7 +44,7 @@ class OracleDrafter(Drafter):
         prompt, guesses = self._guesses.get(seq.id, ((), []))
         if prompt is not seq.request.prompt:
             prompt, guesses = self._guesses[seq.id] = seq.request.prompt, self._all_guesses(seq.request.prompt)
-        return Draft.chain(guesses[seq.written : seq.written + nodes], self.name)
+        return Draft.chain(guesses[seq.num_output_tokens : seq.num_output_tokens + nodes], self.name)
 
     def _all_guesses(self, prompt: tuple[int, ...]) -> list[int]:
         """Worked out once for a text: a step is to cost what the engine costs."""

@@ -84,12 +84,12 @@ class SuffixDrafter(Drafter):
 
     def observe(self, outcomes: list[StepResult]) -> None:
         """A tenant who writes is in use; to ask for a guess must not count, or guesses would depend on who asked."""
-        for tenant in dict.fromkeys(outcome.share.seq.request.tenant for outcome in outcomes):
+        for tenant in dict.fromkeys(outcome.scheduled.seq.request.tenant for outcome in outcomes):
             self.store.touch(tenant)
 
     def forget(self, seq: Sequence) -> None:
         self._kept.pop(seq.id, None)
-        if seq.finish in ("stop", "length"):
+        if seq.finish_reason in ("stop", "length"):
             self.store.add(seq.request.tenant, seq.tokens[len(seq.request.prompt) :])
 
     @property

@@ -130,7 +130,7 @@ class TokenRecyclingDrafter(Drafter):
     name = "recycle"
     free = True
     prior = 0.3
-    wants_top = SUCCESSORS
+    top_k = SUCCESSORS
     stands_back = True
 
     def __init__(self, runs: int = 16_384, tenants: int = 16) -> None:
@@ -156,10 +156,10 @@ class TokenRecyclingDrafter(Drafter):
 
     def observe(self, outcomes: list[StepResult]) -> None:
         for outcome in outcomes:
-            if outcome.verdict is not None:
-                table = self.tables.use(outcome.share.seq.request.tenant)
-                seq = outcome.share.seq
-                if outcome.share.length == len(seq.request.prompt):  # its first token, which waits for nobody
+            if outcome.verify_result is not None:
+                table = self.tables.use(outcome.scheduled.seq.request.tenant)
+                seq = outcome.scheduled.seq
+                if outcome.scheduled.length == len(seq.request.prompt):  # its first token, which waits for nobody
                     if seq.id not in self._read:
                         self._unread.add(seq.id)
                 elif seq.id in self._unread:
@@ -190,7 +190,7 @@ def _likeliest(table: Table, start: Run, budget: Budget, source: str) -> Draft:
         if kids:  # the likeliest of them waits to be added; the next takes its place when it is
             heappush(buds, (-chance * kids[0][1], offered, node, chance, kids, 0, context))
             offered += 1
-        if not buds or len(tokens) == budget.nodes or -buds[0][0] < budget.floor:
+        if not buds or len(tokens) == budget.nodes or -buds[0][0] < budget.min_probability:
             return Draft(tuple(tokens), tuple(parents), source, None, tuple(sure)) if tokens else NO_DRAFT
         chance, _, parent, before, kids, at, context = buds[0]
         token, share = kids[at]
@@ -212,12 +212,12 @@ def extended(context: Run, token: int) -> Run:
 
 def _learn(table: Table, outcome: StepResult) -> None:
     """Every row that was run teaches, accepted or not; what the text itself says stands above what guesses say."""
-    share, draft, verdict = outcome.share, outcome.draft, outcome.verdict
+    share, draft, verdict = outcome.scheduled, outcome.draft, outcome.verify_result
     assert verdict is not None, "a step that wrote"
     context = tuple(share.seq.tokens[max(0, share.length - LONGEST) : share.length])
-    rows = [0, *(node + 1 for node in verdict.path)]
-    tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
-    if not outcome.top:  # the text is copied: it is read on, and no shares are learnt from what everybody knew
+    rows = [0, *(node + 1 for node in verdict.accepted_path)]
+    tokens = [*(draft.tokens[node] for node in verdict.accepted_path), verdict.next_token]
+    if not outcome.top_tokens:  # the text is copied: it is read on, and no shares are learnt from what everybody knew
         table.read((*context, *tokens), len(context))
         return
     contexts = [context]
@@ -225,8 +225,8 @@ def _learn(table: Table, outcome: StepResult) -> None:
         contexts.append(extended(contexts[parent + 1], token))
     for row, token in zip(rows, tokens, strict=True):
         table.weigh(contexts[row], token)
-    for row, top in enumerate(outcome.top):
+    for row, top in enumerate(outcome.top_tokens):
         if row not in rows:
             table.suppose(contexts[row], top[:SUCCESSORS])
     for row in rows:
-        table.learn(contexts[row], outcome.top[row][:SUCCESSORS])
+        table.learn(contexts[row], outcome.top_tokens[row][:SUCCESSORS])

@@ -95,15 +95,15 @@ def merged(drafts: Values[Draft], nodes: int, source: str, drawn: bool = False) 
     """
     union = _Union()
     if drawn:
-        drafts = sorted(drafts, key=lambda draft: not any(draft.drawn or ()))
+        drafts = sorted(drafts, key=lambda draft: not any(draft.sampled or ()))
     for draft in drafts:
         union.add(draft, nodes if drawn else None)
     whole = union.draft(source)
     if not drawn:
-        return whole.only(sorted(range(len(whole)), key=lambda node: (-union.chances[node], node))[:nodes])
+        return whole.subset(sorted(range(len(whole)), key=lambda node: (-union.chances[node], node))[:nodes])
     first = drafts[0]
-    if first.drawn is None or first.probs is None:
+    if first.sampled is None or first.probs is None:
         return whole
     later = len(whole) - len(first)
     rows = torch.cat([first.probs, first.probs.new_zeros(later, first.probs.shape[1])])
-    return replace(whole, drawn=first.drawn + (False,) * later, probs=rows)
+    return replace(whole, sampled=first.sampled + (False,) * later, probs=rows)

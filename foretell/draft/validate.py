@@ -31,7 +31,7 @@ def valid_offers(found: Iterable[object], count: int, name: str) -> list[Mapping
         if not isinstance(offer, Mapping):
             raise TypeError(f"{name} offered a {type(offer).__name__}, not drafts by drafter")
         offers.append({arm: valid_draft(draft, name) for arm, draft in offer.items()})
-        if any(draft.unseen is not None for draft in offers[-1].values()):
+        if any(draft.device_draft is not None for draft in offers[-1].values()):
             raise ValueError(f"{name} offered a draft whose tokens are still on a device")
     if len(offers) != count:
         raise ValueError(f"{name} made {len(offers)} offers for {count} sequences")
@@ -44,7 +44,7 @@ def valid_draft(draft: object, name: str) -> Draft:
         return NO_DRAFT
     if not isinstance(draft, Draft):
         raise TypeError(f"{name} returned a {type(draft).__name__}, not a Draft")
-    if draft.unseen is not None:  # its tokens are still on the device
+    if draft.device_draft is not None:  # its tokens are still on the device
         return draft
     nodes = len(draft.tokens)
     if type(draft) is not Draft or not _has_plain_numbers(draft):
@@ -52,14 +52,14 @@ def valid_draft(draft: object, name: str) -> Draft:
             _integers(draft.tokens, "token", name),
             _integers(draft.parents, "parent", name),
             draft.source if isinstance(draft.source, str) else "",
-            None if draft.drawn is None else tuple(bool(each) for each in draft.drawn),
+            None if draft.sampled is None else tuple(bool(each) for each in draft.sampled),
             None if draft.confidence is None else tuple(float(each) for each in draft.confidence),
             draft.probs,
             draft.origins,
         )
     if draft.origins is not None and not all(isinstance(each, str) for each in draft.origins):
         raise TypeError(f"{name} named origins of draft tokens that are no strings")
-    for part in (draft.parents, draft.drawn, draft.confidence, draft.origins):
+    for part in (draft.parents, draft.sampled, draft.confidence, draft.origins):
         if part is not None and len(part) != nodes:
             raise ValueError(f"{name} described {len(part)} of {nodes} draft tokens")
     if not draft.is_chain and any(not -1 <= parent < node for node, parent in enumerate(draft.parents)):
@@ -72,7 +72,7 @@ def _has_plain_numbers(draft: Draft) -> bool:
     """Return whether nothing has to be converted; drafts of built-in drafters are such."""
     own = type(draft.tokens) is tuple and type(draft.parents) is tuple and isinstance(draft.source, str)
     plain = own and INTEGERS.issuperset(map(type, draft.tokens)) and INTEGERS.issuperset(map(type, draft.parents))
-    sure, drawn = draft.confidence, draft.drawn
+    sure, drawn = draft.confidence, draft.sampled
     return (
         plain
         and (sure is None or (type(sure) is tuple and set(map(type, sure)) <= {float}))
@@ -106,7 +106,7 @@ def valid_probs(draft: Draft, vocab: int, name: str, trusted: bool) -> Draft:
 
     Rows of a `trusted` drafter are not summed up: that takes up to a millisecond, and on a GPU waits for the device.
     """
-    drawn = [node for node in range(len(draft)) if draft.was_drawn(node)]
+    drawn = [node for node in range(len(draft)) if draft.is_sampled(node)]
     if draft.probs is None:
         if drawn:
             raise ValueError(f"{name} sampled draft tokens without the probabilities they were sampled from")

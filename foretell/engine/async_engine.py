@@ -123,8 +123,8 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._calls.open(self._loop)
         self._thread.start()
-        if self.engine.runner.followers is not None:
-            self.engine.runner.followers.listen(lambda error: self._inbox.put(partial(_give, error)))
+        if self.engine.runner.workers is not None:
+            self.engine.runner.workers.listen(lambda error: self._inbox.put(partial(_give, error)))
 
     def submit(
         self,
@@ -228,7 +228,7 @@ class AsyncEngine:
             stream = self._streams.get(piece.delta.request_id)
             if stream is None:
                 continue  # its caller has gone
-            if piece.delta.finish is not None:
+            if piece.delta.finish_reason is not None:
                 stream.unfinished -= 1
                 self.texts -= 1
                 self._ended.append(time.monotonic())
@@ -265,7 +265,7 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
-            self.engine.runner.be_current()
+            self.engine.runner.set_device()
             while not self._stopped:
                 self._obey()
                 if self.engine.busy and not self._stopped:
@@ -324,20 +324,20 @@ class AsyncEngine:
             times,
             rows,
             len(deltas),
-            sum(delta.drafted for delta in deltas),
+            sum(delta.num_drafted for delta in deltas),
             sum(len(self._tracks[delta.request_id, delta.choice].seq.tokens) for delta in deltas),
         )
         pieces = tuple(self._piece(delta, clock) for delta in deltas)
         counts = self.engine.stats.speculation.by_drafter.items()
         drafters = {name: (count.drafted, count.accepted) for name, count in counts}
-        hurry = any(not piece.track.patient or piece.delta.finish is not None for piece in pieces)
+        hurry = any(not piece.track.patient or piece.delta.finish_reason is not None for piece in pieces)
         self._tell(self._deliver, StepReport(pieces, clock, self._load(), drafters), hurry=hurry)
 
     def _piece(self, delta: Delta, clock: StepClock) -> StreamItem:
         key = (delta.request_id, delta.choice)
         track = self._tracks[key]
         track.outbox.clear()  # the piece is on its way
-        if delta.finish is not None:
+        if delta.finish_reason is not None:
             del self._tracks[key]
         return StreamItem(delta, track, track.speculation.steps == 1, clock)
 

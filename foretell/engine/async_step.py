@@ -50,11 +50,11 @@ def may_stay_unseen(plan: list[ScheduledSequence], budgets: list[Budget], drafte
     """Whether a step there can run guesses that no host has seen: all of one drafter, behind texts that write and hold
     guesses against their own tokens, and so few rows that it does not matter that none is left out as unlikely."""
     names = {budget.drafter for budget in budgets if budget.nodes}
-    if len(names) != 1 or any(share.take > 1 or share.seq.request.rule != "match" for share in plan):
+    if len(names) != 1 or any(share.num_new_tokens > 1 or share.seq.request.rule != "match" for share in plan):
         return False
     (name,) = names
     rows = sum(1 + budget.nodes for budget in budgets)
-    return drafter.arms.get(name, drafter).unseen_on == device and rows <= UNSEEN_ROWS
+    return drafter.drafters.get(name, drafter).unseen_on == device and rows <= UNSEEN_ROWS
 
 
 def followers(
@@ -67,7 +67,7 @@ def followers(
 
     It can where all that run are in the step, write one token each, each `alone`, and nobody could come in.
     """
-    if flight.output.likeliest is None or any(map(len, flight.drafts)):
+    if flight.output.argmax is None or any(map(len, flight.drafts)):
         return []
     going: list[int] = []
     there = 0
@@ -80,9 +80,9 @@ def followers(
         there += 1
         if not alone(share):
             return []
-        if share.take > 1 and seq.request.drafters and len(flight.plan) == 1:
+        if share.num_new_tokens > 1 and seq.request.drafters and len(flight.plan) == 1:
             return []  # alone, guesses may pay at once behind a prompt, and nobody has looked yet
-        if seq.room > 1:
+        if seq.remaining_tokens > 1:
             going.append(row)
     comes_in = len(going) < scheduler.max_num_seqs and scheduler.may_admit
     return [] if comes_in or there < len(scheduler.running) else going
@@ -138,7 +138,7 @@ class StepTimer:
         before, texts, landed = self._landed, self._texts, flight.arrived
         elsewhere = self.away - flight.away  # what the host did for others while this ran
         self._landed, self.away = landed, 0.0
-        self._texts = len(flight.plan) if all(share.take == 1 for share in flight.plan) else 0
+        self._texts = len(flight.plan) if all(share.num_new_tokens == 1 for share in flight.plan) else 0
         since = flight.launched if before is None else max(before, flight.launched)
         drafting = 0.0 if flight.is_ahead else flight.drafted - flight.began
         waiting = None

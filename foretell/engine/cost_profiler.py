@@ -117,7 +117,7 @@ class CostProfiler:
         """Only the drafter that was measured has met them; others must not take them for texts to learn from."""
         if arm:
             for seq in seqs:
-                self.engine.drafter.arms[arm].forget(seq)
+                self.engine.drafter.drafters[arm].forget(seq)
 
     def run(self) -> None:
         """Measure all of it, anew."""
@@ -127,7 +127,7 @@ class CostProfiler:
 
     def _measure(self, piece: ProfileStep, seqs: list[Sequence]) -> None:
         if piece.arm:
-            budgets = [Budget(piece.rows, piece.arm, levels=piece.levels)] * len(seqs)
+            budgets = [Budget(piece.rows, piece.arm, max_depth=piece.levels)] * len(seqs)
             self.engine.drafter.propose(seqs, budgets)  # reads the texts, and is not what is to be measured
             began = perf_counter()
             drafts = self.engine.drafter.propose(seqs, budgets)
@@ -142,9 +142,9 @@ class CostProfiler:
         drafts = [Draft.chain([0] * (piece.rows - 1), "profile")] * len(seqs)
         began = perf_counter()
         output = self.engine.runner.forward([ScheduledSequence.of(seq, 1) for seq in seqs], drafts)
-        if self.engine.runner.goes_ahead and output.likeliest is not None:
+        if self.engine.runner.supports_async and output.argmax is not None:
             began = perf_counter()  # what the host did before is no part of a step there, as while texts are written
-            output.likeliest()
+            output.argmax()
         else:
             output.logits.argmax(-1).tolist()  # a device is done when its answer is here
         if piece.warms_up:

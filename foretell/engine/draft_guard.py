@@ -22,19 +22,19 @@ def admitted(draft: object, budget: Budget, vocab: int, trusted: bool = False) -
     if draft is NO_DRAFT or budget.nodes <= 0:
         return NO_DRAFT
     name = budget.drafter or getattr(draft, "source", "") or "a drafter without a name"
-    draft = valid_draft(draft, name).cut(budget.nodes)
-    if draft.unseen is not None and not budget.unseen:
+    draft = valid_draft(draft, name).truncate(budget.nodes)
+    if draft.device_draft is not None and not budget.on_device:
         raise ValueError(f"{name} left its draft tokens on a device, which this step does not allow")
-    if budget.branches:
+    if budget.is_tree:
         deepest, depths = budget.depth, draft.depths()
         if max(depths, default=0) > deepest:
-            draft = draft.only([node for node, depth in enumerate(depths) if depth <= deepest])
+            draft = draft.subset([node for node, depth in enumerate(depths) if depth <= deepest])
     if not len(draft):
         return NO_DRAFT
     draft = distinct(draft)
     if budget.drafter and draft.source != budget.drafter:
         draft = replace(draft, source=budget.drafter)
-    if draft.unseen is not None:  # the device looks the tokens up and has no others
+    if draft.device_draft is not None:  # the device looks the tokens up and has no others
         return draft
     if min(draft.tokens) < 0 or max(draft.tokens) >= vocab:
         raise ValueError(f"{name} returned a token outside 0..{vocab - 1}")
@@ -52,11 +52,11 @@ def distinct(draft: Draft) -> Draft:
     own = list(range(len(draft)))  # whose row each node has
     for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):
         key = (own[parent] if parent >= 0 else parent, token)
-        if not draft.was_drawn(node):
+        if not draft.is_sampled(node):
             own[node] = first.get(key, node)
         first.setdefault(key, node)
     parents = tuple(own[parent] if parent >= 0 else parent for parent in draft.parents)
-    return replace(draft, parents=parents).only([node for node, row in enumerate(own) if row == node])
+    return replace(draft, parents=parents).subset([node for node, row in enumerate(own) if row == node])
 
 
 Answer = TypeVar("Answer")
@@ -67,9 +67,11 @@ class SafeDrafter:
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab = drafter, vocab
-        self.top_arms = frozenset(name for name, arm in drafter.arms.items() if arm.wants_top)
-        self.copiers = frozenset(name for name, arm in drafter.arms.items() if arm.free) - self.top_arms
-        self._trusted = all(map(is_ours, drafter.arms.values()))
+        self.learning_drafters = frozenset(name for name, arm in drafter.drafters.items() if arm.top_k)
+        self.copying_drafters = (
+            frozenset(name for name, arm in drafter.drafters.items() if arm.free) - self.learning_drafters
+        )
+        self._trusted = all(map(is_ours, drafter.drafters.values()))
         self._is_mix = drafter.supervises
         if drafter.supervisor is None:
             drafter.supervisor = Supervisor()
@@ -85,18 +87,18 @@ class SafeDrafter:
     def health(self) -> dict[str, tuple[int, bool]]:
         """By drafter its failures since the start, and whether it is disabled now."""
         failures, disabled = self.supervisor.failures.copy(), self.supervisor.disabled
-        return {name: (failures[name], name in disabled) for name in (*self.drafter.arms, *failures)}
+        return {name: (failures[name], name in disabled) for name in (*self.drafter.drafters, *failures)}
 
-    def offers(self, seqs: list[Sequence], nodes: int) -> dict[int, Mapping[str, Draft]]:
+    def free_drafts(self, seqs: list[Sequence], nodes: int) -> dict[int, Mapping[str, Draft]]:
         """By sequence what would be guessed for next to nothing."""
         if not seqs:
             return {}
         nothing: list[Mapping[str, Draft]] = [{}] * len(seqs)
-        found = self._guarded("offers", lambda: self._offers(seqs, nodes), nothing)
+        found = self._guarded("free_drafts", lambda: self._offers(seqs, nodes), nothing)
         return {seq.id: offer for seq, offer in zip(seqs, found, strict=True)}
 
     def _offers(self, seqs: list[Sequence], nodes: int) -> list[Mapping[str, Draft]]:
-        found = self.drafter.offers(seqs, nodes)
+        found = self.drafter.free_drafts(seqs, nodes)
         return found if self._is_mix else valid_offers(found, len(seqs), self._name)
 
     def propose(self, plan: list[ScheduledSequence], budgets: list[Budget]) -> list[Draft]:
@@ -128,33 +130,33 @@ class SafeDrafter:
             self.supervisor.succeed(name, "draft")
         return draft
 
-    def seen(self, drafts: list[Draft]) -> list[Draft]:
+    def fetch_device_drafts(self, drafts: list[Draft]) -> list[Draft]:
         """With the tokens that were left on a device; where they cannot be had, with such as never stand."""
-        return [draft if draft.unseen is None else self._seen(draft, draft.unseen) for draft in drafts]
+        return [draft if draft.device_draft is None else self._seen(draft, draft.device_draft) for draft in drafts]
 
     def _seen(self, draft: Draft, unseen: DeviceDraft) -> Draft:
         nodes, nothing = len(draft), (list[int](), list[float]())
         name = draft.source if self._is_mix else self._name
-        tokens, sure = self.supervisor.call(name, "seen", unseen.seen, nothing, always=True)
+        tokens, sure = self.supervisor.call(name, "wait", unseen.wait, nothing, always=True)
         if len(tokens) < nodes:
-            return replace(draft, unseen=None)
-        return replace(draft, tokens=tuple(tokens[:nodes]), confidence=tuple(sure[:nodes]), unseen=None)
+            return replace(draft, device_draft=None)
+        return replace(draft, tokens=tuple(tokens[:nodes]), confidence=tuple(sure[:nodes]), device_draft=None)
 
     def prepare(self, seqs: list[Sequence]) -> None:
         """There is time for what has to be done before anything is guessed for them."""
         self._guarded("prepare", lambda: self.drafter.prepare(seqs), None)
 
-    def follow(self, outcomes: list[StepResult]) -> None:
+    def update_kv(self, outcomes: list[StepResult]) -> None:
         """Who keeps states beside the target's has to keep them of every text: its pages may become another's."""
-        if self.drafter.taps:
-            self._guarded("follow", lambda: self.drafter.follow(outcomes), None, always=True)
+        if self.drafter.hidden_layers:
+            self._guarded("update_kv", lambda: self.drafter.update_kv(outcomes), None, always=True)
 
     def observe(self, outcomes: list[StepResult]) -> None:
         if outcomes:
             self._guarded("observe", lambda: self.drafter.observe(outcomes), None)
 
     def forget(self, seq: Sequence) -> None:
-        if seq.request.drafters or self.drafter.taps:  # else no drafter has met it
+        if seq.request.drafters or self.drafter.hidden_layers:  # else no drafter has met it
             self._guarded("forget", lambda: self.drafter.forget(seq), None, always=True)
 
     def _guarded(self, method: str, do: Callable[[], Answer], otherwise: Answer, always: bool = False) -> Answer:
@@ -174,4 +176,4 @@ def constrain(draft: Draft, matcher: Matcher, budget: Budget) -> Draft:
     if not draft.is_chain:
         return draft  # the masks forbid what must be forbidden
     legal = matcher.allows(draft.tokens)
-    return draft.cut(legal + 1 if legal < len(draft) and draft.was_drawn(legal) else legal)
+    return draft.truncate(legal + 1 if legal < len(draft) and draft.is_sampled(legal) else legal)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from foretell.control.controller import Controller, Offers
+from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.decision_log import Decision
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Delta, Draft, Request, ScheduledSequence, Sequence, StepResult, StepTimes
@@ -28,34 +28,34 @@ class PartialCommit(Exception):
 class NoDraftController(Controller):
     """Lets nothing be guessed, so that no draft can be what fails; all else is left to whom it stands in for."""
 
-    lets_next_begin = False  # each step is one of its own
+    allows_early_start = False  # each step is one of its own
 
     def __init__(self, inner: Controller) -> None:
         self.inner = inner
 
-    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         return [Budget()] * len(seqs)
 
-    def rests(self, seqs: list[Sequence]) -> bool:
+    def expects_plain_step(self, seqs: list[Sequence]) -> bool:
         return False
 
     def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
         self.inner.observe(outcomes, times)
 
-    def watches(self, seq: Sequence) -> bool:
-        return self.inner.watches(seq)
+    def learns_from(self, seq: Sequence) -> bool:
+        return self.inner.learns_from(seq)
 
     @property
-    def decided(self) -> dict[Decision, int]:
-        return self.inner.decided
+    def decision_counts(self) -> dict[Decision, int]:
+        return self.inner.decision_counts
 
     @property
-    def standing(self) -> tuple[bool, str]:
-        return self.inner.standing
+    def speculation_state(self) -> tuple[bool, str]:
+        return self.inner.speculation_state
 
     @property
-    def switches(self) -> int:
-        return self.inner.switches
+    def num_switches(self) -> int:
+        return self.inner.num_switches
 
     def plain_seconds(self, batch: int, context: int) -> float | None:
         return self.inner.plain_seconds(batch, context)
@@ -85,7 +85,7 @@ def rescue(engine: Engine, tracks: Iterable[SequenceState], error: Exception) ->
     if not engine.scheduler.running:
         found.lost |= {seq.request.id: error for seq in list(engine.scheduler.waiting)[:1]}
     for seq in engine.scheduler.running[::-1]:  # where pages do not suffice, it is the youngest that waits
-        track = engine.tracks[seq.id]
+        track = engine.states[seq.id]
         if track.outbox:
             engine.settle(seq)
         else:
@@ -102,7 +102,12 @@ def rescue(engine: Engine, tracks: Iterable[SequenceState], error: Exception) ->
 def _go_on(engine: Engine, track: SequenceState, found: Rescue) -> None:
     seq = track.seq
     try:
-        if track.untold or seq.finish is not None or track.writer.count != seq.written or _grammar_is_ahead(track):
+        if (
+            track.untold
+            or seq.finish_reason is not None
+            or track.writer.count != seq.num_output_tokens
+            or _grammar_is_ahead(track)
+        ):
             raise PartialCommit(f"text {seq.request.id} was left half written")
         with _alone(engine, seq):
             engine.step()
@@ -116,7 +121,7 @@ def _go_on(engine: Engine, track: SequenceState, found: Rescue) -> None:
 
 
 def _grammar_is_ahead(track: SequenceState) -> bool:
-    return track.matcher is not None and track.matcher.followed != track.seq.written
+    return track.matcher is not None and track.matcher.followed != track.seq.num_output_tokens
 
 
 @contextmanager

@@ -26,7 +26,7 @@ class OomBackoff:
 
     def shed(self, plan: list[ScheduledSequence], error: Exception) -> None:
         """Plan at most half of what failed; a single row that failed is a failure like any other."""
-        rows = sum(share.take + share.budget.nodes for share in plan)
+        rows = sum(share.num_new_tokens + share.budget.nodes for share in plan)
         if rows <= 1:
             raise error
         self.sheds += 1

@@ -12,7 +12,7 @@ from foretell.options import nearest
 from foretell.sampling.noise import mix
 from foretell.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from foretell.tokenizer import Tokenizer
-from foretell.types import Banned, ReasoningMarkers, Request, SpeculationChoice
+from foretell.types import BadWords, ReasoningMarkers, Request, SpeculationChoice
 from foretell.verify.lossy import ThresholdSettings
 from foretell.verify.rules import LOSSLESS, LOSSY
 from foretell.verify.workload_class import detect_workload
@@ -88,8 +88,8 @@ class RequestBuilder:
             speculation=speculation,
             rule=self._settle_rule(params, speculation, drafters),
             drafters=drafters,
-            banned=self._banned(params),
-            thinking=self._thinking(params),
+            bad_words=self._banned(params),
+            reasoning=self._thinking(params),
             prediction=self._prediction(speculation),
         )
         request = replace(request, speculation=self._settle_thresholds(request))
@@ -133,7 +133,7 @@ class RequestBuilder:
         if rule != AUTO:
             return rule
         # Same tokens for whoever gave a seed; for the others the rule that accepts the most of drawn guesses.
-        draws = any(self.drafter.arms[name].draws for name in drafters)
+        draws = any(self.drafter.drafters[name].draws for name in drafters)
         return "block" if params.seed is None and params.temperature > 0 and draws else "match"
 
     def _settle_thresholds(self, request: Request) -> SpeculationChoice:
@@ -157,7 +157,7 @@ class RequestBuilder:
         wants_json = grammar is not None and grammar.kind.startswith("json")
         return detect_workload(self.tokenizer.decode(request.prompt), wants_json)
 
-    def _banned(self, params: SamplingParams) -> Banned:
+    def _banned(self, params: SamplingParams) -> BadWords:
         """Every way the bad words are spelt in tokens: as they are, and behind a space."""
         found: dict[int, dict[tuple[int, ...], tuple[int, ...]]] = {}
         if self.tokenizer is None:
@@ -173,9 +173,9 @@ class RequestBuilder:
     def _prediction(self, speculation: SpeculationChoice) -> tuple[int, ...]:
         if speculation.prediction is None:
             return ()
-        if not self.drafter.arms:
+        if not self.drafter.drafters:
             return ()  # an expectation, where nobody guesses
-        if speculation.enabled and PREDICTION not in self.drafter.arms:
+        if speculation.enabled and PREDICTION not in self.drafter.drafters:
             raise RequestError(
                 "prediction", f"is for the drafter prediction; this engine guesses by {self.drafter.name}"
             )
@@ -208,7 +208,7 @@ def check_pace(choice: SpeculationChoice, drafters: tuple[str, ...]) -> None:
 
 def settle_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[SpeculationChoice, tuple[str, ...]]:
     """Who may guess for a request: whom it names, or the engine's own, and `prediction` where it brings one."""
-    arms = engine.arms
+    arms = engine.drafters
     if choice.drafter == "none" or not choice.enabled or choice.max_draft == 0:
         return replace(choice, enabled=False), ()
     if choice.drafter in (None, "auto", "mix"):
@@ -226,15 +226,15 @@ def settle_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[Specula
 
 
 def _own_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[str, ...]:
-    found = engine.defaults
-    if PREDICTION in engine.arms and choice.prediction is not None:
+    found = engine.default_drafters
+    if PREDICTION in engine.drafters and choice.prediction is not None:
         return tuple(dict.fromkeys((PREDICTION, *found)))
     return tuple(name for name in found if name != PREDICTION) if len(found) > 1 else found
 
 
 def _check_drafter(name: str, engine: Drafter, choice: SpeculationChoice) -> None:
-    if name not in engine.arms:
-        has = f"it has {', '.join(engine.arms)}" if engine.arms else "it was started without one"
+    if name not in engine.drafters:
+        has = f"it has {', '.join(engine.drafters)}" if engine.drafters else "it was started without one"
         raise RequestError("drafter", f"this engine has no drafter {name!r}; {has}; start it with --drafter {name}")
     if name == PREDICTION and choice.prediction is None:
         raise RequestError("drafter", "prediction copies the text you expect; give that as prediction")

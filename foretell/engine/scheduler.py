@@ -53,12 +53,12 @@ class Scheduler:
             self.swap.forget(seq)
         self._give_back(seq)
 
-    def learn(self, plan: list[ScheduledSequence], seconds: float) -> None:
+    def observe(self, plan: list[ScheduledSequence], seconds: float) -> None:
         """What a step took: whether a text is read again or copied hangs on it."""
         if self.swap is not None:
-            self.swap.observe(sum(share.take for share in plan), seconds)
+            self.swap.observe(sum(share.num_new_tokens for share in plan), seconds)
 
-    def plan(self, budgets: list[Budget]) -> list[ScheduledSequence]:
+    def schedule(self, budgets: list[Budget]) -> list[ScheduledSequence]:
         """The next step; `budgets` are for `running` as it stands. Pages are reserved for all of it."""
         wishes = {seq.id: budget for seq, budget in zip(self.running, budgets, strict=True)}
         before = self.preemptions
@@ -79,7 +79,7 @@ class Scheduler:
         return shares
 
     def _left(self, shares: list[ScheduledSequence]) -> int:
-        return self.max_step_tokens - sum(share.take + share.budget.nodes for share in shares)
+        return self.max_step_tokens - sum(share.num_new_tokens + share.budget.nodes for share in shares)
 
     def _plan_writing(self, writing: list[Sequence], wishes: dict[int, Budget], left: int) -> list[ScheduledSequence]:
         shares = []
@@ -197,7 +197,7 @@ class Scheduler:
         while len(self.running) > self.max_num_seqs:
             self.preempt(self.running[-1])
 
-    def start_over(self) -> None:
+    def recompute_all(self) -> None:
         """Take everybody off their pages, and forget what pages hold: something else is to be kept in them."""
         for seq in self.running[::-1]:
             self.preempt(seq)
@@ -207,7 +207,7 @@ class Scheduler:
         if self.prefix is not None:
             self.prefix.clear()
 
-    def settle(self, seq: Sequence) -> None:
+    def release_unused(self, seq: Sequence) -> None:
         """After a step: offer full pages to others and take back those the draft no longer needs."""
         self.runner.trim(seq, len(seq.tokens))
         full = seq.cached // self.runner.pool.page_size

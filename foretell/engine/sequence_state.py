@@ -55,7 +55,7 @@ class SequenceState:
                 and params.logprobs is None
                 and params.prompt_logprobs is None
                 and not request.speculation.details
-                and not looks_back(request, self.seq.written)
+                and not looks_back(request, self.seq.num_output_tokens)
             )
         return self._stands_alone
 
@@ -67,11 +67,11 @@ class SequenceState:
                 tokens = tokens[: self.matcher.advance(tokens)]
             except GrammarError as error:  # other settings left nothing the grammar allows
                 self.error = str(error)
-        entered, self.seq.finish = self.writer.take(tokens)
+        entered, self.seq.finish_reason = self.writer.take(tokens)
         if self.error is not None:
-            self.seq.finish = "error"
-        elif self.seq.finish is None and self.matcher is not None and self.matcher.finished:
-            self.seq.finish = "stop"
+            self.seq.finish_reason = "error"
+        elif self.seq.finish_reason is None and self.matcher is not None and self.matcher.finished:
+            self.seq.finish_reason = "stop"
             self.writer.close()
         return tuple(tokens[:entered])
 
@@ -85,18 +85,18 @@ class SequenceState:
         now, timings = perf_counter(), self.timings
         if timings.first_token is None:
             timings.first_token = now
-        if self.seq.finish is not None:
+        if self.seq.finish_reason is not None:
             timings.finished = now
         request, draft = self.seq.request, outcome.draft
         delta = Delta(
             request.id,
             request.choice,
-            outcome.kept,
+            outcome.new_tokens,
             text,
             written_by,
             len(draft),
             outcome.logprobs,
-            self.seq.finish,
+            self.seq.finish_reason,
             skip,
             draft.source,
             outcome.details,

@@ -46,17 +46,17 @@ class Speculation:
 
     def count(self, outcome: StepResult) -> None:
         """Count one step."""
-        if outcome.verdict is None:
+        if outcome.verify_result is None:
             return
         self.steps += 1
-        self.tokens += len(outcome.kept)
+        self.tokens += len(outcome.new_tokens)
         draft = outcome.draft
         if not draft.parents:
             return
         if draft.origins is None:
-            self._count(draft.source, len(draft.parents), outcome.accepted)
+            self._count(draft.source, len(draft.parents), outcome.num_accepted)
             return
-        stood = outcome.verdict.path[: outcome.accepted]
+        stood = outcome.verify_result.accepted_path[: outcome.num_accepted]
         for name in dict.fromkeys(draft.origins):
             mine = [draft.origins[node] for node in stood].count(name)
             self._count(name, draft.origins.count(name), mine)
@@ -86,10 +86,10 @@ class Speculation:
 
 def origins(outcome: StepResult) -> tuple[str, ...]:
     """Who proposed each token that entered the text."""
-    accepted, draft = outcome.accepted, outcome.draft
-    path = () if outcome.verdict is None else outcome.verdict.path[:accepted]
+    accepted, draft = outcome.num_accepted, outcome.draft
+    path = () if outcome.verify_result is None else outcome.verify_result.accepted_path[:accepted]
     guessed = (draft.source,) * accepted if draft.origins is None else tuple(draft.origins[node] for node in path)
-    return guessed + (TARGET,) * (len(outcome.kept) - accepted)
+    return guessed + (TARGET,) * (len(outcome.new_tokens) - accepted)
 
 
 @dataclass
@@ -107,8 +107,8 @@ class Stats:
     def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
         """Count one step of the whole batch."""
         self.forwards += 1
-        self.drafting_seconds += times.drafting
-        self.running_seconds += times.running
+        self.drafting_seconds += times.draft_seconds
+        self.running_seconds += times.target_seconds
         for outcome in outcomes:
-            self.rows += outcome.share.take + len(outcome.draft)
+            self.rows += outcome.scheduled.num_new_tokens + len(outcome.draft)
             self.speculation.count(outcome)

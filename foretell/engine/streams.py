@@ -54,7 +54,7 @@ class StepClock:
     @property
     def host(self) -> float:
         """Neither for guessing nor for the target: a plain step would have taken them too."""
-        return self.seconds - self.times.drafting - self.times.running
+        return self.seconds - self.times.draft_seconds - self.times.target_seconds
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Stream:
     def put(self, piece: StreamItem) -> None:
         """The next piece has come; `unfinished` knows of it."""
         waiter = self._waiter
-        if piece.delta.finish is None and waiter is not None and not waiter.done():  # nothing stands before it
+        if piece.delta.finish_reason is None and waiter is not None and not waiter.done():  # nothing stands before it
             try:
                 if self.take(piece):
                     return
@@ -119,7 +119,11 @@ class Stream:
                 self.fail(error)
                 return
         self._came.append(piece)
-        if not (self.patient and self.unfinished) or piece.delta.finish == "error" or len(self._came) >= MOST_GATHERED:
+        if (
+            not (self.patient and self.unfinished)
+            or piece.delta.finish_reason == "error"
+            or len(self._came) >= MOST_GATHERED
+        ):
             self._wake()
 
     def fail(self, error: Exception) -> None:

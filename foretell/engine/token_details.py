@@ -21,9 +21,9 @@ def details_of(case: VerifyCase, verdict: VerifyResult) -> tuple[TokenDetail, ..
     """Of the tokens the verdict lets in, each by the row that foretold it; None where nobody asked."""
     if not case.request.speculation.details:
         return None
-    parents = (ROOT, *verdict.path)
+    parents = (ROOT, *verdict.accepted_path)
     probs = _distributions(case, [parent + 1 for parent in parents])
-    standing: tuple[int | None, ...] = (*verdict.path, None)  # the last token is no node of the draft
+    standing: tuple[int | None, ...] = (*verdict.accepted_path, None)  # the last token is no node of the draft
     return tuple(
         _detail(case.draft, verdict, row, parent, node)
         for row, parent, node in zip(probs, parents, standing, strict=True)
@@ -43,7 +43,7 @@ def _detail(draft: Draft, verdict: VerifyResult, row: Tensor, parent: int, node:
 def _confidence(draft: Draft, node: int) -> float | None:
     if draft.confidence is not None:
         return draft.confidence[node]
-    return float(draft.probs[node, draft.tokens[node]]) if draft.probs is not None and draft.was_drawn(node) else None
+    return float(draft.probs[node, draft.tokens[node]]) if draft.probs is not None and draft.is_sampled(node) else None
 
 
 def _distributions(case: VerifyCase, rows: list[int]) -> Tensor:

@@ -65,11 +65,11 @@ def row_topk(
 
 def split_features(output: StepOutput, pairs: list[Pair]) -> Iterable[torch.Tensor | None]:
     """The target's states of each share's tokens, where they are tapped."""
-    if output.features is None:
+    if output.hidden_states is None:
         return [None] * len(pairs)
     if len(pairs) == 1:
-        return [output.features]
-    return torch.split(output.features, [share.take + len(draft) for share, draft in pairs])
+        return [output.hidden_states]
+    return torch.split(output.hidden_states, [share.num_new_tokens + len(draft) for share, draft in pairs])
 
 
 def outcome_of(
@@ -77,7 +77,7 @@ def outcome_of(
 ) -> StepResult:
     """What a step taught about one sequence; nothing was judged where the prompt goes on."""
     if judged is None:
-        return StepResult(share, draft, features=features)
+        return StepResult(share, draft, hidden_states=features)
     return StepResult(share, draft, judged.verdict, judged.chosen, (), judged.logprobs, features, top, judged.details)
 
 
@@ -231,7 +231,7 @@ def _lawful(case: VerifyCase, scores: Tensor) -> VerifyCase:
     if draft.probs is not None:
         rows = draft.probs * allowed[[parent + 1 for parent in draft.parents]]
         draft = replace(draft, probs=rows / rows.sum(-1, keepdim=True).clamp_min(1e-30))
-    return replace(case, draft=draft if all(lawful) else draft.cut(lawful.index(False)))
+    return replace(case, draft=draft if all(lawful) else draft.truncate(lawful.index(False)))
 
 
 def _judge_chains(rule: str, cases: list[VerifyCase], probs: Tensor) -> list[VerifyResult]:
@@ -252,7 +252,7 @@ def prompt_logprobs(share: ScheduledSequence, logits: Tensor) -> dict[int, Token
     """How likely the model found the prompt's tokens that these rows foretell, by place."""
     prompt, top = share.seq.request.prompt, share.seq.request.params.prompt_logprobs
     assert top is not None, "asked for"
-    tokens = prompt[share.start + 1 : share.start + 1 + share.take]
+    tokens = prompt[share.start + 1 : share.start + 1 + share.num_new_tokens]
     found = token_logprobs(logits[: len(tokens)], tokens, top)
     return {share.start + 1 + i: each for i, each in enumerate(found)}
 
@@ -262,8 +262,8 @@ def _logprobs(case: VerifyCase, verdict: VerifyResult) -> tuple[TokenLogprob, ..
     top = case.request.params.logprobs
     if top is None:
         return None
-    tokens = [*(case.draft.tokens[node] for node in verdict.path), verdict.next_token]
-    rows = [0, *(node + 1 for node in verdict.path)]
+    tokens = [*(case.draft.tokens[node] for node in verdict.accepted_path), verdict.next_token]
+    rows = [0, *(node + 1 for node in verdict.accepted_path)]
     return tuple(token_logprobs(case.logits[rows], tokens, top))
 
 
@@ -279,12 +279,12 @@ class Verifier:
             tokens, best = flight.landed()
             flight.arrived = perf_counter()
             return self._land(flight, tokens, best), 0.0
-        if any(draft.unseen is not None for draft in flight.drafts):
-            flight.see(self.engine.guard.seen(flight.drafts), perf_counter())
+        if any(draft.device_draft is not None for draft in flight.drafts):
+            flight.see(self.engine.safe_drafter.fetch_device_drafts(flight.drafts), perf_counter())
         output = flight.output
-        if output.likeliest is None or not all(map(self._is_greedy, flight.plan)):
+        if output.argmax is None or not all(map(self._is_greedy, flight.plan)):
             return self._judge(flight)
-        tokens = output.likeliest()
+        tokens = output.argmax()
         flight.arrived = perf_counter()
         ends = list(itertools.accumulate(1 + len(draft) for draft in flight.drafts))
         top, curious = self._top(flight, ends)
@@ -322,14 +322,14 @@ class Verifier:
                 continue
             if share.reaches_end:
                 cases.append(VerifyCase(share, draft, output.logits, end - 1 - len(draft), self._masks(share, draft)))
-            if share.reads_prompt_logprobs:
+            if share.wants_prompt_logprobs:
                 found = prompt_logprobs(share, output.logits[first:end])
-                engine.tracks[share.seq.id].prompt_logprobs |= found
-        judged = iter(engine.judge(cases, output.logits, output.likeliest))
+                engine.states[share.seq.id].prompt_logprobs |= found
+        judged = iter(engine.sequence_verifier(cases, output.logits, output.argmax))
         flight.arrived = perf_counter()
         for case in cases:
             if case.error is not None:
-                engine.tracks[case.share.seq.id].error = case.error
+                engine.states[case.share.seq.id].error = case.error
         top, curious = self._top(flight, ends)
         return [
             outcome_of(share, draft, next(judged) if share.reaches_end else None, states, each)
@@ -343,26 +343,26 @@ class Verifier:
         request = share.seq.request
         if request.params.temperature > 0 or request.rule != "match" or not share.reaches_end:
             return False
-        if share.reads_prompt_logprobs:
+        if share.wants_prompt_logprobs:
             return False
-        return not self.engine.lives(share) or self.engine.tracks[share.seq.id].stands_alone
+        return not self.engine.lives(share) or self.engine.states[share.seq.id].stands_alone
 
     def _top(self, flight: InFlightStep, ends: list[int]) -> tuple[Iterable[Top], float]:
         """The row_topk tokens of rows whose drafters learn from them, and the seconds that took."""
         began, pairs = perf_counter(), list(zip(flight.plan, flight.drafts, strict=True))
-        found = row_topk(pairs, flight.output.logits, ends, self.engine.drafter.wants_top, self.wants_top)
+        found = row_topk(pairs, flight.output.logits, ends, self.engine.drafter.top_k, self.wants_top)
         return found, perf_counter() - began
 
     def wants_top(self, share: ScheduledSequence, draft: Draft) -> bool:
         """Whether a drafter of this text's learns from the row_topk tokens in this step. Not where the text is copied:
         to find them costs as much as to guess, and who copies finds the place again."""
-        seq, guard = share.seq, self.engine.guard
-        if draft.source in guard.copiers or guard.top_arms.isdisjoint(seq.request.drafters):
+        seq, guard = share.seq, self.engine.safe_drafter
+        if draft.source in guard.copying_drafters or guard.learning_drafters.isdisjoint(seq.request.drafters):
             return False
-        return self.engine.lives(share) and self.engine.controller.watches(seq)
+        return self.engine.lives(share) and self.engine.controller.learns_from(seq)
 
     def _masks(self, share: ScheduledSequence, draft: Draft) -> torch.Tensor | None:
-        track = self.engine.tracks[share.seq.id]
+        track = self.engine.states[share.seq.id]
         if track.matcher is None:
             return None
         try:

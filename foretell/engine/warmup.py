@@ -92,21 +92,21 @@ class Warmup:
                 self._judge(shares, step.draft, output)
             if len(step.draft) > 1 and not step.draft.is_chain:
                 for share in shares:
-                    self.engine.runner.keep(share.seq, share.length - 1, (1, 2)[: len(step.draft) - 1])
+                    self.engine.runner.compact_kv(share.seq, share.length - 1, (1, 2)[: len(step.draft) - 1])
 
     def _judge(self, shares: list[ScheduledSequence], draft: Draft, output: StepOutput) -> None:
         """Which tokens are likeliest, which are drawn, and what drafters learn from."""
         for drawn in (False, True):
             rows = [_drawn(share) if drawn else share for share in shares]
             cases = [VerifyCase(share, draft, output.logits, i * (1 + len(draft))) for i, share in enumerate(rows)]
-            self.engine.judge(cases, output.logits, output.likeliest)
-        if self.engine.drafter.wants_top:
-            top(output.logits, self.engine.drafter.wants_top)
+            self.engine.sequence_verifier(cases, output.logits, output.argmax)
+        if self.engine.drafter.top_k:
+            top(output.logits, self.engine.drafter.top_k)
 
     def guess(self, name: str, guessing: Guessing) -> None:
         """A draft of who has this name now, if it is here."""
-        drafter = self.engine.drafter.arms.get(name)
-        if drafter is not None and drafter.ready:
+        drafter = self.engine.drafter.drafters.get(name)
+        if drafter is not None and drafter.is_ready:
             rehearse_guess(drafter, self.made_up, guessing, TIMES)
 
 
@@ -122,9 +122,9 @@ def all_pieces(rehearsal: Warmup, named: Container[str], nodes: int, most: int) 
     come first: a prompt, one text alone, what drafters that take time do for it, greedy and drawn, and drafts of all
     sizes behind it; then what serves for longer texts and for several; and in the end what would do that in less time.
     """
-    arms = [name for name, arm in rehearsal.engine.drafter.arms.items() if name in named and _takes_time(arm)]
-    growing = [name for name in arms if rehearsal.engine.drafter.arms[name].grows]
-    readers = [name for name in arms if rehearsal.engine.drafter.arms[name].reads]
+    arms = [name for name, arm in rehearsal.engine.drafter.drafters.items() if name in named and _takes_time(arm)]
+    growing = [name for name in arms if rehearsal.engine.drafter.drafters[name].grows]
+    readers = [name for name in arms if rehearsal.engine.drafter.drafters[name].reads]
     others = [name for name in arms if name not in readers]
     shapes = ((chains(nodes), others), (model_chains(nodes), readers), (trees(most, nodes), growing))
     serving = {*SERVING, nodes}

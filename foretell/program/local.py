@@ -94,7 +94,7 @@ class Engine(Backend):
             async for piece in pieces:
                 if tell is not None and piece.delta.text:
                     tell(piece.delta.text)
-        if piece.delta.finish == "error":
+        if piece.delta.finish_reason == "error":
             raise ForetellError(f"the text could not go on: {piece.track.error}")
         return piece.track
 
@@ -114,10 +114,10 @@ def _force(tokens: list[int]) -> LogitsProcessor:
 
 def _meta(track: SequenceState) -> dict[str, Any]:
     return {
-        "finish_reason": track.seq.finish,
+        "finish_reason": track.seq.finish_reason,
         "prompt_tokens": len(track.seq.request.prompt),
         "cached_tokens": track.cached_prompt_tokens,
-        "completion_tokens": track.seq.written,
+        "completion_tokens": track.seq.num_output_tokens,
         "seed": track.seq.request.seed,
         "drafted": track.speculation.drafted,
         "accepted": track.speculation.accepted,

@@ -44,7 +44,7 @@ def pack(shares: list[ScheduledSequence], drafts: list[Draft], page_size: int) -
     wanted: list[int] = []
     spans: list[Span] = []
     for share, draft in zip(shares, drafts, strict=True):
-        seq, start, take, nodes = share.seq, share.start, share.take, len(draft.parents)
+        seq, start, take, nodes = share.seq, share.start, share.num_new_tokens, len(draft.parents)
         first, end, stop = len(tokens), start + take, start + take + nodes
         pages = tuple(seq.pages[: -(-stop // page_size)])
         require(stop <= len(pages) * page_size, "pages for all tokens and draft tokens of a sequence")
@@ -77,9 +77,9 @@ def pack_ahead(shares: list[ScheduledSequence], rows: list[int], page_size: int)
 
 def logit_rows(share: ScheduledSequence, draft: Draft) -> int:
     """How many of a share's rows, the last ones, have their logits wanted."""
-    if share.reads_prompt_logprobs:
-        return share.take + len(draft.parents)
-    return 1 + len(draft.parents) if share.start + share.take == share.length else 0
+    if share.wants_prompt_logprobs:
+        return share.num_new_tokens + len(draft.parents)
+    return 1 + len(draft.parents) if share.start + share.num_new_tokens == share.length else 0
 
 
 def span_lists(spans: list[Span]) -> tuple[list[int], list[int], list[int]]:

@@ -23,8 +23,8 @@ class StepOutput:
     """Logits: for each share that reaches its end a row after its last token and one after each node of its draft."""
 
     logits: Tensor  # [rows, vocab]
-    features: Tensor | None  # [tokens run, taps * width]
-    likeliest: Callable[[], list[int]] | None = None  # of each row, where the executor has them; it waits for them
+    hidden_states: Tensor | None  # [tokens run, taps * width]
+    argmax: Callable[[], list[int]] | None = None  # of each row, where the executor has them; it waits for them
 
 
 class Executor(Protocol):
@@ -37,27 +37,29 @@ class StepTokens(NamedTuple):
     """The tokens of a step's rows, and of each row the likeliest ones where they were asked for."""
 
     tokens: list[int]
-    top: list[list[int]]
+    top_tokens: list[list[int]]
 
 
 class AsyncStep(NamedTuple):
     """A step that was given to a device behind another one; `landed` waits for that one's tokens, not for this step."""
 
     output: StepOutput
-    landed: Callable[[], StepTokens]
+    wait_previous_tokens: Callable[[], StepTokens]
 
 
 class AsyncExecutor(Protocol):
     """An executor that works beside the host, and takes a step before the host knows the tokens it begins with."""
 
-    steps: int  # that were run so far: what one has left is good until the next
+    num_steps: int  # that were run so far: what one has left is good until the next
 
-    def ahead(self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int) -> AsyncStep | None:
+    def forward_async(
+        self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int
+    ) -> AsyncStep | None:
         """Behind the last step, which left a row of logits for each of its sequences: a token below 0 is what row
         -1 - token of it comes to, the likeliest or what `draws` make of it. `top` is how many of the likeliest are
         wanted of that step. What the last step left is lost; None, and nothing done, where this is too much."""
 
-    def behind(self, packed: BatchLayout, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
+    def forward_device_draft(self, packed: BatchLayout, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
         """A step behind guesses that the device is making: a token below 0 is what comes to stand at -1 - token there.
         Its rows are few enough to be run in one pass."""
 

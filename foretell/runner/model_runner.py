@@ -57,7 +57,7 @@ class ModelRunner:
         beside: tuple[LayerShape, ...] = (),
     ) -> None:
         """`beside` are further layers of the cache, which stand behind the model's own and are written by others."""
-        self.model, self.taps, self.context = model.eval(), taps, context
+        self.model, self.hidden_layers, self.context = model.eval(), taps, context
         self.device = model.embed.device
         model.prepare(context)
         share, windows = model.local.heads // model.local.kv_heads, frozenset(model.config.windows)
@@ -65,60 +65,62 @@ class ModelRunner:
         self.pool = PagePool(pages, page_size)
         self.cache = KVCache(model.layer_shapes + beside, pages, page_size, model.dtype, self.device)
         self.executor = self._make_executor()
-        self.followers: Workers | None = None
-        self.answers_on: torch.device | None = None  # where logits are wanted, if not where the model is
+        self.workers: Workers | None = None
+        self.logits_device: torch.device | None = None  # where logits are wanted, if not where the model is
 
-    def be_current(self) -> None:
+    def set_device(self) -> None:
         """Let what this thread starts run where the model is: kernels go to the thread's own device, which is the first
         one at its beginning."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
-    def lend(self, model: Decoder) -> ModelRunner:
+    def with_variant(self, model: Decoder) -> ModelRunner:
         """A runner for a variant of this model over the same pages; what it writes is good for drafts only."""
-        assert self.followers is None, "a variant would have to lie on all ranks"
+        assert self.workers is None, "a variant would have to lie on all ranks"
         other = copy.copy(self)
-        other.model, other.taps = model.eval(), ()
+        other.model, other.hidden_layers = model.eval(), ()
         other.executor = other._make_executor()
         return other
 
     def forward(self, shares: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
         """Run every share's tokens and draft; their pages are reserved already."""
         packed = pack(shares, drafts, self.layout.page_size)
-        unseen = next((draft.unseen for draft in drafts if draft.unseen is not None), None)
+        unseen = next((draft.device_draft for draft in drafts if draft.device_draft is not None), None)
         if unseen is not None:
             with torch.inference_mode():
-                return cast(AsyncExecutor, self.executor).behind(packed, self.taps, unseen.there)
+                return cast(AsyncExecutor, self.executor).forward_device_draft(
+                    packed, self.hidden_layers, unseen.token_buffer
+                )
         if isinstance(self.executor, NativeExecutor):  # torch computes nothing, and its modes are dear to enter
-            output = self.executor(packed, self.taps)
+            output = self.executor(packed, self.hidden_layers)
         else:
             with torch.inference_mode():
-                output = self.executor(packed, self.taps)
-        if self.answers_on is None or self.answers_on == self.device:
+                output = self.executor(packed, self.hidden_layers)
+        if self.logits_device is None or self.logits_device == self.device:
             return output
-        return replace(output, logits=output.logits.to(self.answers_on))
+        return replace(output, logits=output.logits.to(self.logits_device))
 
     @property
-    def goes_ahead(self) -> bool:
+    def supports_async(self) -> bool:
         """Whether a step can be begun before the tokens of the one before are known."""
-        return hasattr(self.executor, "ahead") and self.followers is None and self.answers_on is None
+        return hasattr(self.executor, "forward_async") and self.workers is None and self.logits_device is None
 
     @property
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         """Steps that were run so far, where they may be sent ahead: one that was sent is the last of them."""
-        return cast(AsyncExecutor, self.executor).steps
+        return cast(AsyncExecutor, self.executor).num_steps
 
     @torch.inference_mode()
-    def ahead(
+    def forward_async(
         self, shares: list[ScheduledSequence], rows: list[int], draws: Draws | None, top: int
     ) -> AsyncStep | None:
         """A step of one token a share behind the one that runs: see `AsyncExecutor`. `rows` are those of that one which
         come to the tokens."""
         executor = cast(AsyncExecutor, self.executor)
-        return executor.ahead(pack_ahead(shares, rows, self.layout.page_size), self.taps, draws, top)
+        return executor.forward_async(pack_ahead(shares, rows, self.layout.page_size), self.hidden_layers, draws, top)
 
     @torch.inference_mode()
-    def chain(
+    def draft_chain(
         self, shares: list[ScheduledSequence], steps: int, vocab: int, draws: Draws | None = None
     ) -> PendingChains | None:
         """After each share `steps` tokens of the first `vocab`, and how sure the model is of each: the likeliest, or
@@ -135,7 +137,7 @@ class ModelRunner:
         return found
 
     @property
-    def rows_are_exact(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """Whether a row has the same bits whatever runs beside it, so that nothing is left to rounding."""
         return isinstance(getattr(self.executor, "own", self.executor), NativeExecutor)  # of ranks, this one's own
 
@@ -155,7 +157,7 @@ class ModelRunner:
         seq.pages += pages
         return True
 
-    def keep(self, seq: Sequence, root: int, path: tuple[int, ...]) -> None:
+    def compact_kv(self, seq: Sequence, root: int, path: tuple[int, ...]) -> None:
         """Move the accepted nodes' keys and values up behind token `root`, the last before the draft."""
         size = self.layout.page_size
         if path and path[-1] != len(path) - 1:  # a chain lies in place
@@ -163,14 +165,14 @@ class ModelRunner:
             slots = slots_of(seq.pages, size, root + 1, stop)
             still = next(at for at, node in enumerate(path) if node != at)  # those before lie in place, too
             source, target = [slots[node] for node in path[still:]], slots[still : len(path)]
-            if self.followers is not None:
-                self.followers.move(source, target)
+            if self.workers is not None:
+                self.workers.move(source, target)
             self.cache.move(source, target)
 
-    def led(self, work: TorchHeadOps) -> HeadOps:
+    def lead_head_ops(self, work: TorchHeadOps) -> HeadOps:
         """The first rank's part of a head, which from now on tells the others what it does."""
-        assert self.followers is not None, "a part of a head goes with the parts of others"
-        return self.followers.lead(work)
+        assert self.workers is not None, "a part of a head goes with the parts of others"
+        return self.workers.lead(work)
 
     def trim(self, seq: Sequence, tokens: int) -> None:
         """Take back the pages that `seq` does not need for its first `tokens` tokens."""

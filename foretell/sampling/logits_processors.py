@@ -44,7 +44,7 @@ class History:
         """Whether all it does to scores is to forbid single tokens."""
         request, p = self.request, self.request.params
         changes = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1 or p.logit_bias
-        return not (changes or p.logits_processors or p.allowed_token_ids is not None or request.thinking)
+        return not (changes or p.logits_processors or p.allowed_token_ids is not None or request.reasoning)
 
     @cached_property
     def _counts(self) -> Tensor:
@@ -82,8 +82,8 @@ def looks_back(request: Request, written: int) -> bool:
         or p.logit_bias
         or p.allowed_token_ids is not None
         or p.logits_processors
-        or request.banned
-        or request.thinking
+        or request.bad_words
+        or request.reasoning
         or (p.min_tokens > written and (request.end_ids or p.stop_token_ids))
         or p.structured_outputs is not None
     )
@@ -150,7 +150,7 @@ def _without_forbidden(scores: Tensor, history: History, path: tuple[int, ...], 
 def forbidden(history: History, path: tuple[int, ...]) -> list[int]:
     """Single tokens that may not come next."""
     p, found = history.request.params, list[int]()
-    for length, runs in history.request.banned.items():
+    for length, runs in history.request.bad_words.items():
         found += runs.get(tuple(history.tail(length - 1, path)), ())
     if len(history.written) + len(path) < p.min_tokens:
         found += [*history.request.end_ids, *p.stop_token_ids]
@@ -165,15 +165,15 @@ def _only(history: History, tokens: tuple[int, ...] | list[int]) -> Tensor:
 
 def _closing_thought(history: History, path: tuple[int, ...]) -> int | None:
     """The token that must come to close a passage of thought that has used its budget up."""
-    thinking, budget = history.request.thinking, history.request.params.thinking_budget
+    thinking, budget = history.request.reasoning, history.request.params.thinking_budget
     if thinking is None or budget is None:
         return None
     text = [*history._tokens, *path]
-    opened = _last(text, thinking.opens)
-    if opened < 0 or _last(text[opened:], thinking.closes) >= 0:
+    opened = _last(text, thinking.start_ids)
+    if opened < 0 or _last(text[opened:], thinking.end_ids) >= 0:
         return None
-    spent = text[opened + len(thinking.opens) :]
-    return _due(spent, budget, thinking.closes)
+    spent = text[opened + len(thinking.start_ids) :]
+    return _due(spent, budget, thinking.end_ids)
 
 
 def _due(spent: list[int], budget: int, closes: tuple[int, ...]) -> int | None:

@@ -93,12 +93,12 @@ class ChoiceState:
         self.tokens += delta.tokens
         self.origins += delta.origins
         self.logprobs += delta.logprobs or ()
-        self.finish = delta.finish
+        self.finish = delta.finish_reason
         if self.reading.plain:  # most are, and every token comes by here
             self.content += delta.text
             return [OutputPart("content", delta.text)] if delta.text else []
         said = self.reading.feed(delta.text)
-        if delta.finish is not None:
+        if delta.finish_reason is not None:
             said += self.reading.finish()
         return self.hear(said)
 
@@ -107,10 +107,10 @@ class ChoiceState:
         return [part for part in said if self._hear(part)]
 
     def _count(self, piece: StreamItem) -> None:
-        if piece.delta.drafted:
+        if piece.delta.num_drafted:
             accepted = sum(origin != TARGET for origin in piece.delta.origins)
-            self.steps.append((piece.delta.drafted, accepted))
-            self.drafted += piece.delta.drafted
+            self.steps.append((piece.delta.num_drafted, accepted))
+            self.drafted += piece.delta.num_drafted
             self.accepted += accepted
         else:
             self.skipped[skip_reason(piece)] += 1
@@ -159,6 +159,6 @@ def skip_reason(piece: StreamItem) -> str:
         return OFF
     if piece.first:
         return FIRST  # it waits for nobody's guess
-    if piece.delta.finish == "length" and len(piece.delta.tokens) == 1:
+    if piece.delta.finish_reason == "length" and len(piece.delta.tokens) == 1:
         return LAST
-    return piece.delta.skip or NOTHING
+    return piece.delta.skip_reason or NOTHING

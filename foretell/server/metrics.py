@@ -27,22 +27,22 @@ class Deciding(Protocol):
     """A controller: how often each thing was decided, whether guessing is on and why, and how often that changed."""
 
     @property
-    def decided(self) -> Mapping[tuple[str, str, str], int]: ...
+    def decision_counts(self) -> Mapping[tuple[str, str, str], int]: ...
 
     @property
-    def standing(self) -> tuple[bool, str]: ...
+    def speculation_state(self) -> tuple[bool, str]: ...
 
     @property
-    def switches(self) -> int: ...
+    def num_switches(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Undecided:
     """Nobody decides anything."""
 
-    decided: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    standing: tuple[bool, str] = (True, "")
-    switches: int = 0
+    decision_counts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    speculation_state: tuple[bool, str] = (True, "")
+    num_switches: int = 0
 
 
 @dataclass
@@ -127,19 +127,19 @@ class Metrics:
     def _observe_clock(self, clock: StepClock) -> None:
         totals = self._totals
         totals.seconds += clock.seconds
-        totals.drafting += clock.times.drafting
-        totals.running += clock.times.running
+        totals.drafting += clock.times.draft_seconds
+        totals.running += clock.times.target_seconds
 
     def _observe_piece(self, piece: StreamItem) -> None:
         delta, totals = piece.delta, self._totals
         totals.tokens += len(delta.tokens)
         if piece.first and delta.choice == 0:  # a prompt counts once, whatever the number of choices
             self._observe_first(piece)
-        if delta.drafted:
-            self._observe_draft(delta.drafted, sum(origin != TARGET for origin in delta.origins))
+        if delta.num_drafted:
+            self._observe_draft(delta.num_drafted, sum(origin != TARGET for origin in delta.origins))
         else:
             totals.skips[skip_reason(piece)] += 1
-        if delta.finish is not None:
+        if delta.finish_reason is not None:
             self._observe_end(piece)
 
     def _observe_draft(self, drafted: int, accepted: int) -> None:
@@ -163,7 +163,7 @@ class Metrics:
     def _observe_end(self, piece: StreamItem) -> None:
         show, record, clock = self.instruments, piece.track.speculation, piece.track.timings
         self._totals.texts += 1
-        show.finished.add(piece.delta.finish or "")
+        show.finished.add(piece.delta.finish_reason or "")
         if record.drafted:
             show.acceptance.observe(record.accepted / record.drafted)
         if clock.finished is not None and clock.first_token is not None:
@@ -179,12 +179,12 @@ class Metrics:
         memory = resident()
         self.instruments.resident.set(memory.now)
         self.instruments.resident_files.set(memory.files)
-        for labels, count in self.controller.decided.items():
+        for labels, count in self.controller.decision_counts.items():
             self.instruments.decisions.follow(count, *labels)
         for name, health in self.health().items():
             self.instruments.show_health(name, *health)
-        self.instruments.drafting_on.set(self.controller.standing[0])
-        self.instruments.switches.follow(self.controller.switches)
+        self.instruments.drafting_on.set(self.controller.speculation_state[0])
+        self.instruments.switches.follow(self.controller.num_switches)
         return self.instruments.expose(names)
 
     def _show_totals(self, totals: Totals) -> None:

@@ -138,8 +138,8 @@ def greeting(service: Service, port: socket.socket) -> str:
 
 def _drafting(service: Service) -> str:
     drafter, speculation = service.assembly.engine.drafter, service.speculation
-    if not drafter.arms:
+    if not drafter.drafters:
         return f"nothing drafts for it (--drafter {speculation.drafter})"
     length = speculation.num_speculative_tokens
     reach = f"up to {speculation.budget}" if length is None else str(length)
-    return f"{' and '.join(drafter.defaults)} draft {reach} tokens a step for it, rule {speculation.rule}"
+    return f"{' and '.join(drafter.default_drafters)} draft {reach} tokens a step for it, rule {speculation.rule}"

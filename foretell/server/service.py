@@ -52,7 +52,9 @@ class Service:
         self.engine_config, self.speculation = engine_config, speculation
         self.names = config.served_model_name or (engine_config.model,)
         engine = assembly.engine
-        self.metrics = Metrics(self.names[0], engine.plain_seconds, engine.controller, lambda: engine.guard.health)
+        self.metrics = Metrics(
+            self.names[0], engine.plain_seconds, engine.controller, lambda: engine.safe_drafter.health
+        )
         most = engine_config.max_num_seqs + config.max_queue
         self.engine = AsyncEngine(engine, most, self.metrics.observe, assembly.while_idle)
         self.desk = RequestPreprocessor(assembly, config)

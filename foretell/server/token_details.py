@@ -60,7 +60,7 @@ class TokenDetailWriter:
     def _texts(self, delta: Delta) -> list[str]:
         """The characters each token brought; what its end leaves of one goes with the last token."""
         texts = [self.spelt.push([token]) for token in delta.tokens]
-        if delta.finish is not None and texts:
+        if delta.finish_reason is not None and texts:
             texts[-1] += self.spelt.flush()
         return texts
 
@@ -70,7 +70,7 @@ class TokenDetailWriter:
             "text": text,
             "origin": origin,
             **_chances(detail.probability, detail.confidence, sure),
-            "rejected": [self._fallen(each, sure) for each in detail.fallen],
+            "rejected": [self._fallen(each, sure) for each in detail.rejected],
         }
 
     def _fallen(self, guess: RejectedToken, sure: bool) -> dict[str, Any]:
@@ -81,10 +81,10 @@ class TokenDetailWriter:
         delta = piece.delta
         return {
             "tokens": len(delta.tokens),
-            "drafted": delta.drafted,
+            "drafted": delta.num_drafted,
             "accepted": sum(origin != TARGET for origin in delta.origins),
             "drafter": delta.drafter or None,
-            "skipped": None if delta.drafted else skip_reason(piece),
+            "skipped": None if delta.num_drafted else skip_reason(piece),
             **({} if piece.clock is None else self._times(piece, piece.clock)),
         }
 
@@ -95,8 +95,8 @@ class TokenDetailWriter:
         return {
             "at_ms": _ms(clock.ended - began),
             "step_ms": _ms(clock.seconds),
-            "drafting_ms": _ms(clock.times.drafting),
-            "target_ms": _ms(clock.times.running),
+            "drafting_ms": _ms(clock.times.draft_seconds),
+            "target_ms": _ms(clock.times.target_seconds),
             "plain_ms": None if plain is None else _ms(plain),
             "texts": clock.texts,
         }

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 def lead(runner: ModelRunner, team: TensorParallelGroup, model: int = 0) -> None:
     """Let the runner's steps and moves be those of all ranks; `model` is which of theirs."""
     runner.executor = LeaderExecutor(runner.executor, team, model)
-    runner.followers = TensorParallelWorkers(team, model)
+    runner.workers = TensorParallelWorkers(team, model)
 
 
 class LeaderExecutor:

@@ -41,7 +41,7 @@ def _first_standing(draft: Draft, node: int, left: Tensor, chance: RandomSource)
 
 
 def is_drawn(draft: Draft, node: int) -> bool:
-    return draft.drawn is not None and draft.drawn[node]
+    return draft.sampled is not None and draft.sampled[node]
 
 
 def guess_of(draft: Draft, node: int, like: Tensor) -> Tensor:

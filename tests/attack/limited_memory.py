@@ -63,7 +63,7 @@ async def play(spare: int) -> dict[str, Any]:
         found["limited"] = await asyncio.gather(*(ask(engine, f"limited-{i}", i) for i in range(REQUESTS)))
         limit_address_space(None)
         found["after"] = await asyncio.gather(*(ask(engine, f"after-{i}", i) for i in range(REQUESTS)))
-        found["steps_shed"], found["failure"] = engine.engine.relief.sheds, engine.failure
+        found["steps_shed"], found["failure"] = engine.engine.oom_backoff.sheds, engine.failure
     finally:
         limit_address_space(None)
         await engine.stop()

@@ -104,7 +104,7 @@ def oracle(truth: Truth, error_rate: float, branches: bool = False) -> ScriptedD
     known = {each: spoiled(plain.tokens, error_rate) for each, plain in truth.items()}
 
     def propose(seq: Sequence, budget: Budget) -> Draft:
-        right = known[seq.request.id, seq.request.choice][seq.written :]
+        right = known[seq.request.id, seq.request.choice][seq.num_output_tokens :]
         if not branches:
             return Draft.chain(right[: budget.nodes], "scripted")
         tokens: list[int] = []

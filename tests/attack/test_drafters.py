@@ -139,7 +139,7 @@ def test_an_invalid_draft_costs_itself(fault: str, mixed: bool, rule: str, free:
     found = texts(engine, rule)
     if rule == "match" or not mixed:  # under rejection the other drafter's draft tokens take part in sampling
         assert found == plain(rule)
-    assert engine.guard.failures > 0 and engine.drafter.away == {"faulty"}
+    assert engine.safe_drafter.failures > 0 and engine.drafter.unavailable == {"faulty"}
     assert "faulty" not in engine.stats.speculation.by_drafter
     assert not mixed or engine.stats.speculation.by_drafter["ngram"].drafted > 0
 
@@ -149,7 +149,7 @@ def test_an_invalid_draft_costs_itself(fault: str, mixed: bool, rule: str, free:
 def test_integers_of_other_libraries_are_converted(form: str, mixed: bool) -> None:
     engine = engine_with(Scripted(VALID[form]), mixed)
     assert texts(engine, "match") == plain("match")
-    assert engine.guard.failures == 0 and engine.stats.speculation.by_drafter["faulty"].drafted > 0
+    assert engine.safe_drafter.failures == 0 and engine.stats.speculation.by_drafter["faulty"].drafted > 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 40])
@@ -161,7 +161,7 @@ def test_a_wrong_number_of_drafts_costs_them(mixed: bool, count: int) -> None:
 
     engine = engine_with(Miscounts(INVALID["an error"]), mixed)
     assert texts(engine, "match") == plain("match")
-    assert engine.guard.failures > 0
+    assert engine.safe_drafter.failures > 0
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), MemoryError()], ids=repr)
@@ -183,7 +183,7 @@ def test_no_exception_of_a_drafter_ends_the_engine_thread(method: str, error: Ba
             async for piece in engine.submit(made).pieces():
                 tokens += piece.delta.tokens
             assert tokens == wanted
-        assert engine.failure is None and not engine.has_died and engine.engine.guard.failures > 0
+        assert engine.failure is None and not engine.has_died and engine.engine.safe_drafter.failures > 0
         await engine.stop()
 
     asyncio.run(scene())
@@ -195,7 +195,7 @@ def test_a_drafter_of_the_callers_own_costs_no_text(tiny_folder: Path) -> None:
     for fault in ("floats", "an exit", "not a draft"):
         llm = LLM(tiny_folder, drafter=Scripted(INVALID[fault]), num_speculative_tokens=3, quiet=True)
         assert llm.generate("a b c", params)[0].outputs[0].token_ids == wanted, fault
-        assert llm.engine.guard.failures > 0
+        assert llm.engine.safe_drafter.failures > 0
 
 
 def test_a_real_interrupt_in_the_main_thread_ends_generate(tiny_folder: Path) -> None:
@@ -223,7 +223,7 @@ class Vandal(Scripted):
 
     def observe(self, outcomes: list[StepResult]) -> None:
         for outcome in outcomes:
-            self._spoil(outcome.share.seq)
+            self._spoil(outcome.scheduled.seq)
 
     def forget(self, seq: Sequence) -> None:
         self._spoil(seq)
@@ -233,7 +233,7 @@ class Vandal(Scripted):
 def test_a_drafter_of_another_package_cannot_change_a_sequence(mixed: bool) -> None:
     engine = engine_with(isolated(Vandal()), mixed)
     assert texts(engine, "match") == plain("match")
-    assert engine.guard.failures == 0 and engine.stats.speculation.by_drafter["faulty"].drafted > 0
+    assert engine.safe_drafter.failures == 0 and engine.stats.speculation.by_drafter["faulty"].drafted > 0
 
 
 def test_a_drafter_that_hangs_is_used_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,11 +32,11 @@ class Faults:
 
     def __init__(self, engine: Engine, rate: float, seed: int, patch: pytest.MonkeyPatch) -> None:
         self.rng, self.rate, self.counts = random.Random(seed), rate, Counter[str]()
-        runner, guard = engine.runner, engine.guard.drafter
+        runner, guard = engine.runner, engine.safe_drafter.drafter
         runner.forward = self.failing("forward", runner.forward, RuntimeError)  # type: ignore[method-assign]
         runner.forward = self.failing("memory", runner.forward, torch.OutOfMemoryError)  # type: ignore[method-assign]
         patch.setattr(Verifier, "__call__", self.failing("verify", Verifier.__call__, ValueError))
-        for name in ("propose", "observe", "follow"):
+        for name in ("propose", "observe", "update_kv"):
             patch.setattr(guard, name, self.failing(name, getattr(guard, name), IndexError))
         for name in ("_to_host", "_to_device"):
             patch.setattr(swap_module, name, self.failing(name, getattr(swap_module, name), MemoryError))
@@ -79,7 +79,7 @@ class Attack:
         world = World(size, pages, max_num_seqs=8, prefix_cache=rng.random() < 0.6, budget=budget)
         engine = world.engine(drafter)
         self.exact = (
-            engine.runner.rows_are_exact
+            engine.runner.is_batch_invariant
         )  # without the native library the last bit of a logprob depends on the batch
         if rng.random() < 0.5:
             engine.scheduler.swap = swap = Swap(engine.runner.cache, rng.choice([1 << 13, 1 << 30]))
@@ -98,7 +98,7 @@ class Attack:
             while self.coming and (self.rng.random() < 0.7 or not self.engine.busy):
                 self._arrive(self.coming.pop())
             if self.engine.busy and self.rng.random() < 0.01:
-                self._abort(self.rng.choice(list(self.engine.tracks.values())).seq.request.id, self.aborted)
+                self._abort(self.rng.choice(list(self.engine.states.values())).seq.request.id, self.aborted)
             running = self.engine.scheduler.running
             if running and self.rng.random() < 0.05:  # any sequence at any time, not only when pages run out
                 self.engine.scheduler.preempt(self.rng.choice(running))
@@ -136,7 +136,7 @@ class Attack:
             each = delta.request_id, delta.choice
             self.output.setdefault(each, []).extend(delta.tokens)
             self.tracks[each].outbox.clear()
-            if delta.finish is not None:
+            if delta.finish_reason is not None:
                 self.unfinished.pop(each, None)
 
     def _end(self) -> Counter[str]:
@@ -145,7 +145,7 @@ class Attack:
             self._compare(track, self.truth[each], each[0] not in self.aborted | self.lost)
         assert engine.runner.pool.held == 0 and not engine.scheduler.running and not engine.scheduler.waiting
         assert not self.unfinished and (swap is None or swap.used == 0)
-        for arm in engine.drafter.arms.values():
+        for arm in engine.drafter.drafters.values():
             assert not isinstance(arm, ModelDrafter) or arm.runner.pool.held == 0
         counts = engine.stats.speculation
         return Counter(
@@ -153,7 +153,7 @@ class Attack:
             preempted=engine.scheduler.preemptions - self.forced, forced=self.forced,
             drafted=counts.drafted, accepted=counts.accepted,
             rejected=counts.drafted - counts.accepted, aborted=len(self.aborted), lost=len(self.lost),
-            swapped=0 if swap is None else swap.brought_back, isolated=self.isolated, sheds=engine.relief.sheds,
+            swapped=0 if swap is None else swap.brought_back, isolated=self.isolated, sheds=engine.oom_backoff.sheds,
         )  # fmt: skip
 
     def _compare(self, track: SequenceState, plain: Plain, whole: bool) -> None:

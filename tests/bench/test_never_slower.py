@@ -284,7 +284,7 @@ def test_the_useless_drafter_is_always_wrong_and_takes_time() -> None:
         assert len(draft) == 4 and all(a != b for a, b in zip(draft.tokens, truth[written:], strict=False))
     assert rests == [2.0] * 16
     assert drafter.propose([text_of((1, 2), [])], [Budget(0)])[0].tokens == () and len(rests) == 16
-    assert not drafter.free and drafter.offers([text_of((1, 2), [])], 4) == [{}], "nobody can look first"
+    assert not drafter.free and drafter.free_drafts([text_of((1, 2), [])], 4) == [{}], "nobody can look first"
 
 
 def test_the_oracle_errs_as_often_as_it_says() -> None:
@@ -339,7 +339,7 @@ def test_controllers_stay_and_drafters_are_made_anew(stage: EngineBatches, llm: 
         stage.refresh([adaptive_arm("mix"), adaptive_arm("oracle")])
         for name in ("mix", "oracle"):
             stage._seats[adaptive_arm(name).name].take()
-            kept.append((llm.engine.controller, llm.engine.drafter.arms.get("suffix", llm.engine.drafter)))
+            kept.append((llm.engine.controller, llm.engine.drafter.drafters.get("suffix", llm.engine.drafter)))
     (mix, suffix), (oracle, drafter), (mix_again, suffix_again), (oracle_again, drafter_again) = kept
     assert mix is mix_again and oracle is oracle_again and mix is not oracle
     assert suffix is not suffix_again and drafter is not drafter_again

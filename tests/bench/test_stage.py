@@ -39,13 +39,13 @@ def test_a_seat_is_taken_by_a_drafter_that_has_learnt_nothing(llm: LLM, target: 
     assert llm.engine.drafter is first.drafter is llm.assembly.requests.drafter
     llm.generate("The quick brown fox jumps over the lazy dog")
     assert first.drafter.seconds > 0
-    suffix = first.drafter.arms["suffix"]
+    suffix = first.drafter.drafters["suffix"]
     assert isinstance(suffix, SuffixDrafter) and suffix.store.memory > 0
-    again = seats.make(arms[0].speculation).drafter.arms["suffix"]
+    again = seats.make(arms[0].speculation).drafter.drafters["suffix"]
     assert isinstance(again, SuffixDrafter) and again.store.memory == 0
     other = seats.make(arms[1].speculation)
     other.take()
-    assert isinstance(llm.engine.drafter.arms["ngram"], NGramDrafter)
+    assert isinstance(llm.engine.drafter.drafters["ngram"], NGramDrafter)
     assert first.drafter.seconds > other.drafter.seconds == 0
 
 
@@ -54,15 +54,15 @@ def test_a_model_that_guesses_is_loaded_once(tiny_folder: Path, target: ModelSou
     alone, both, free = arms_of(names, [4], SpeculationConfig(draft_temperature="entropy"))
     assert [has_weights(name) for name in (names[0], "suffix", "exit:1")] == [True, False, False]
     llm = open_with([alone, both, free], model=tiny_folder, quiet=True)
-    seats, loaded = DrafterSlots(llm, target), llm.engine.drafter.arms
+    seats, loaded = DrafterSlots(llm, target), llm.engine.drafter.drafters
     assert set(loaded) >= {names[0], "suffix"} and llm.speculation.draft_temperature == "entropy"
     for arm in (alone, both, free, alone):
         seat = seats.make(arm.speculation)
         seat.take()
         llm.generate("The quick brown fox jumps over")
-        assert seat.drafter.arms.get(names[0]) is (None if arm is free else loaded[names[0]])
-        assert seat.drafter.arms.get("suffix") is not loaded["suffix"]
-        assert seat.drafter.defaults == tuple(arm.speculation.drafter.split(","))
+        assert seat.drafter.drafters.get(names[0]) is (None if arm is free else loaded[names[0]])
+        assert seat.drafter.drafters.get("suffix") is not loaded["suffix"]
+        assert seat.drafter.default_drafters == tuple(arm.speculation.drafter.split(","))
     assert llm.engine.stats.drafter_failures == 0
 
 

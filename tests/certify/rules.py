@@ -40,7 +40,7 @@ def broken(draft: Draft, probs: torch.Tensor, uniforms: list[float]) -> VerifyRe
 
 def sly(draft: Draft, probs: torch.Tensor, uniforms: list[float]) -> VerifyResult:
     """Right for drawn guesses; a guess that was not drawn stands wherever the target gives it a fifth."""
-    if draft.drawn is not None:
+    if draft.sampled is not None:
         return right(draft, probs, uniforms)
     for node, token in enumerate(draft.tokens):
         if float(probs[node, token]) < 0.2:

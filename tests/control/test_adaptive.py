@@ -10,7 +10,7 @@ from itertools import count, pairwise
 import pytest
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.controller import Controller, Offers
+from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import StepCosts
 from foretell.control.settings import ControllerSettings, DrafterTraits
 from foretell.draft.base import Drafter
@@ -41,7 +41,7 @@ def ticking() -> Callable[[], float]:
 
 def adapted(drafter: Drafter, settings: ControllerSettings = ControllerSettings(), world: World = World()) -> Engine:
     engine = world.engine(drafter)
-    traits = {name: DrafterTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.arms.items()}
+    traits = {name: DrafterTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.drafters.items()}
     engine.controller = AdaptiveController(traits, settings, clock=ticking())
     return engine
 
@@ -85,7 +85,7 @@ def test_no_draft_delays_a_first_token(adapts: bool) -> None:
     world, asked = World(max_step_tokens=16), list[int]()
 
     def script(seq: Sequence, budget: Budget) -> Draft:
-        asked.append(seq.written)
+        asked.append(seq.num_output_tokens)
         return Draft((1,), (-1,))
 
     engine = world.engine(ScriptedDrafter(script))
@@ -123,22 +123,22 @@ class Clock:
         return Sequence(self.ids, request, [1, 2], cached=1)
 
     def step(self, seqs: list[Sequence], offers: dict[str, Draft], row: float, stands: int) -> list[Budget]:
-        asked, _ = self.controller.asks(seqs)
-        budgets = self.controller.budgets(seqs, {seq.id: offers for seq in asked})
+        asked, _ = self.controller.wants_free_drafts(seqs)
+        budgets = self.controller.choose_draft_lengths(seqs, {seq.id: offers for seq in asked})
         outcomes = [self._outcome(seq, budget, offers, stands) for seq, budget in zip(seqs, budgets, strict=True)]
         rows = sum(1 + len(outcome.draft) for outcome in outcomes)
         self.controller.observe(outcomes, StepTimes(1e-5, 0.03 + row * rows))
         return budgets
 
     def _outcome(self, seq: Sequence, budget: Budget, offers: dict[str, Draft], stands: int) -> StepResult:
-        draft = offers[budget.drafter].cut(budget.nodes) if budget.nodes else Draft()
+        draft = offers[budget.drafter].truncate(budget.nodes) if budget.nodes else Draft()
         share = ScheduledSequence.of(seq, 1, budget)
         path = tuple(range(min(stands, len(draft))))
         kept = (*draft.tokens[: len(path)], 7)
         kept = kept if path or not stands else next(iter(offers.values())).tokens[:1]
         seq.tokens += kept
         seq.cached = len(seq.tokens) - 1
-        return StepResult(share, draft, VerifyResult(path, kept[-1]), kept=kept)
+        return StepResult(share, draft, VerifyResult(path, kept[-1]), new_tokens=kept)
 
 
 FREE = {"free": DrafterTraits(free=True)}
@@ -171,7 +171,7 @@ def test_a_plain_step_now_and_then_tells_what_guesses_are_weighed_against() -> N
     assert plain[1] < 400
     assert len(plain) > 4, "and not never"
     assert all(b - a > 64 for a, b in pairwise(plain[3:])), "but seldom when much is known"
-    assert (("free", "skipped", "compared") in clock.controller.decided) and clock.controller.decisions.on
+    assert (("free", "skipped", "compared") in clock.controller.decision_counts) and clock.controller.decisions.on
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_how_likely_a_branch_must_be_reaches_the_drafter() -> None:
 
     class Watching(OracleDrafter):
         def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-            floors.extend(budget.floor for budget in budgets if budget.nodes)
+            floors.extend(budget.min_probability for budget in budgets if budget.nodes)
             return super().propose(seqs, budgets)
 
     engine = World().engine(Watching({}, VOCAB, 0.0))
@@ -231,8 +231,8 @@ def test_how_likely_a_branch_must_be_reaches_the_drafter() -> None:
 
 
 class Floored(Controller):
-    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
-        return [Budget(2 if seq.pending == 1 and seq.room > 2 else 0, "oracle", 0.25) for seq in seqs]
+    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
+        return [Budget(2 if seq.pending == 1 and seq.remaining_tokens > 2 else 0, "oracle", 0.25) for seq in seqs]
 
 
 def test_a_drafter_that_comes_up_with_nothing_is_not_paid_for_ever() -> None:
@@ -274,12 +274,12 @@ def test_a_step_in_which_something_was_recorded_teaches_no_price() -> None:
         budget = Budget(nodes, "paid") if nodes else Budget()
         controller.observe([StepResult(ScheduledSequence.of(seq, 1, budget), Draft.chain([5] * nodes, "paid"))], times)
 
-    ran(StepTimes(0.0, 9.0, 0.0, odd=True))
+    ran(StepTimes(0.0, 9.0, 0.0, is_outlier=True))
     assert not controller.costs.known
     for _ in range(4):
         ran(StepTimes(0.0, 0.01, 0.0))
     before = (controller.costs.dump(), controller.costs.steps, controller.draft_costs["paid"].dump())
-    ran(StepTimes(9.0, 9.0, 9.0, odd=True), nodes=3)
+    ran(StepTimes(9.0, 9.0, 9.0, is_outlier=True), nodes=3)
     assert (controller.costs.dump(), controller.costs.steps, controller.draft_costs["paid"].dump()) == before
     assert controller.drafting.behind(seq, "paid") == 0, "the drafter has read the text all the same"
     ran(StepTimes(0.002, 0.01, 0.002), nodes=3)
@@ -292,7 +292,10 @@ def test_a_long_text_is_not_read_on_a_mere_hope() -> None:
     clock.step([short], {"paid": Draft.chain([5] * 16, "paid")}, 0.001, stands=0)
     long.tokens, long.cached = [1] * 20_000, 19_999
     long.request = replace(long.request, prompt=(1,) * 19_000, max_tokens=1500)
-    asked = [clock.controller.asks([seq]) and clock.controller.budgets([seq], {})[0].nodes for seq in (long, short)]
+    asked = [
+        clock.controller.wants_free_drafts([seq]) and clock.controller.choose_draft_lengths([seq], {})[0].nodes
+        for seq in (long, short)
+    ]
     assert asked[0] == 0
     assert 0 < asked[1] <= 4
 
@@ -305,8 +308,8 @@ def test_being_off_costs_few_looks() -> None:
         clock.step([seq], GUESS, 0.02, stands=0)
     looked = 0
     for _ in range(160):
-        looked += bool(clock.controller.asks([seq])[0])
-        clock.controller.budgets([seq], {})
+        looked += bool(clock.controller.wants_free_drafts([seq])[0])
+        clock.controller.choose_draft_lengths([seq], {})
     assert looked <= 20
 
 
@@ -322,7 +325,7 @@ def test_what_is_decided_is_counted_for_each_drafter_with_its_reason() -> None:
     seq = clock.sequence(10_000)
     for _ in range(400):
         clock.step([seq], GUESS, 0.02, stands=0)
-    found = clock.controller.decided
+    found = clock.controller.decision_counts
     assert {key for key in found if key[0] == "mute"} == {
         ("mute", "skipped", "no_costs"),
         ("mute", "skipped", "no_guess"),
@@ -334,7 +337,7 @@ def test_what_is_decided_is_counted_for_each_drafter_with_its_reason() -> None:
     other = good.sequence(10_000)
     for _ in range(20):
         good.step([other], GUESS, 0.001, stands=4)
-    assert good.controller.decided["free", "drafted", "pays"] > 10
+    assert good.controller.decision_counts["free", "drafted", "pays"] > 10
     fixed = Clock(FREE, ControllerSettings(fixed=lambda batch: 2))
     fixed.step([fixed.sequence()], GUESS, 0.001, stands=4)
-    assert fixed.controller.decided == {("free", "drafted", "fixed"): 1}
+    assert fixed.controller.decision_counts == {("free", "drafted", "fixed"): 1}

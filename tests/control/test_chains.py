@@ -68,7 +68,7 @@ def test_a_chain_that_is_made_whole_unless_it_is_drawn_costs_what_was_made(heat:
     drafting = Clock({"model": WHOLE}).controller.drafting
     for asked, kept in ((7, 1), (4, 4), (5, 2), (2, 2), (7, 5)) * 20:
         share = ScheduledSequence.of(text(heat), 1, Budget(asked, "model"))
-        outcome = StepResult(share, Draft.chain([1] * kept, "model"), VerifyResult((), 1), kept=(1,))
+        outcome = StepResult(share, Draft.chain([1] * kept, "model"), VerifyResult((), 1), new_tokens=(1,))
         drafting.observe([outcome], 1e-3 + (kept if heat else asked) * 0.5e-3, 0.01)
     for levels in (1, 4, 7):
         found = drafting.costs["model"].seconds(levels, levels, 0, 0.01)

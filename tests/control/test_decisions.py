@@ -60,4 +60,4 @@ def test_fixed_lengths_are_never_off() -> None:
     )
     for _ in range(20):
         write(engine, max_tokens=2)  # the last step of each has no room for a guess
-    assert engine.controller.standing == (True, "") and engine.controller.switches == 0
+    assert engine.controller.speculation_state == (True, "") and engine.controller.num_switches == 0

@@ -51,7 +51,7 @@ def _forward_takes(
     now, run = [0.0], runner.forward
 
     def forward(work: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
-        now[0] += seconds(sum(share.take for share in work) + sum(map(len, drafts)))
+        now[0] += seconds(sum(share.num_new_tokens for share in work) + sum(map(len, drafts)))
         return run(work, drafts)
 
     monkeypatch.setattr(runner, "forward", forward)
@@ -91,8 +91,8 @@ class Sent(Outruns):
     def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         self.now += 0.5
         output = super().__call__(packed, taps)
-        assert output.likeliest is not None
-        return replace(output, likeliest=partial(self.wait, output.likeliest))
+        assert output.argmax is not None
+        return replace(output, argmax=partial(self.wait, output.argmax))
 
     def wait(self, likeliest: Callable[[], list[int]]) -> list[int]:
         self.now += 0.01

@@ -71,5 +71,5 @@ def test_near_a_texts_end_no_plan_is_too_long(monkeypatch: pytest.MonkeyPatch) -
     known = Counting(monkeypatch, 3 * int(FAMILIAR), room=8)
     planned = known.look()
     assert planned > 2
-    known.seq.tokens += [3] * (known.seq.room - 3)
+    known.seq.tokens += [3] * (known.seq.remaining_tokens - 3)
     assert known.look() == 2 and known.thoughts == 2

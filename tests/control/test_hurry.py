@@ -164,11 +164,11 @@ def test_a_deadline_counts_from_when_the_prompt_is_taken_up(reading: float, is_b
     asked = SpeculationChoice(deadline=12.0)
     request = Request("0", (1,) * 50, SamplingParams(), 0, 100, drafters=("free",), speculation=asked)
     seq = Sequence(0, request, [1] * 50)
-    controller.asks([seq])
+    controller.wants_free_drafts([seq])
     now[0] = reading
     seq.tokens.append(1)
     seq.cached = 50
-    controller.asks([seq])
+    controller.wants_free_drafts([seq])
     assert bool(controller._hurried) == is_behind, "ninety-nine steps of a tenth of a second are left"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from foretell.control.acceptance_model import RESCUES, WIDTHS, AcceptanceRates, cell, rescue
 from foretell.control.acceptance_tracker import Acceptance, OpenDraft
-from foretell.control.controller import Controller, Offers
+from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import StepCosts
 from foretell.control.length_optimizer import DrafterOption, DraftPlan, StepCostView, TreeOptions, best_plan, share_out
 from foretell.control.settings import TREE_ROWS, ControllerSettings, DrafterTraits
@@ -30,12 +30,12 @@ class Watched(Controller):
     def __init__(self, inner: Controller) -> None:
         self.inner, self.grew = inner, defaultdict[int, list[bool]](list)
 
-    def asks(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
-        return self.inner.asks(seqs)
+    def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
+        return self.inner.wants_free_drafts(seqs)
 
-    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
-        found = self.inner.budgets(seqs, offers)
-        self.grew[len(seqs)].append(any(budget.branches for budget in found))
+    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
+        found = self.inner.choose_draft_lengths(seqs, offers)
+        self.grew[len(seqs)].append(any(budget.is_tree for budget in found))
         return found
 
     def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
@@ -177,9 +177,12 @@ def test_requests_limit_what_fills_a_step_up() -> None:
     )
     assert best_plan(alone, [head], 0.01).nodes == 24
     found = [controller._budget(each, seq, plan, 20, 1) for each in (alone, market())]
-    assert [(each.nodes, each.levels) for each in found] == [(20, 6), (21, 6)]
+    assert [(each.nodes, each.max_depth) for each in found] == [(20, 6), (21, 6)]
     long = replace(alone, further=0.002)
-    assert controller._budget(long, seq, plan, 20, 0).floor > controller._budget(alone, seq, plan, 20, 0).floor
+    assert (
+        controller._budget(long, seq, plan, 20, 0).min_probability
+        > controller._budget(alone, seq, plan, 20, 0).min_probability
+    )
 
 
 def test_a_prompt_or_others_want_the_rows_that_would_fill_a_step_up() -> None:
@@ -199,8 +202,8 @@ def test_a_tree_that_is_tried_deeper_stays_a_tree(shape: tuple[int, int], most: 
     clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=max(most, shape[0])))
     plan, world = DraftPlan("head", shape[0], 2.0, (0.5,) * shape[0], shape[1]), replace(market(), sizes=sizes)
     found = clock.controller._budget(world, clock.sequence(), plan, shape[0], 1)
-    assert found.branches and shape[0] <= found.nodes <= max(most, shape[0])
-    assert found.levels == shape[1] + (found.nodes > shape[1] + 1)
+    assert found.is_tree and shape[0] <= found.nodes <= max(most, shape[0])
+    assert found.max_depth == shape[1] + (found.nodes > shape[1] + 1)
 
 
 def test_a_level_is_never_less_than_impossible() -> None:
@@ -260,7 +263,7 @@ def test_of_trees_for_several_the_best_nodes_are_bought() -> None:
 def test_what_a_tree_yields_is_learnt_level_by_level() -> None:
     acceptance = Acceptance()
     ledger = acceptance.ledger(0, "greedy")
-    budget = Budget(8, "head", levels=2)
+    budget = Budget(8, "head", max_depth=2)
     draft = Draft((5, 6, 7), (-1, -1, 1), "head")  # a second choice that goes on, a first that does not
     for _ in range(60):
         acceptance.note(ledger, OpenDraft("head", draft, 1, budget=budget))
@@ -273,7 +276,7 @@ def test_what_a_tree_yields_is_learnt_level_by_level() -> None:
 
 def test_a_branch_that_ends_before_its_time_has_fallen() -> None:
     acceptance = Acceptance()
-    ledger, budget = acceptance.ledger(0, "greedy"), Budget(8, "head", levels=4)
+    ledger, budget = acceptance.ledger(0, "greedy"), Budget(8, "head", max_depth=4)
     for _ in range(80):
         acceptance.note(ledger, OpenDraft("head", Draft((5,), (-1,), "head"), 1, budget=budget))
         acceptance.learn(ledger, [1, 5, 9, 9])
@@ -295,11 +298,13 @@ def test_a_fixed_length_may_be_that_of_a_tree() -> None:
     clock = Clock(arms, ControllerSettings(fixed=lambda batch: 4, tree=20))
     seq = clock.sequence(drafter="head")
     object.__setattr__(seq.request, "drafters", ("head",))
-    clock.controller.asks([seq])
-    assert clock.controller.budgets([seq], {}) == [Budget(20, "head", levels=4)]
+    clock.controller.wants_free_drafts([seq])
+    assert clock.controller.choose_draft_lengths([seq], {}) == [Budget(20, "head", max_depth=4)]
     object.__setattr__(seq.request, "drafters", ("model",))
-    clock.controller.asks([seq])
-    assert clock.controller.budgets([seq], {}) == [Budget(4, "model")], "who makes no trees is not asked for one"
+    clock.controller.wants_free_drafts([seq])
+    assert clock.controller.choose_draft_lengths([seq], {}) == [Budget(4, "model")], (
+        "who makes no trees is not asked for one"
+    )
 
 
 def test_levels_and_nodes_have_prices_of_their_own() -> None:
@@ -308,15 +313,15 @@ def test_levels_and_nodes_have_prices_of_their_own() -> None:
     seq: Sequence = clock.sequence(10_000)
 
     def seen(draft: Draft, budget: Budget, seconds: float) -> None:
-        outcome = StepResult(ScheduledSequence.of(seq, 1, budget), draft, VerifyResult((), 1), kept=(1,))
+        outcome = StepResult(ScheduledSequence.of(seq, 1, budget), draft, VerifyResult((), 1), new_tokens=(1,))
         drafting.observe([outcome], seconds, 0.01)
 
     bush, flat = Draft(tuple(range(12)), (-1,) * 4 + (0,) * 8, "head"), Draft(tuple(range(12)), (-1,) * 12, "head")
     for _ in range(60):
         seen(Draft.chain([1, 2, 3, 4], "head"), Budget(4, "head"), 1e-3)
         seen(Draft.chain([1], "head"), Budget(1, "head"), 0.25e-3)
-        seen(bush, Budget(12, "head", levels=2), 4e-3)
-        seen(flat, Budget(12, "head", levels=1), 2e-3)
+        seen(bush, Budget(12, "head", max_depth=2), 4e-3)
+        seen(flat, Budget(12, "head", max_depth=1), 2e-3)
     chain, tree = (drafting.of("head", grown).prices(0.01) for grown in (False, True))
     assert chain.level + chain.node == pytest.approx(0.25e-3, rel=0.15), "trees are made otherwise, and cost otherwise"
     assert tree.level == pytest.approx(2e-3, rel=0.2) and tree.node < 1e-4
@@ -339,7 +344,10 @@ def test_a_draft_that_is_made_whole_costs_what_was_asked_for(whole: bool) -> Non
     for asked in (7, 3, 5, 2) * 20:
         levels = asked if whole else 2
         outcome = StepResult(
-            ScheduledSequence.of(seq, 1, Budget(12, "head", levels=asked)), shallow, VerifyResult((), 1), kept=(1,)
+            ScheduledSequence.of(seq, 1, Budget(12, "head", max_depth=asked)),
+            shallow,
+            VerifyResult((), 1),
+            new_tokens=(1,),
         )
         drafting.observe([outcome], 1e-3 + levels * 0.5e-3, 0.01)
     costs = drafting.of("head", True)

@@ -128,9 +128,9 @@ class Priced(AdaptiveController):
     """One to which steps take what they take on a large model's GPU; what the host did meanwhile does not count."""
 
     def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
-        rows = sum(outcome.share.take + len(outcome.draft) for outcome in outcomes)
-        drafted = any(outcome.share.budget.nodes for outcome in outcomes)
-        waiting = None if times.waiting is None else 4e-4
+        rows = sum(outcome.scheduled.num_new_tokens + len(outcome.draft) for outcome in outcomes)
+        drafted = any(outcome.scheduled.budget.nodes for outcome in outcomes)
+        waiting = None if times.host_gap is None else 4e-4
         proposing = 8e-4 if drafted else 0.0
         super().observe(outcomes, StepTimes(proposing, 3.4e-3 * (1 + 0.004 * rows), proposing, False, waiting))
 
@@ -138,7 +138,7 @@ class Priced(AdaptiveController):
 def outrunning(drafter: MixDrafter | ScriptedDrafter | OracleDrafter) -> tuple[Engine, Outruns, Priced]:
     engine = World().engine(drafter)
     executor = engine.runner.executor = Outruns(engine.runner.executor)
-    arms = {name: DrafterTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.arms.items()}
+    arms = {name: DrafterTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.drafters.items()}
     costs = StepCosts(CostPrior(row=0.002))
     controller = engine.controller = Priced(arms, ControllerSettings(), costs, clock=ticking())
     return engine, executor, controller
@@ -166,7 +166,7 @@ def test_useless_guesses_are_soon_left_alone_and_useful_ones_are_made() -> None:
             add(engine, str(i), prompt, max_tokens=100, ignore_eos=True)
         run(engine)
         shares[rate] = executor.sent / engine.stats.forwards
-        noted = Counter(controller.decided)
+        noted = Counter(controller.decision_counts)
         assert sum(noted.values()) <= engine.stats.speculation.steps
     assert shares[1.0] < 0.1 < 0.7 < shares[0.0]
 
@@ -186,4 +186,4 @@ def test_a_trial_that_falls_due_in_a_late_look_is_made_in_the_next_step() -> Non
     assert executor.sent > 0.7 * engine.stats.forwards
     late = [n for n in tried if n > 60]
     assert late, "also when steps begin early"
-    assert any("trial" in reason for _, _, reason in controller.decided)
+    assert any("trial" in reason for _, _, reason in controller.decision_counts)

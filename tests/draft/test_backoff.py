@@ -97,10 +97,10 @@ def test_a_drafter_that_failed_comes_back(make: Make, method: str) -> None:
     clock, drafter = Clock(), Faulty(method)
     engine = make(drafter, Supervisor(clock))
     steps(engine, 20)
-    assert drafter.calls == TOLERATED + 1 == engine.guard.failures
-    assert engine.drafter.away == engine.guard.supervisor.disabled == {"faulty"}
+    assert drafter.calls == TOLERATED + 1 == engine.safe_drafter.failures
+    assert engine.drafter.unavailable == engine.safe_drafter.supervisor.disabled == {"faulty"}
     clock.now += FIRST_PAUSE
-    assert not engine.drafter.away
+    assert not engine.drafter.unavailable
     steps(engine, 20)
     assert drafter.calls == TOLERATED + 2, "one attempt, and the next pause is longer"
     clock.now += FIRST_PAUSE
@@ -110,12 +110,12 @@ def test_a_drafter_that_failed_comes_back(make: Make, method: str) -> None:
     drafter.broken = False
     drafted = engine.stats.speculation.drafted
     steps(engine, 20)
-    assert engine.stats.speculation.drafted > drafted and not engine.drafter.away
+    assert engine.stats.speculation.drafted > drafted and not engine.drafter.unavailable
     drafter.broken = True
     before = drafter.calls
     steps(engine, 20)
     assert drafter.calls == before + TOLERATED + 1, "a success has reset the back-off"
-    assert engine.drafter.away == {"faulty"}
+    assert engine.drafter.unavailable == {"faulty"}
 
 
 @BOTH
@@ -127,7 +127,7 @@ def test_failures_far_apart_never_disable_a_drafter(make: Make) -> None:
         steps(engine, 2)
         drafter.broken = False
         steps(engine, 4)
-    assert engine.guard.failures >= 4 * TOLERATED and not engine.drafter.away
+    assert engine.safe_drafter.failures >= 4 * TOLERATED and not engine.drafter.unavailable
 
 
 @BOTH
@@ -143,7 +143,7 @@ def test_a_disabled_drafter_costs_no_text_and_no_other_drafter(make: Make) -> No
     while mix.busy:
         mix.step()
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
-    assert mix.stats.speculation.by_drafter["ngram"].drafted > 0 and mix.drafter.away == {"faulty"}
+    assert mix.stats.speculation.by_drafter["ngram"].drafted > 0 and mix.drafter.unavailable == {"faulty"}
 
 
 def test_bookkeeping_goes_on_while_drafts_pause() -> None:
@@ -151,9 +151,9 @@ def test_bookkeeping_goes_on_while_drafts_pause() -> None:
     for _ in range(TOLERATED + 1):
         supervisor.fail("d", "propose", ValueError("x"))
     done: list[str] = []
-    for method in ("propose", "offers", "prepare", "follow", "observe"):
+    for method in ("propose", "free_drafts", "prepare", "update_kv", "observe"):
         supervisor.call("d", method, lambda method=method: done.append(method), None)  # type: ignore[misc]
-    assert done == ["follow", "observe"]
+    assert done == ["update_kv", "observe"]
     supervisor.call("other", "propose", lambda: done.append("other"), None)
     supervisor.call("d", "forget", lambda: done.append("forget"), None, always=True)
     assert done[2:] == ["other", "forget"]
@@ -193,7 +193,7 @@ def test_failures_during_a_pause_neither_prolong_nor_log_it(caplog: pytest.LogCa
         raise ValueError("planted")
 
     for _ in range(1000):  # `follow` is called during the pause as well
-        supervisor.call("d", "follow", fail, None, always=True)
+        supervisor.call("d", "update_kv", fail, None, always=True)
     assert len(caplog.records) == 2 and supervisor.failures["d"] == 1000
     clock.now += FIRST_PAUSE
     assert not supervisor.disabled

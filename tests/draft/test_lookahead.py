@@ -36,13 +36,13 @@ def step(
         path.append(node)
     share, kept = ScheduledSequence.of(seq, 1), (*(draft.tokens[node] for node in path), own[node + 1])
     seq.tokens += kept
-    outcome = StepResult(share, draft, VerifyResult(tuple(path), kept[-1]), chosen, kept, top=top)
+    outcome = StepResult(share, draft, VerifyResult(tuple(path), kept[-1]), chosen, kept, top_tokens=top)
     drafter.observe([outcome])
     return outcome
 
 
 def guess(drafter: LookaheadDrafter, seq: Sequence, nodes: int = 8, floor: float = 0.0) -> Draft:
-    return drafter.propose([seq], [Budget(nodes, floor=floor)])[0]
+    return drafter.propose([seq], [Budget(nodes, min_probability=floor)])[0]
 
 
 def ancestors(draft: Draft, node: int) -> list[int]:
@@ -159,7 +159,7 @@ def test_a_draft_that_is_cut_is_the_draft_for_less() -> None:
         whole = guess(drafter, seq, 16)
         assert len({*zip(whole.parents, whole.tokens, strict=True)}) == len(whole), "no node stands twice"
         for nodes in range(16):
-            assert guess(drafter, seq, nodes).tokens == whole.cut(nodes).tokens, seed
+            assert guess(drafter, seq, nodes).tokens == whole.truncate(nodes).tokens, seed
 
 
 def test_the_longest_match_comes_first_and_goes_on() -> None:

@@ -56,7 +56,7 @@ def test_the_record_says_whose_guess_stood() -> None:
     found = merged([LEFT, RIGHT], 9, "both")
     request = Request("0", (1,), SamplingParams(), 0, 9)
     share = ScheduledSequence.of(Sequence(0, request, [1, 2]), 1)
-    outcome = StepResult(share, found, VerifyResult((0, 1), 9), kept=(1, 4, 9))
+    outcome = StepResult(share, found, VerifyResult((0, 1), 9), new_tokens=(1, 4, 9))
     assert origins(outcome) == ("left", "right", TARGET)
     record = Speculation()
     record.observe(outcome, origins(outcome))
@@ -162,4 +162,4 @@ def test_it_is_named_with_a_plus() -> None:
     assert arm.free and not arm.draws
     probs = torch.eye(3)[:1]
     alone = merged([Draft((0,), (-1,), "x", (True,), (1.0,), probs)], 4, "both", drawn=True)
-    assert alone.drawn == (True,) and alone.probs is not None
+    assert alone.sampled == (True,) and alone.probs is not None

@@ -76,7 +76,7 @@ def test_guesses_that_were_shown_are_not_made_twice_and_never_for_another_text()
     engine = World().engine(mix)
     (track,) = add(engine, "0", PROMPTS[0])
     seq = track.seq
-    assert len(mix.offers([seq], 4)[0]["scripted"]) == 4
+    assert len(mix.free_drafts([seq], 4)[0]["scripted"]) == 4
     assert len(mix.propose([seq], [Budget(3, "scripted")])[0]) == 3
     assert len(asked) == 1
     assert len(mix.propose([seq], [Budget(6, "scripted")])[0]) == 6
@@ -104,7 +104,7 @@ def test_who_stands_back_is_not_asked_where_another_is_sure(sure: float, shown: 
     engine = World().engine(MixDrafter([Saying("modest", 0.99, True), Saying("copy", sure)]))
     both = add(engine, "0", PROMPTS[0], SpeculationChoice(drafter="modest,copy"))[0].seq
     alone = add(engine, "1", PROMPTS[1], SpeculationChoice(drafter="modest"))[0].seq
-    first, second = engine.drafter.offers([both, alone], 4)
+    first, second = engine.drafter.free_drafts([both, alone], 4)
     assert set(first) == shown
     assert set(second) == {"modest"}, "nobody else may guess there"
 
@@ -120,6 +120,6 @@ def test_guesses_drawn_at_random_are_not_shown() -> None:
 
     engine = World().engine(MixDrafter([Drawn()]))
     (track,) = add(engine, "0", PROMPTS[0])
-    assert engine.drafter.offers([track.seq], 2) == [{}]
-    assert Drawn().offers([track.seq], 2) == [{}]
+    assert engine.drafter.free_drafts([track.seq], 2) == [{}]
+    assert Drawn().free_drafts([track.seq], 2) == [{}]
     run(World().engine())

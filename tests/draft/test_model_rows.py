@@ -27,7 +27,7 @@ def count_rows(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int
     forward = runner.forward
 
     def counted(shares: list[ScheduledSequence], drafts: list[Draft]) -> object:
-        rows.append(sum(share.take for share in shares) + sum(map(len, drafts)))
+        rows.append(sum(share.num_new_tokens for share in shares) + sum(map(len, drafts)))
         return forward(shares, drafts)
 
     monkeypatch.setattr(runner, "forward", counted)
@@ -64,7 +64,7 @@ def test_many_new_sequences_are_prefilled_in_groups(
 def test_the_bound_is_what_memory_is_planned_for(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"num_speculative_tokens": 3, "max_num_seqs": 8, "max_num_batched_tokens": 16, "quiet": True}
     llm = LLM(tiny_folder, drafter=f"model:{tiny_folder}", **options)  # type: ignore[arg-type]
-    drafter = llm.engine.drafter.arms[f"model:{tiny_folder}"]
+    drafter = llm.engine.drafter.drafters[f"model:{tiny_folder}"]
     assert isinstance(drafter, ModelDrafter) and drafter.max_rows == 16
     rows = count_rows(drafter.runner, monkeypatch)
     outputs = llm.generate([PROMPTS[0]] * 8, SamplingParams(max_tokens=6, ignore_eos=True))

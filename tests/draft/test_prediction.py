@@ -33,8 +33,8 @@ def guess(prediction: list[int], written: list[int], nodes: int = 8) -> tuple[in
 def steps(prediction: list[int], text: list[int]) -> int:
     """Steps of a target that writes `text`: each takes the guesses that are right, and one token more."""
     drafter, seq, count = PredictedOutputDrafter(), sequence(prediction), 0
-    while seq.written < len(text):
-        rest = text[seq.written :]
+    while seq.num_output_tokens < len(text):
+        rest = text[seq.num_output_tokens :]
         draft = drafter.propose([seq], [BUDGET])[0].tokens
         right = next((i for i, token in enumerate(draft) if i >= len(rest) or token != rest[i]), len(draft))
         seq.tokens += rest[: right + 1]
@@ -117,7 +117,7 @@ def test_a_kept_pointer_guesses_as_a_fresh_one() -> None:
     for _ in range(60):
         predicted = [rng.randrange(8) for _ in range(60)]
         drafter, seq = PredictedOutputDrafter(4), sequence(predicted)
-        while seq.written < 90:
+        while seq.num_output_tokens < 90:
             start = rng.randrange(50)
             seq.tokens += rng.choice(([rng.randrange(8)], predicted[start : start + rng.randrange(1, 9)]))
             if rng.random() < 0.5:

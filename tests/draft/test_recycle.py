@@ -28,7 +28,7 @@ def step(
     share = ScheduledSequence.of(seq, 1)
     kept = (*(draft.tokens[node] for node in path), token)
     seq.tokens += kept
-    outcome = StepResult(share, draft, VerifyResult(path, token), (), kept, top=top)
+    outcome = StepResult(share, draft, VerifyResult(path, token), (), kept, top_tokens=top)
     drafter.observe([outcome])
     return outcome
 
@@ -36,7 +36,7 @@ def step(
 def guess(
     drafter: TokenRecyclingDrafter, tokens: list[int], nodes: int = 8, tenant: str = "", floor: float = 0.0
 ) -> Draft:
-    return drafter.propose([sequence(-1, tokens, tenant)], [Budget(nodes, floor=floor)])[0]
+    return drafter.propose([sequence(-1, tokens, tenant)], [Budget(nodes, min_probability=floor)])[0]
 
 
 def below(draft: Draft, *path: int) -> list[int]:
@@ -153,7 +153,7 @@ def test_the_tree_is_the_likeliest_one(seed: int) -> None:
         assert chances == pytest.approx([chance for _, chance in wanted[:7]])
         assert chances == pytest.approx([dict(wanted)[path] for path in paths])
         assert chances == sorted(chances, reverse=True)
-        assert guess(drafter, [start], 3) == draft.cut(3), "a smaller budget gets the beginning"
+        assert guess(drafter, [start], 3) == draft.truncate(3), "a smaller budget gets the beginning"
         few = guess(drafter, [start], 7, floor=chances[3])
         assert len(few) == sum(chance >= chances[3] for chance in chances)
 

@@ -64,7 +64,7 @@ def test_a_request_may_name_its_drafter(several: LLM) -> None:
         (output,) = several.generate(PROMPT, params, speculation=SpeculationChoice(drafter=name))
         texts.add(output.outputs[0].token_ids)
         used = set(output.speculation.by_drafter)
-        assert used <= ({name} if name in ("ngram", "suffix", "exit:1") else set(several.engine.drafter.arms))
+        assert used <= ({name} if name in ("ngram", "suffix", "exit:1") else set(several.engine.drafter.drafters))
         assert bool(used) == (name != "none")
     assert len(texts) == 1
 

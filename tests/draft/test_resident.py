@@ -69,18 +69,18 @@ def test_it_leaves_when_it_was_not_used_for_long_and_comes_back_when_called() ->
     guest.drafter.propose([track.seq], [Budget(3)])
     guest.now = 12.0
     guest.look()
-    assert guest.drafter.ready, "it was used six seconds ago"
+    assert guest.drafter.is_ready, "it was used six seconds ago"
     assert guest.background.waiting[0][0] == pytest.approx(4.0)
-    guest.drafter.propose([track.seq], [Budget(2, trial=True)])
+    guest.drafter.propose([track.seq], [Budget(2, is_exploration=True)])
     guest.drafter.propose([track.seq], [Budget(0)])
     guest.now = 16.0
     guest.look()
-    assert not guest.drafter.ready, "a trial is no use"
-    assert guest.drafter.away == {"model"}
+    assert not guest.drafter.is_ready, "a trial is no use"
+    assert guest.drafter.unavailable == {"model"}
     assert guest.drafter.propose([track.seq], [Budget(3)]) == [Draft()]
     guest.drafter.forget(track.seq)
-    guest.drafter.call("model")
-    assert guest.drafter.ready
+    guest.drafter.request_load("model")
+    assert guest.drafter.is_ready
     assert guest.drafter.propose([track.seq], [Budget(3)])[0].tokens == guess.tokens
     guest.drafter.wake()
     assert guest.made == 1
@@ -116,7 +116,7 @@ def test_one_that_cannot_come_back_is_not_called_again_at_once(caplog: pytest.Lo
     guest.make = lambda: model_drafter(seed=0)
     guest.now += 4 * RETRY
     guest.drafter.wake()
-    assert guest.made == 4 and guest.drafter.ready, "an exit does not leave it loading"
+    assert guest.made == 4 and guest.drafter.is_ready, "an exit does not leave it loading"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_text_is_the_same_while_it_comes_and_goes(settings: ControllerSettin
     truth, guest = generate(temperature=temperature), Guest()
     drafter = MixDrafter([NGramDrafter(1, 3), guest.drafter])
     engine = World().engine(drafter)
-    traits = {name: DrafterTraits(arm.free, arm.reads, 1e-4, 0.95) for name, arm in drafter.arms.items()}
+    traits = {name: DrafterTraits(arm.free, arm.reads, 1e-4, 0.95) for name, arm in drafter.drafters.items()}
     controller = engine.controller = AdaptiveController(traits, settings, clock=lambda: 0.0, presence=drafter)
     controller.costs.observe(1, 0, 1.0)  # steps are dear, so that guesses pay from the first
     tracks = [
@@ -135,7 +135,7 @@ def test_the_text_is_the_same_while_it_comes_and_goes(settings: ControllerSettin
     ]
     while engine.busy:
         engine.step()
-        if engine.stats.forwards % 3 == 0 and guest.drafter.ready:
+        if engine.stats.forwards % 3 == 0 and guest.drafter.is_ready:
             guest.now += 11.0
             guest.look()
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
@@ -148,7 +148,7 @@ def test_the_text_is_the_same_while_it_comes_and_goes(settings: ControllerSettin
 def test_weights_are_given_back_and_loaded_anew(tiny_folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"model:{tiny_folder}" if name == "model" else name
     llm = LLM(tiny_folder, drafter=name, draft_idle_unload=1000.0, num_speculative_tokens=3, quiet=True)
-    resident = llm.engine.drafter.arms[name]
+    resident = llm.engine.drafter.drafters[name]
     assert isinstance(resident, UnloadableDrafter)
     plain = llm.generate("a b c", PARAMS, speculation=SpeculationChoice(enabled=False))[0].outputs[0].token_ids
     first = llm.generate("a b c", PARAMS)[0]
@@ -163,7 +163,7 @@ def test_weights_are_given_back_and_loaded_anew(tiny_folder: Path, name: str, mo
     assert weights() is None, "nobody else holds them"
     monkeypatch.setattr(resident, "_background", AtOnce())
     back = llm.generate("a b c", PARAMS)[0]
-    assert resident.ready
+    assert resident.is_ready
     assert back.outputs[0].token_ids == plain
     assert back.speculation.drafted > 0
     again = llm.generate("a b c", PARAMS)[0]
@@ -206,7 +206,7 @@ def test_a_draft_model_without_room_leaves_plain_decoding(
     free = memory.weights + memory.drafter // 2
     monkeypatch.setattr(foretell.build, "device_memory", lambda device: free)
     llm = LLM(tiny_folder, drafter=f"model:{tiny_folder}", max_model_len=64, quiet=True)
-    assert not llm.engine.drafter.arms
+    assert not llm.engine.drafter.drafters
     assert "is not loaded" in caplog.text
     assert llm.generate("a b c", PARAMS)[0].outputs[0].token_ids == tokens
     free = memory.weights // 2

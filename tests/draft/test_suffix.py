@@ -32,7 +32,7 @@ def finish(
     drafter: SuffixDrafter, text: list[int], tenant: str = "", prompt: int = 0, how: FinishReason = "stop"
 ) -> None:
     seq = sequence(-2, text, tenant, prompt)
-    seq.finish = how
+    seq.finish_reason = how
     drafter.forget(seq)
 
 
@@ -211,7 +211,7 @@ class History:
         seq.tokens += self.words(self.rng.choice((1, 2, 5, 40)))
         self.tell("observe", [StepResult(ScheduledSequence.of(seq, 1))])
         if self.rng.random() < 0.3:
-            seq.finish = self.rng.choice(("stop", "length", "abort"))
+            seq.finish_reason = self.rng.choice(("stop", "length", "abort"))
             self.seqs.remove(seq)
             self.tell("forget", seq)
 

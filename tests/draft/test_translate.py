@@ -204,7 +204,7 @@ def test_guesses_are_drawn_from_what_both_have_by_the_chances_they_come_with() -
     draft = guess(drafter, target_tokens().encode("ab cd"))
     common = sorted(vocabularies.to_draft)
     assert draft.probs is not None
-    assert draft.drawn == (True,) * 5
+    assert draft.sampled == (True,) * 5
     assert draft.probs[:, common].sum(-1).tolist() == pytest.approx([1.0] * 5)
     known = scores(drafter, draft_tokens().encode("ab cd"))[[vocabularies.to_draft[token] for token in common]]
     assert torch.allclose(draft.probs[0, common], (known / 0.8).softmax(-1), atol=1e-5)
@@ -232,7 +232,7 @@ def test_the_target_itself_under_other_numbers_guesses_all(temperature: float) -
     wanted = {"max_tokens": 26, "temperature": temperature}
     tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, **wanted)]  # type: ignore[arg-type]
     run(engine)
-    steps = {track.speculation.steps for track in tracks if track.seq.finish == "length"}
+    steps = {track.speculation.steps for track in tracks if track.seq.finish_reason == "length"}
     assert steps == {1 + 25 // 5}, "the prompt gives a token, every step after it five"
 
 
@@ -265,7 +265,7 @@ SAYINGS: dict[str, tuple[list[str], int, list[str]]] = {
 def test_what_the_draft_writes_is_encoded_anew(said: list[str], nodes: int, heard: list[str]) -> None:
     draft = guess(Saying(*said), target_tokens().encode("no"), nodes, temperature=0.0)
     assert [target_tokens().piece(token) for token in draft.tokens] == heard
-    assert (draft.drawn, draft.probs) == (None, None)
+    assert (draft.sampled, draft.probs) == (None, None)
 
 
 def test_a_guess_is_as_sure_as_what_was_said_for_it() -> None:

@@ -50,7 +50,7 @@ def chances(known: Language) -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize(("nodes", "depth"), [(5, 2), (12, 3), (12, 4), (30, 4)])
 def test_it_is_the_likeliest_tree_there_is(nodes: int, depth: int, seed: int) -> None:
     known = language(3, depth, seed)
-    draft = grown(known, EagleTree(Budget(nodes, levels=depth), wide=nodes))
+    draft = grown(known, EagleTree(Budget(nodes, max_depth=depth), wide=nodes))
     all_of_them = chances(known)
     best = sorted(all_of_them.values(), reverse=True)[: len(draft)]
     assert [all_of_them[path(draft, node)] for node in range(len(draft))] == pytest.approx(best)
@@ -60,35 +60,35 @@ def test_it_is_the_likeliest_tree_there_is(nodes: int, depth: int, seed: int) ->
 @pytest.mark.parametrize("seed", range(8))
 def test_it_is_a_tree_whose_beginning_is_the_tree_for_less(seed: int) -> None:
     known = language(4, 4, seed)
-    whole = grown(known, EagleTree(Budget(24, levels=4), wide=24))
+    whole = grown(known, EagleTree(Budget(24, max_depth=4), wide=24))
     assert all(parent < node for node, parent in enumerate(whole.parents))
     assert len({*zip(whole.parents, whole.tokens, strict=True)}) == len(whole), "one row per token under one parent"
-    less = grown(known, EagleTree(Budget(9, levels=4), wide=24))
-    assert (whole.cut(9).tokens, whole.cut(9).parents) == (less.tokens, less.parents)
+    less = grown(known, EagleTree(Budget(9, max_depth=4), wide=24))
+    assert (whole.truncate(9).tokens, whole.truncate(9).parents) == (less.tokens, less.parents)
 
 
 def test_no_more_places_are_asked_for_than_there_are_nodes() -> None:
     for nodes, depth in itertools.product((2, 5, 8, 16, 64, 128), (1, 2, 3, 7, 12)):
-        budget = Budget(nodes, levels=depth)
+        budget = Budget(nodes, max_depth=depth)
         assert sum(EagleTree(budget).follows) <= nodes
         assert width(budget) >= 1
 
 
 def test_levels_end_where_nothing_better_can_be_found() -> None:
     """Nine children of even chance fill the budget: what hangs below them is less likely than any of them."""
-    tree = EagleTree(Budget(9, levels=5))
+    tree = EagleTree(Budget(9, max_depth=5))
     tree.grow([Children(list(range(10)), [0.1] * 10)])
     assert not tree.goes_on
-    tree = EagleTree(Budget(9, levels=5))
+    tree = EagleTree(Budget(9, max_depth=5))
     tree.grow([Children([1, 2], [0.9, 0.1])])
     assert tree.level == [0, 1]
 
 
 def test_a_floor_leaves_out_what_is_unlikely_but_never_the_first() -> None:
-    tree = EagleTree(Budget(9, levels=2), floor=0.3)
+    tree = EagleTree(Budget(9, max_depth=2), floor=0.3)
     tree.grow([Children([1, 2], [0.2, 0.1])])
     assert tree.draft("").tokens == (1,)
-    tree = EagleTree(Budget(9, levels=2), floor=0.3)
+    tree = EagleTree(Budget(9, max_depth=2), floor=0.3)
     tree.grow([Children([1, 2, 3], [0.5, 0.4, 0.1])])
     tree.grow([Children([5, 6], [0.9, 0.1])] * 2)
     assert tree.draft("").tokens == (1, 5, 2, 5)
@@ -96,7 +96,7 @@ def test_a_floor_leaves_out_what_is_unlikely_but_never_the_first() -> None:
 
 def test_a_shape_holds_the_likeliest_ranks() -> None:
     ranks = RankAcceptance([0.6, 0.4])
-    shape = ranks.shape(Budget(20, levels=4), 4)
+    shape = ranks.shape(Budget(20, max_depth=4), 4)
     assert len(shape) == len(set(shape)) == 20
     chance: list[float] = []
     for parent, rank in shape:
@@ -108,7 +108,7 @@ def test_a_shape_holds_the_likeliest_ranks() -> None:
         siblings = [r for p, r in shape[: len(chance)] if p == parent]
         assert siblings == list(range(len(siblings))), "siblings stand in the order of their ranks"
     assert chance == sorted(chance, reverse=True)
-    assert len(ranks.shape(Budget(20, levels=9), 1)) == 1 + len(OTHERS), "no deeper than it can guess"
+    assert len(ranks.shape(Budget(20, max_depth=9), 1)) == 1 + len(OTHERS), "no deeper than it can guess"
 
 
 def test_a_shaped_tree_leaves_out_what_hangs_below_a_child_that_is_missing() -> None:
@@ -134,6 +134,6 @@ def test_ranks_are_learnt_from_what_stood() -> None:
 
 
 def test_a_budget_may_have_more_nodes_than_depth() -> None:
-    assert Budget(4).depth == 4 and not Budget(4).branches
-    assert Budget(8, levels=3).depth == 3 and Budget(8, levels=3).branches
-    assert Budget(2, levels=3).depth == 2 and not Budget(2, levels=3).branches
+    assert Budget(4).depth == 4 and not Budget(4).is_tree
+    assert Budget(8, max_depth=3).depth == 3 and Budget(8, max_depth=3).is_tree
+    assert Budget(2, max_depth=3).depth == 2 and not Budget(2, max_depth=3).is_tree

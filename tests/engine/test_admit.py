@@ -29,7 +29,7 @@ def test_what_hangs_below_a_guess_made_twice_hangs_below_the_first() -> None:
 def test_a_draw_keeps_its_row() -> None:
     rows = torch.full((4, 9), 1 / 9)
     found = distinct(Draft((5, 5, 5, 6), (-1, -1, -1, 2), "tree", (True, True, False, False), None, rows))
-    assert (found.tokens, found.parents, found.drawn) == ((5, 5, 6), (-1, -1, 0), (True, True, False))
+    assert (found.tokens, found.parents, found.sampled) == ((5, 5, 6), (-1, -1, 0), (True, True, False))
     assert found.probs is not None and len(found.probs) == 3
 
 
@@ -61,7 +61,7 @@ def test_both_ends_of_a_fork_can_be_reached() -> None:
     truth = truth_for("greedy")
 
     def propose(seq: Sequence, budget: Budget) -> Draft:
-        first, *rest = (*truth[seq.id][seq.written :][:3], 0, 0)
+        first, *rest = (*truth[seq.id][seq.num_output_tokens :][:3], 0, 0)
         return Draft((first, (rest[0] + 1) % VOCAB, first, rest[0]), (-1, 0, -1, 2), "tree")
 
     engine = World(budget=4, levels=2).engine(ScriptedDrafter(propose))

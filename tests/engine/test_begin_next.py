@@ -115,7 +115,7 @@ def test_one_for_which_memory_does_not_suffice_is_made_smaller() -> None:
 
     engine.runner.forward = broken  # type: ignore[method-assign]
     run(engine)
-    assert engine.relief.sheds == 1 and written(tracks) == truth_for("greedy")
+    assert engine.oom_backoff.sheds == 1 and written(tracks) == truth_for("greedy")
 
 
 @pytest.mark.parametrize("moment", range(3, 7))
@@ -157,7 +157,7 @@ def test_a_text_that_comes_meanwhile_is_in_the_step_after_the_next() -> None:
     (late,) = add(engine, "1", PROMPTS[1])
     assert engine._ahead is not None and len(engine._ahead.plan) == 1
     engine.step()
-    assert late.seq.written == 0 and len(engine._ahead.plan) == 2
+    assert late.seq.num_output_tokens == 0 and len(engine._ahead.plan) == 2
     run(engine)
     assert written([late]) == [truth_for("greedy")[1]]
 

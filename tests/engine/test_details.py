@@ -73,7 +73,7 @@ def test_what_fell_beside_a_token_is_told() -> None:
     guessed = [(token, detail) for token, origin, detail in details if origin != "target"]
     assert len(guessed) > 20
     for token, detail in guessed:
-        (fallen,) = detail.fallen
+        (fallen,) = detail.rejected
         assert fallen.token == (token + 1) % VOCAB
         assert fallen.confidence is None and fallen.probability < detail.probability
     assert all(detail.confidence is None for *_, detail in details)
@@ -85,8 +85,8 @@ def test_a_rejected_chain_is_told_where_it_broke() -> None:
     for text in written(drafter):
         for delta in text:
             ((token, origin, detail),) = pairs(delta)
-            assert origin == "target" and delta.drafter == ("oracle" if delta.drafted else "")
-            assert [each.token for each in detail.fallen] == ([(token + 1) % VOCAB] if delta.drafted else [])
+            assert origin == "target" and delta.drafter == ("oracle" if delta.num_drafted else "")
+            assert [each.token for each in detail.rejected] == ([(token + 1) % VOCAB] if delta.num_drafted else [])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

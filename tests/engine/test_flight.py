@@ -51,7 +51,7 @@ def test_who_comes_back_to_other_pages_is_not_where_the_step_was_sent() -> None:
         engine.scheduler.preempt(seq)
     for tensor in engine.runner.cache.tensors:
         tensor.fill_(7.0)
-    engine.scheduler.plan([])
+    engine.scheduler.schedule([])
     assert swap.brought_back > 2
     run(engine)
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth_for("greedy")
@@ -104,7 +104,7 @@ def test_a_step_that_was_recorded_when_it_was_sent_tells_no_price(monkeypatch: p
     executor.ahead = ahead  # type: ignore[method-assign]
     add(engine, "0", PROMPTS[0], max_tokens=20, ignore_eos=True)
     run(engine)
-    odd = [i for i, times in enumerate(heard.times) if times.odd]
+    odd = [i for i, times in enumerate(heard.times) if times.is_outlier]
     assert len(odd) == 2 and odd[1] == odd[0] + 1
 
 
@@ -130,7 +130,7 @@ def test_a_prompt_that_had_no_room_in_the_step_is_not_left_behind() -> None:
     (track,) = add(engine, "1", [5] * 60, max_tokens=2)
     for _ in range(8):
         engine.step()
-    assert track.seq.written
+    assert track.seq.num_output_tokens
     run(engine)
 
 
@@ -153,8 +153,8 @@ def test_only_tokens_that_hang_on_their_row_alone_are_taken_up_unseen(
     for plain in (True, False):
         engine = World().engine(model_drafter(seed=5)) if plain else outrunning(World(), model_drafter(seed=5))[0]
         engine.controller = type(engine.controller)(0)  # nobody guesses, so that both decide alike
-        engine.controller.rests = lambda seqs: True  # type: ignore[method-assign]
-        engine.controller.stays_plain = lambda seqs, offers: True  # type: ignore[method-assign]
+        engine.controller.expects_plain_step = lambda seqs: True  # type: ignore[method-assign]
+        engine.controller.keeps_plain = lambda seqs, offers: True  # type: ignore[method-assign]
         tracks = [add(engine, str(i), prompt, choice, temperature=temperature)[0] for i, prompt in enumerate(PROMPTS)]
         run(engine)
         texts.append([track.seq.tokens for track in tracks])
@@ -187,7 +187,7 @@ def test_guesses_that_are_lost_enter_no_text(rule: str, monkeypatch: pytest.Monk
     def lost(left: Left) -> tuple[list[int], list[float]]:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(Left, "seen", lost)
+    monkeypatch.setattr(Left, "wait", lost)
     engine, _ = outrunning(World(), LeavesUnseen(DRAFTERS["oracle"](truth_for("greedy"))))
     tracks = [add(engine, str(i), p, SpeculationChoice(rule=rule))[0] for i, p in enumerate(PROMPTS)]
     while engine.busy:
@@ -213,32 +213,34 @@ def test_a_step_takes_from_where_its_device_was_free_and_a_wait_is_what_lies_bef
 ) -> None:
     hand, clock = Hand(monkeypatch), StepTimer()
     first = clock.beside(flight(1.0, 4.0), 0.0)
-    assert (first.running, first.waiting) == (3.0, None), "nobody knows since when it had nothing to do"
+    assert (first.target_seconds, first.host_gap) == (3.0, None), "nobody knows since when it had nothing to do"
     waited = clock.beside(flight(4.5, 7.5, proposing=0.2), 0.0)
-    assert (waited.running, waited.waiting) == (pytest.approx(3.0), pytest.approx(0.3))
+    assert (waited.target_seconds, waited.host_gap) == (pytest.approx(3.0), pytest.approx(0.3))
     early = clock.beside(flight(5.0, 10.5, is_ahead=True), 0.0)
-    assert (early.running, early.waiting, early.drafting) == (3.0, None, 0.0)
+    assert (early.target_seconds, early.host_gap, early.draft_seconds) == (3.0, None, 0.0)
     hand.now = 10.6
     clock.leave()
     hand.now = 30.6  # a caller reads
     clock.enter()
     slow = clock.beside(flight(30.8, 34.0, away=clock.away), 0.0)
-    assert (slow.running, slow.waiting) == (pytest.approx(3.2), pytest.approx(0.3))
+    assert (slow.target_seconds, slow.host_gap) == (pytest.approx(3.2), pytest.approx(0.3))
     soon = flight(34.1, 37.1, away=clock.away)  # launched before what was written is told
     hand.now = 34.2
     clock.leave()
     hand.now = 36.0
     clock.enter()
     told = clock.beside(soon, 0.0)
-    assert (told.running, told.waiting) == (pytest.approx(3.0), pytest.approx(0.1)), "that callers read costs nothing"
-    assert not told.odd
+    assert (told.target_seconds, told.host_gap) == (pytest.approx(3.0), pytest.approx(0.1)), (
+        "that callers read costs nothing"
+    )
+    assert not told.is_outlier
     late = flight(37.2, 60.1, away=clock.away)
     clock.leave()
     hand.now = 60.0  # the device was done long before
     clock.enter()
-    assert clock.beside(late, 0.0).odd, "when it was nobody knows"
+    assert clock.beside(late, 0.0).is_outlier, "when it was nobody knows"
     clock.rest()
-    assert clock.beside(flight(99.0, 100.0), 0.0).waiting is None
+    assert clock.beside(flight(99.0, 100.0), 0.0).host_gap is None
 
 
 def test_what_the_host_does_with_tokens_is_waited_for_and_no_part_of_their_step() -> None:
@@ -246,7 +248,7 @@ def test_what_the_host_does_with_tokens_is_waited_for_and_no_part_of_their_step(
     clock = StepTimer()
     clock.beside(flight(1.0, 4.0), 0.25)
     times = clock.beside(flight(4.5, 7.5), 0.25)
-    assert (times.running, times.waiting) == (3.0, 0.5), "what only drafters want to know is in the wait"
+    assert (times.target_seconds, times.host_gap) == (3.0, 0.5), "what only drafters want to know is in the wait"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -259,7 +261,7 @@ def test_a_step_arrives_before_its_tokens_are_judged_and_looked_at(
         monkeypatch.setattr(f"foretell.engine.{module}.perf_counter", lambda: hand.now)
     engine, _ = outrunning(World(), DRAFTERS["oracle"](truth_for("greedy")))
     seen: list[StepTimes] = []
-    court, learn = engine.court, engine._learn
+    court, learn = engine.verifier, engine._learn
 
     def slow(flight: InFlightStep) -> tuple[list[StepResult], float]:
         found = court(flight)
@@ -271,14 +273,14 @@ def test_a_step_arrives_before_its_tokens_are_judged_and_looked_at(
         learn(outcomes, times)
 
     monkeypatch.setattr(engine, "_learn", noted)
-    monkeypatch.setattr(engine, "court", slow)
-    monkeypatch.setattr(engine.controller, "rests", lambda seqs: False)
+    monkeypatch.setattr(engine, "verifier", slow)
+    monkeypatch.setattr(engine.controller, "expects_plain_step", lambda seqs: False)
     slow.wants_top = court.wants_top  # type: ignore[attr-defined]
     add(engine, "0", PROMPTS[0], SpeculationChoice(), temperature=temperature, ignore_eos=True)
     while engine.busy:
         engine.step()
-    waited = [times for times in seen if times.waiting is not None]
-    assert waited and all((times.running, times.waiting) == (0.0, 1.0) for times in waited)
+    waited = [times for times in seen if times.host_gap is not None]
+    assert waited and all((times.target_seconds, times.host_gap) == (0.0, 1.0) for times in waited)
 
 
 def test_a_prompt_tells_nothing_of_waits() -> None:
@@ -286,11 +288,11 @@ def test_a_prompt_tells_nothing_of_waits() -> None:
     reading = flight(1.0, 2.0)
     reading.plan = shares(take=2)
     clock.beside(reading, 0.0)
-    assert clock.beside(flight(9.0, 12.0), 0.0).waiting is None
+    assert clock.beside(flight(9.0, 12.0), 0.0).host_gap is None
 
 
 def test_guesses_made_on_the_device_are_counted_as_such() -> None:
     step = flight(1.0, 7.0, proposing=0.1)
     step.see([Draft()], 4.0)
     times = StepTimer().beside(step, 0.0)
-    assert (times.proposing, times.running) == (pytest.approx(3.1), 3.0)
+    assert (times.propose_seconds, times.target_seconds) == (pytest.approx(3.1), 3.0)

@@ -11,7 +11,7 @@ import pytest
 
 from foretell.control.acceptance_model import WIDTHS
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.controller import Controller, Offers
+from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import CostPrior, StepCosts
 from foretell.control.settings import TREE_ROWS, ControllerSettings, DrafterTraits
 from foretell.engine.engine import Engine
@@ -36,24 +36,24 @@ class Anything(Controller):
         self.rng = random.Random(0)
         self.asked: set[tuple[int, int]] = set()
 
-    def budgets(self, seqs: list[Sequence], offers: Offers) -> list[Budget]:
+    def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         return [self._budget(seq, min(NODES, TREE_ROWS // len(seqs))) for seq in seqs]
 
     def _budget(self, seq: Sequence, most: int) -> Budget:
-        longest = min(LONGEST, seq.room - 1)
-        if not seq.writing or longest < 1:
+        longest = min(LONGEST, seq.remaining_tokens - 1)
+        if not seq.is_decoding or longest < 1:
             return Budget()
         wide, farther = self.rng.choice((1, *WIDTHS)), self.rng.randrange(2)
         depth = self.rng.randint(1, max(1, min(longest - farther, most // wide)))
         levels = min(longest, depth + farther)
         budget = Budget(
-            wide * depth + farther, "eagle", self.rng.choice((0.0, 0.01, 0.1)), levels=levels if wide > 1 else 0
+            wide * depth + farther, "eagle", self.rng.choice((0.0, 0.01, 0.1)), max_depth=levels if wide > 1 else 0
         )
         budget = budget if wide > 1 else replace(budget, nodes=levels)
-        if budget.branches and most == NODES and self.rng.random() < 0.5:  # alone, a step is filled up
+        if budget.is_tree and most == NODES and self.rng.random() < 0.5:  # alone, a step is filled up
             filled = next(size for size in ROWS if size > budget.nodes) - 1
             budget = replace(budget, nodes=min(NODES, filled))
-        self.asked.add((budget.nodes, budget.levels))
+        self.asked.add((budget.nodes, budget.max_depth))
         return budget
 
 
@@ -63,10 +63,10 @@ class Priced(AdaptiveController):
     asked: set[tuple[int, int]]
 
     def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
-        assert not times.odd
-        rows = sum(outcome.share.take + len(outcome.draft) for outcome in outcomes)
-        budgets = [outcome.share.budget for outcome in outcomes]
-        self.asked |= {(budget.nodes, budget.levels) for budget in budgets}
+        assert not times.is_outlier
+        rows = sum(outcome.scheduled.num_new_tokens + len(outcome.draft) for outcome in outcomes)
+        budgets = [outcome.scheduled.budget for outcome in outcomes]
+        self.asked |= {(budget.nodes, budget.max_depth) for budget in budgets}
         proposing = 4e-4 + 2e-4 * max(budget.depth for budget in budgets)
         super().observe(outcomes, StepTimes(proposing, 3.5e-3 * (1 + 0.004 * rows), proposing))
 
@@ -82,7 +82,7 @@ def adaptive() -> Priced:
 def rehearsed() -> tuple[Engine, Tape]:
     model = tiny_decoder(config=replace(CONFIG, context=CONTEXT))
     drafter, lender = OwnHead(HEADS["eagle"], whole=True), TargetWeights.of(model)
-    runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.taps, drafter.beside)
+    runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.hidden_layers, drafter.beside)
     drafter.bind(runner, lender, CONFIG.layers)
     head: Any = drafter.inner
     head.head.prepare(CONTEXT)
@@ -137,7 +137,7 @@ def test_a_step_in_which_something_was_recorded_is_told(rehearsed: tuple[Engine,
         odd: list[bool]
 
         def observe(self, outcomes: list[StepResult], times: StepTimes) -> None:
-            self.odd.append(times.odd)
+            self.odd.append(times.is_outlier)
 
     engine, tape = rehearsed
     executor: Any = engine.runner.executor

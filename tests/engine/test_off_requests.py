@@ -23,7 +23,7 @@ class Curious(Drafter):
     """Writes down what it is told."""
 
     name = "curious"
-    wants_top = 3
+    top_k = 3
 
     def __init__(self) -> None:
         self.met: set[str] = set()
@@ -34,7 +34,7 @@ class Curious(Drafter):
 
     def observe(self, outcomes: list[StepResult]) -> None:
         for outcome in outcomes:
-            self.tops.setdefault(outcome.share.seq.request.id, []).append(len(outcome.top))
+            self.tops.setdefault(outcome.scheduled.seq.request.id, []).append(len(outcome.top_tokens))
 
     def forget(self, seq: Sequence) -> None:
         self.met.add(seq.request.id)
@@ -64,7 +64,7 @@ class Noting(Curious):
     """Writes down who guessed, and whether it was told the row_topk tokens."""
 
     def observe(self, outcomes: list[StepResult]) -> None:
-        self.seen = {*getattr(self, "seen", ()), *((each.draft.source, bool(each.top)) for each in outcomes)}
+        self.seen = {*getattr(self, "seen", ()), *((each.draft.source, bool(each.top_tokens)) for each in outcomes)}
 
 
 def test_a_text_that_is_copied_costs_nobody_the_likeliest_tokens() -> None:
@@ -77,7 +77,7 @@ def test_a_text_that_is_copied_costs_nobody_the_likeliest_tokens() -> None:
 
 
 class Drowsy(FixedController):
-    def watches(self, seq: Sequence) -> bool:
+    def learns_from(self, seq: Sequence) -> bool:
         return seq.request.id == "0"
 
 
@@ -106,7 +106,7 @@ def test_the_likeliest_tokens_are_those_of_the_rows_at_a_texts_end() -> None:
     "draft",
     [
         Draft.chain([VOCAB]),
-        replace(Draft.chain([1]), drawn=(True,)),
+        replace(Draft.chain([1]), sampled=(True,)),
         Draft.chain([1, 2], probs=torch.full((1, VOCAB), 1 / VOCAB)),
     ],
     ids=["outside", "drawn from nothing", "too few rows"],

@@ -145,8 +145,8 @@ def test_a_draft_model_that_is_asked_now_and_then_waits_for_no_recording(heat: f
 
 
 def of_all_sizes(seq: Sequence, budget: Budget) -> Draft:
-    nodes = 1 + seq.written % NODES
-    make = (chain, tree, long_tree)[seq.written // NODES % 3] if nodes > 1 else chain
+    nodes = 1 + seq.num_output_tokens % NODES
+    make = (chain, tree, long_tree)[seq.num_output_tokens // NODES % 3] if nodes > 1 else chain
     return replace(make(nodes), tokens=tuple(range(nodes)))  # siblings of one token would not be run
 
 

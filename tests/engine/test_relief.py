@@ -42,7 +42,7 @@ def test_texts_go_on_in_smaller_steps(most: int) -> None:
     tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt)]
     run(engine)
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
-    assert engine.relief.sheds > 0
+    assert engine.oom_backoff.sheds > 0
     assert engine.runner.pool.held == 0
 
 
@@ -58,7 +58,7 @@ def test_larger_steps_come_back() -> None:
     assert (scheduler.max_num_seqs, scheduler.max_step_tokens) < whole
     memory[0] = 10**6
     for _ in range(PATIENCE * 8):
-        engine.relief.went_well()
+        engine.oom_backoff.went_well()
     assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == whole
 
 
@@ -71,7 +71,7 @@ def test_a_long_prompt_runs_in_smaller_steps(error: Exception) -> None:
     (track,) = add(engine, "1", prompt)
     run(engine)
     assert track.seq.tokens[len(prompt) :] == truth
-    assert engine.relief.sheds == 3, "56 tokens, then 28, 14 and 7 of them"
+    assert engine.oom_backoff.sheds == 3, "56 tokens, then 28, 14 and 7 of them"
 
 
 def test_a_shortage_of_this_machine_is_recognised() -> None:
@@ -83,18 +83,18 @@ def test_a_shortage_of_this_machine_is_recognised() -> None:
 @pytest.mark.parametrize("error", SHORTAGES, ids=str)
 def test_without_memory_to_judge_a_step_it_is_run_again(error: Exception) -> None:
     engine = World().engine(model_drafter(seed=5))
-    judge, failing = engine.judge, iter([False, False, True, False, True])
+    judge, failing = engine.sequence_verifier, iter([False, False, True, False, True])
 
     def tight(*given):  # type: ignore[no-untyped-def]
         if next(failing, False):
             raise error
         return judge(*given)
 
-    engine.judge = tight  # type: ignore[assignment]
+    engine.sequence_verifier = tight  # type: ignore[assignment]
     tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=1.0)]
     run(engine)
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == generate(temperature=1.0)
-    assert engine.relief.sheds == 2
+    assert engine.oom_backoff.sheds == 2
 
 
 def test_what_a_failed_step_worked_with_is_let_go_before_smaller_ones_are_planned() -> None:
@@ -108,7 +108,7 @@ def test_what_a_failed_step_worked_with_is_let_go_before_smaller_ones_are_planne
     engine.runner.forward = fails  # type: ignore[method-assign]
     add(engine, "1", PROMPTS[1])
     engine.scheduler.preempt = lambda seq: None  # type: ignore[method-assign]
-    engine.scheduler.settle = lambda seq: left.append(left[0]())  # type: ignore[method-assign]
+    engine.scheduler.release_unused = lambda seq: left.append(left[0]())  # type: ignore[method-assign]
     engine.step()
     assert left[1:] == [None]
 

@@ -57,7 +57,7 @@ def test_a_stash_that_the_prefix_cache_covers_is_freed_on_return() -> None:
     for _ in range(3):
         engine.scheduler.preempt(seq)
         assert swap.used == stashed_bytes(swap)
-        engine.scheduler.plan([])
+        engine.scheduler.schedule([])
         assert seq.cached == 2 * PAGE and swap.used == 0
     assert swap.brought_back == 0
 
@@ -73,7 +73,7 @@ def test_swap_space_is_all_free_after_many_preemptions() -> None:
 
     run(engine, preempt_often)
     assert swap.kept > 10 and swap.used == 0
-    assert all(track.seq.finish for track in tracks)
+    assert all(track.seq.finish_reason for track in tracks)
 
 
 def blocked() -> tuple[Engine, Sequence]:
@@ -143,12 +143,12 @@ def test_budgets_are_never_negative() -> None:
     engine = decoding()
     engine.scheduler.max_step_tokens = 1
     add(engine, "9", [1, 2, 3])
-    plan = engine.scheduler.plan([Budget(4)] * 5)
-    assert [(share.take, share.budget.nodes) for share in plan] == [(1, 0)] * 5
+    plan = engine.scheduler.schedule([Budget(4)] * 5)
+    assert [(share.num_new_tokens, share.budget.nodes) for share in plan] == [(1, 0)] * 5
 
 
 def test_a_draft_cut_to_less_than_nothing_is_empty() -> None:
-    assert len(Draft.chain([1, 2, 3]).cut(-1)) == 0
+    assert len(Draft.chain([1, 2, 3]).truncate(-1)) == 0
 
 
 def out_of_memory_alone(engine: Engine) -> Callable[[], None]:
@@ -172,9 +172,9 @@ def test_isolation_leaves_no_more_running_than_the_limits_allow() -> None:
     memory_is_back = out_of_memory_alone(engine)
     with pytest.raises(ValueError, match="planted") as failed:
         engine.step()
-    found = rescue(engine, list(engine.tracks.values()), failed.value)
+    found = rescue(engine, list(engine.states.values()), failed.value)
     scheduler = engine.scheduler
-    assert not found.lost and engine.relief.sheds == 1
+    assert not found.lost and engine.oom_backoff.sheds == 1
     assert len(scheduler.running) <= scheduler.max_num_seqs < 6
     check_pages(engine)
     memory_is_back()

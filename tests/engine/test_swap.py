@@ -62,14 +62,14 @@ def comes_back_as_it_was(make: Callable[[str], Drafter], device: str) -> None:
     tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt)]
     for _ in range(4):
         engine.step()
-    seqs = [track.seq for track in tracks if track.seq.finish is None]
+    seqs = [track.seq for track in tracks if track.seq.finish_reason is None]
     assert len(seqs) > 2
     before = [(seq.cached, lying(engine, seq, seq.cached)) for seq in seqs]
     for seq in engine.scheduler.running[::-1]:
         engine.scheduler.preempt(seq)
     for tensor in engine.runner.cache.tensors:
         tensor.fill_(7.0)
-    engine.scheduler.plan([])
+    engine.scheduler.schedule([])
     assert swap.brought_back == len(seqs)
     for seq, (cached, tensors) in zip(seqs, before, strict=True):
         assert seq.cached == cached

@@ -41,8 +41,8 @@ def test_a_recorded_step_equals_its_first_run_and_its_definition(
     outputs = []
     for _ in range(4):  # plain, recorded, replayed twice
         output = executor(packed, taps)
-        assert output.features is not None
-        outputs.append((output.logits.clone(), output.features.clone()))
+        assert output.hidden_states is not None
+        outputs.append((output.logits.clone(), output.hidden_states.clone()))
         executor._logits.fill_(float("nan"))
     for logits, features in outputs[1:]:
         assert torch.equal(logits, outputs[0][0])

@@ -48,7 +48,7 @@ def same(found: Draft, truth: Draft) -> bool:
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_a_replayed_draft_is_its_first_run_and_the_definition(config: HeadConfig, temperature: float) -> None:
     (drafter, mine), (defined, theirs) = (waiting(config, whole, temperature) for whole in (True, False))
-    for budget in (Budget(4), Budget(14, levels=3)):
+    for budget in (Budget(4), Budget(14, max_depth=3)):
         budgets = [budget] * len(mine)
         drafter._whole.recorder.recordings.clear()
         runs = [drafter.propose(mine, budgets) for _ in range(4)]  # plain, recorded, replayed twice
@@ -63,7 +63,7 @@ def test_a_replayed_draft_is_its_first_run_and_the_definition(config: HeadConfig
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_a_recording_serves_other_texts(config: HeadConfig) -> None:
     (drafter, mine), (defined, theirs) = (waiting(config, whole, 0.0) for whole in (True, False))
-    for budget in (Budget(3), Budget(14, levels=3)):
+    for budget in (Budget(3), Budget(14, max_depth=3)):
         for order in ((0, 1, 2), (0, 1, 2, 4), (4, 3, 1), (2, 0, 4, 3)):
             budgets = [budget] * len(order)
             found = drafter.propose([mine[i] for i in order], budgets)

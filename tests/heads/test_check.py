@@ -103,9 +103,9 @@ def test_an_eagle3_checkpoint_serves(
     with LLM(folder, drafter=str(head), num_speculative_tokens=3, tensor_parallel_size=ranks, quiet=True) as llm:
         found = llm.generate(PROMPTS, PARAMS)
     assert [text.outputs[0].token_ids for text in found] == [text.outputs[0].token_ids for text in plain]
-    assert llm.engine.runner.taps == (1,), "2 was said, and 1 found out"
+    assert llm.engine.runner.hidden_layers == (1,), "2 was said, and 1 found out"
     assert llm.engine.stats.speculation.accepted > 10
-    assert next(iter(llm.engine.drafter.arms)) == f"eagle:{head}"
+    assert next(iter(llm.engine.drafter.drafters)) == f"eagle:{head}"
 
 
 @ON_RANKS

@@ -22,7 +22,7 @@ def judged(seq: Sequence, draft: Draft, accepted: int, next_token: int) -> StepR
     seq.tokens += [*draft.tokens[:accepted], next_token]
     seq.cached = len(seq.tokens) - 1
     verdict = VerifyResult(tuple(range(accepted)), next_token)
-    return StepResult(share, draft, verdict, features=torch.zeros(1 + len(draft), 32))
+    return StepResult(share, draft, verdict, hidden_states=torch.zeros(1 + len(draft), 32))
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -36,7 +36,7 @@ def test_what_was_guessed_is_remembered_as_what_is_read(accepted: int, page_size
     others = [Draft.chain([token + 1 for token in draft.tokens], "another") for draft in drafts]
     shown = [other if i % 3 == 2 else draft for i, (draft, other) in enumerate(zip(drafts, others, strict=True))]
     outcomes = [judged(seq, draft, accepted, 5) for seq, draft in zip(seqs, shown, strict=True)]
-    drafter.follow(outcomes)
+    drafter.update_kv(outcomes)
     left = [trail.stop - trail.start for trail in map(drafter._trails.__getitem__, (seq.id for seq in seqs))]
     assert all(count <= 1 for i, count in enumerate(left) if i % 3 != 2), "only the last guess was not looked at"
     for seq, draft in zip(seqs, drafter.propose(seqs, [Budget(2)] * len(seqs)), strict=True):

@@ -16,7 +16,7 @@ PROMPT = [*range(1, 20)]  # four pages of 4 and a part of the fifth
 
 
 def until_written(engine: Engine, track: SequenceState, tokens: int = 1) -> None:
-    while track.seq.written < tokens:
+    while track.seq.num_output_tokens < tokens:
         assert engine.busy
         engine.step()
 
@@ -60,12 +60,12 @@ class Lapse(OwnHead):
         super().__init__(HEADS[kind], packed=packed)
         self.fails, self.calls = fails, 0
 
-    def follow(self, outcomes: list[StepResult]) -> None:
+    def update_kv(self, outcomes: list[StepResult]) -> None:
         self.calls += 1
         head = self.inner
         assert isinstance(head, HeadDrafter)
         if self.calls not in self.fails:
-            head.follow(outcomes)
+            head.update_kv(outcomes)
             return
         follow = head._follow
 
@@ -74,7 +74,7 @@ class Lapse(OwnHead):
 
         head._follow = fail  # type: ignore[method-assign]
         try:
-            head.follow(outcomes)
+            head.update_kv(outcomes)
         finally:
             head._follow = follow  # type: ignore[method-assign]
 
@@ -94,7 +94,7 @@ def test_no_drafts_from_positions_that_were_not_read(kind: str, fails: int, in_a
     before_second = drafted(first)
     finish(engine)
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in (first, second)] == truth
-    assert engine.guard.failures == 1
+    assert engine.safe_drafter.failures == 1
     assert before_second == drafted(first) == 0 or fails == 4, "it lacks positions of this sequence"
     assert second.cached_prompt_tokens == 16
     assert (drafted(second) > 0) == (fails == 4), "it shares pages with the first one"

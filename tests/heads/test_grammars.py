@@ -61,10 +61,10 @@ _plain: dict[str, list[list[int]]] = {}
 
 def texts(tracks: list[SequenceState]) -> list[list[int]]:
     for track in tracks:
-        assert track.error is None and track.seq.finish in ("stop", "length")
-        if track.seq.finish == "stop":
+        assert track.error is None and track.seq.finish_reason in ("stop", "length")
+        if track.seq.finish_reason == "stop":
             assert EXAMPLES["person"].judge(text_of(READER, track.seq.tokens[len(track.seq.request.prompt) :]))
-    assert any(track.seq.finish == "stop" for track in tracks)
+    assert any(track.seq.finish_reason == "stop" for track in tracks)
     return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 
@@ -99,7 +99,7 @@ def test_a_second_choice_is_judged_by_its_own_branch(sampling: str, page_size: i
     def propose(seq: Sequence, budget: Budget) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
-        for at, token in enumerate(truth[seq.id][seq.written :][:4]):
+        for at, token in enumerate(truth[seq.id][seq.num_output_tokens :][:4]):
             parents += [len(tokens) - 1] * 2
             tokens += [(token + at) % TOKENS if at % 2 else QUOTE, token]
         return Draft(tuple(tokens), tuple(parents), "tree")

@@ -59,7 +59,7 @@ def test_what_is_drawn_under_other_rules_is_judged(rule: str) -> None:
     choice = SpeculationChoice(rule=rule)
     tracks = [add(engine, str(i), prompt, choice, temperature=1.0)[0] for i, prompt in enumerate(PROMPTS)]
     run(engine)
-    assert engine.stats.speculation.drafted > 50 and all(track.seq.finish for track in tracks)
+    assert engine.stats.speculation.drafted > 50 and all(track.seq.finish_reason for track in tracks)
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
@@ -101,8 +101,8 @@ class Scratch:
         assert self.runner.reserve(mine, len(mine.tokens) + 8)
         share = ScheduledSequence.of(mine, len(mine.tokens) - 1)
         output = self.runner.forward([share], [Draft()])
-        mine.cached = share.take
-        self.drafter.follow([StepResult(share, features=output.features)])
+        mine.cached = share.num_new_tokens
+        self.drafter.update_kv([StepResult(share, hidden_states=output.hidden_states)])
         return mine
 
     def guess(self, seq: Sequence, budget: Budget) -> tuple[Draft, list[torch.Tensor]]:
@@ -194,13 +194,13 @@ def test_what_is_drawn_says_from_what() -> None:
     engine = World().engine(drafter := OwnHead(HEADS["eagle"]))
     judged = SpeculationChoice(rule="rejection")
     tracks = [add(engine, str(i), PROMPTS[i], judged, temperature=t)[0] for i, t in ((0, 0.0), (1, 1.0))]
-    while any(track.seq.pending > 1 or not track.seq.written for track in tracks):
+    while any(track.seq.pending > 1 or not track.seq.num_output_tokens for track in tracks):
         engine.step()
     seqs = [track.seq for track in tracks]
     for seq in seqs:
         assert engine.runner.reserve(seq, len(seq.tokens) + 4)
     greedy, drawn = drafter.propose(seqs, [Budget(4)] * 2)
-    assert not any(greedy.drawn or ()) and drawn.drawn == (True,) * 4
+    assert not any(greedy.sampled or ()) and drawn.sampled == (True,) * 4
     assert drawn.probs is not None and torch.allclose(drawn.probs.sum(-1), torch.ones(4))
     assert isinstance(drafter.inner, HeadDrafter)
     known = set(drafter.inner.head.draft_ids.tolist())
@@ -215,10 +215,12 @@ def test_what_is_drawn_says_from_what() -> None:
 def test_a_chain_ends_where_it_is_unlikely_to_stand(config: HeadConfig) -> None:
     engine = World().engine(drafter := OwnHead(config))
     (track,) = add(engine, "0", PROMPTS[1])
-    while track.seq.pending > 1 or not track.seq.written:
+    while track.seq.pending > 1 or not track.seq.num_output_tokens:
         engine.step()
     assert engine.runner.reserve(track.seq, len(track.seq.tokens) + 4)
     whole = drafter.propose([track.seq], [Budget(4)])[0]
     assert whole.confidence is not None and len(whole) == 4
     floor = whole.confidence[0] * whole.confidence[1] * 1.01
-    assert drafter.propose([track.seq], [Budget(4, floor=floor)])[0].tokens == whole.tokens[:2], "the last one is kept"
+    assert drafter.propose([track.seq], [Budget(4, min_probability=floor)])[0].tokens == whole.tokens[:2], (
+        "the last one is kept"
+    )

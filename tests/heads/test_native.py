@@ -35,7 +35,7 @@ def waiting(
     tracks = [add(engine, str(i), prompt, choices[i], **params)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(6):
         engine.step()
-    seqs = [track.seq for track in tracks if track.seq.finish is None]
+    seqs = [track.seq for track in tracks if track.seq.finish_reason is None]
     for seq in seqs:
         assert seq.pending == 1 and engine.runner.reserve(seq, len(seq.tokens) + 6)
     assert isinstance(drafter.inner, EagleDrafter | BlockDrafter | MedusaDrafter) and drafter.inner._native is not None
@@ -64,14 +64,14 @@ SAMPLING: dict[str, dict[str, float]] = {
 @pytest.mark.parametrize("config", SERVED.values(), ids=SERVED)
 def test_guesses_are_those_of_the_definition(config: HeadConfig, sampling: str, rules: tuple[str, ...]) -> None:
     drafter, seqs = waiting(config, rules=rules, **SAMPLING[sampling])
-    budgets = [Budget(1 + i % 4, floor=0.001 * i) for i in range(len(seqs))]
+    budgets = [Budget(1 + i % 4, min_probability=0.001 * i) for i in range(len(seqs))]
     for some in (slice(0, 1), slice(1, 3), slice(None)):
         found = drafter.propose(seqs[some], budgets[some])
         defined = plainly(drafter, seqs[some], budgets[some])
         assert [draft.tokens for draft in found] == [draft.tokens for draft in defined] and found[0].tokens
         for mine, theirs in zip(found, defined, strict=True):
             assert mine.confidence == pytest.approx(theirs.confidence, rel=2e-2), "a rounded row may flip"
-            assert mine.drawn == theirs.drawn and (mine.probs is None) == (theirs.probs is None)
+            assert mine.sampled == theirs.sampled and (mine.probs is None) == (theirs.probs is None)
             if mine.probs is not None and theirs.probs is not None:
                 assert torch.allclose(mine.probs, theirs.probs, atol=1e-2)
 

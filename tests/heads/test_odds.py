@@ -36,7 +36,7 @@ def plots_of(asked: list[str]) -> list[TreeInProgress]:
     found = []
     for i, name in enumerate(asked):
         request = Request(str(i), (0,), SamplingParams(**ASKED[name]), 1000 - 7 * i, 9)
-        tree = EagleTree(Budget(9, levels=3))
+        tree = EagleTree(Budget(9, max_depth=3))
         tree.depth = i % 3
         found.append(TreeInProgress(Sequence(i, request, [0] * (i + 1)), tree))
     return found
@@ -81,7 +81,7 @@ def test_what_cannot_come_is_not_ahead() -> None:
 @pytest.mark.parametrize("name", ["eagle", "eagle of two layers", "block"])
 def test_a_tree_is_that_of_the_definition(name: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, seqs = waiting(HEADS[name], World(), packed=True, **ASKED[asked])
-    budgets = [Budget(nodes, levels=3) for nodes, _ in zip((2, 5, 14, 30, 9), seqs, strict=False)]
+    budgets = [Budget(nodes, max_depth=3) for nodes, _ in zip((2, 5, 14, 30, 9), seqs, strict=False)]
     found = drafter.propose(seqs, budgets)
     monkeypatch.setattr(choosing, "chooser", lambda logits: None)
     for mine, defined in zip(found, drafter.propose(seqs, budgets), strict=True):
@@ -95,5 +95,5 @@ def test_what_wins_is_what_a_chain_draws(name: str, asked: str) -> None:
     """Place by place: each level has the noise of its own."""
     drafter, seqs = waiting(HEADS[name], World(), packed=True, **ASKED[asked])
     chains = drafter.propose(seqs, [Budget(3)] * len(seqs))
-    for chain, tree in zip(chains, drafter.propose(seqs, [Budget(40, levels=3)] * len(seqs)), strict=True):
+    for chain, tree in zip(chains, drafter.propose(seqs, [Budget(40, max_depth=3)] * len(seqs)), strict=True):
         assert follow(tree, chain.tokens[:2]) >= 0

@@ -51,7 +51,7 @@ def by_levels(tree: EagleTree, grown: TreeCandidates, row: int) -> Draft:
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("floor", [0.0, 0.02])
 @pytest.mark.parametrize(
-    "budget", [Budget(64, levels=5), Budget(16, levels=5), Budget(9, levels=2), Budget(40, levels=3)]
+    "budget", [Budget(64, max_depth=5), Budget(16, max_depth=5), Budget(9, max_depth=2), Budget(40, max_depth=3)]
 )
 def test_it_is_the_tree_that_grows_by_levels(budget: Budget, floor: float, ties: bool) -> None:
     for seed in range(20):
@@ -66,5 +66,5 @@ def test_it_is_the_tree_that_grows_by_levels(budget: Budget, floor: float, ties:
 def test_a_share_that_is_rounded_up_puts_no_child_before_its_parent() -> None:
     grown = looked_at(0, 5, ties=False)
     grown.shares[1:, :, :, 0] = np.float32(1.0000001)
-    settle(tree := EagleTree(Budget(16, levels=5)), grown, 0)
+    settle(tree := EagleTree(Budget(16, max_depth=5)), grown, 0)
     assert all(parent < node for node, parent in enumerate(tree.draft("eagle").parents))

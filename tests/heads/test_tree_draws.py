@@ -24,7 +24,7 @@ SHAPES = {
     "two levels": [(-1, 0), (-1, 1), (0, 0), (0, 1), (1, 0)],
     "three levels": [(-1, 0), (0, 0), (1, 0), (-1, 1), (0, 1)],
     "more siblings than tokens": [(-1, 0), (-1, 1), (-1, 2), (-1, 3), (0, 0)],
-    "by ranks": RankAcceptance([0.5, 0.4]).shape(Budget(6, levels=2), 9),
+    "by ranks": RankAcceptance([0.5, 0.4]).shape(Budget(6, max_depth=2), 9),
 }
 
 rules = pytest.mark.parametrize("rule", EXACT.values(), ids=EXACT)
@@ -55,7 +55,7 @@ def drawn(shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> Make
             monkeypatch.setattr(noise, "draft_noise", lambda *key, asked=asked: races(*next(asked), chance))
             chooser.grow([plot], logits, [list(range(len(logits)))])
         draft = tree.draft("head")
-        return Draft(draft.tokens, draft.parents, "head", draft.drawn, None, tree.rows())
+        return Draft(draft.tokens, draft.parents, "head", draft.sampled, None, tree.rows())
 
     return make
 
@@ -97,7 +97,7 @@ def test_rows_that_keep_who_is_out_are_seen(rule: Rule, monkeypatch: pytest.Monk
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         draft = honest(here, context, chance)
         assert draft.probs is not None
-        return Draft(draft.tokens, draft.parents, "", draft.drawn, None, draft.probs[[0] * len(draft)])
+        return Draft(draft.tokens, draft.parents, "", draft.sampled, None, draft.probs[[0] * len(draft)])
 
     assert bias(world("random", 3, 6, seed=2), make, rule, 2) > CLEARLY
 
@@ -111,6 +111,6 @@ def test_a_tree_cut_by_what_was_drawn_is_seen(rule: Rule, monkeypatch: pytest.Mo
         draft = honest(here, context, chance)
         assert draft.probs is not None
         likely = [node for node, token in enumerate(draft.tokens) if float(draft.probs[0, token]) > 0.3]
-        return draft.only(likely)
+        return draft.subset(likely)
 
     assert bias(world("random", 3, 6, seed=2), make, rule, 2) > CLEARLY

@@ -48,7 +48,7 @@ def waiting(
     tracks = [add(engine, str(i), prompt, choice, **params)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(4):
         engine.step()
-    seqs = [track.seq for track in tracks if track.seq.finish is None]
+    seqs = [track.seq for track in tracks if track.seq.finish_reason is None]
     for seq in seqs:
         assert seq.pending == 1 and engine.runner.reserve(seq, len(seq.tokens) + 40)
     assert isinstance(drafter.inner, HeadDrafter) and len(seqs) > 2
@@ -70,16 +70,16 @@ def test_the_first_branch_is_the_chain(config: HeadConfig, page_size: int, packe
     """And a text's tree is the same alone and in company."""
     drafter, seqs = waiting(config, World(page_size=page_size, pages=600), packed)
     chains = drafter.propose(seqs, [Budget(3)] * len(seqs))
-    trees = drafter.propose(seqs, [Budget(30, levels=3)] * len(seqs))
+    trees = drafter.propose(seqs, [Budget(30, max_depth=3)] * len(seqs))
     for seq, chain, tree in zip(seqs, chains, trees, strict=True):
         assert len(tree) > 3 and max(tree.depths()) <= 3
         assert len({*zip(tree.parents, tree.tokens, strict=True)}) == len(tree), "one row per token under one parent"
         assert follow(tree, chain.tokens[:2]) >= 0
-        (alone,) = drafter.propose([seq], [Budget(30, levels=3)])
+        (alone,) = drafter.propose([seq], [Budget(30, max_depth=3)])
         assert (alone.tokens, alone.parents) == (tree.tokens, tree.parents)
         assert alone.confidence == pytest.approx(tree.confidence, rel=1e-4)
         if config.kind != "medusa":  # whose shape is not made of how sure it is
-            shallow, wide = drafter.propose([seq, seq], [Budget(10, levels=1), Budget(30, levels=2)])
+            shallow, wide = drafter.propose([seq, seq], [Budget(10, max_depth=1), Budget(30, max_depth=2)])
             assert shallow.parents == (-1,) * min(10, MOST_WIDE) and max(wide.depths()) == 2
 
 
@@ -91,7 +91,7 @@ def test_a_node_is_guessed_as_its_branch_alone_would_be(name: str, packed: bool)
         pytest.skip("no native library here")
     drafter, seqs = waiting(HEADS[name], World(), packed)
     for seq in seqs[:3]:
-        (tree,) = drafter.propose([seq], [Budget(36, levels=4)])
+        (tree,) = drafter.propose([seq], [Budget(36, max_depth=4)])
         assert tree.confidence is not None
         parents = [node for node in range(len(tree)) if tree.children(node)]
         assert any(tree.children(tree.parents[node]).index(node) > 0 for node in parents), "a second choice goes on"
@@ -130,8 +130,8 @@ def along(drafter: HeadDrafter, seq: Sequence, tokens: list[int]) -> dict[int, f
 @heads
 def test_where_guesses_are_judged_by_chance_siblings_are_drawn(config: HeadConfig, rule: str) -> None:
     drafter, seqs = waiting(config, World(), rule=rule, temperature=1.0)
-    for tree in drafter.propose(seqs, [Budget(16, levels=3)] * len(seqs)):
-        assert tree.drawn == (True,) * len(tree) and tree.probs is not None and len(tree) > 3
+    for tree in drafter.propose(seqs, [Budget(16, max_depth=3)] * len(seqs)):
+        assert tree.sampled == (True,) * len(tree) and tree.probs is not None and len(tree) > 3
         assert len({*zip(tree.parents, tree.tokens, strict=True)}) == len(tree)
         assert torch.allclose(tree.probs.sum(-1), torch.ones(len(tree)))
         for node in range(len(tree)):
@@ -147,7 +147,9 @@ def test_every_rule_can_judge_them(rule: str) -> None:
         choice = SpeculationChoice(rule=rule)
         tracks = [add(engine, str(i), prompt, choice, temperature=0.6)[0] for i, prompt in enumerate(PROMPTS)]
         run(engine)
-        assert sum(track.speculation.drafted for track in tracks) > 100 and all(track.seq.finish for track in tracks)
+        assert sum(track.speculation.drafted for track in tracks) > 100 and all(
+            track.seq.finish_reason for track in tracks
+        )
         assert sum(track.speculation.accepted for track in tracks) > 0
 
 
@@ -166,7 +168,7 @@ def test_chains_beside_trees_are_judged_together_and_as_by_themselves(
     found = []
     for judge in (SequenceVerifier(), SequenceVerifier(lambda request: rule_of(request))):
         engine = TREES["page 4"].engine(OwnHead(HEADS["eagle"], packed=True))
-        engine.judge = judge
+        engine.sequence_verifier = judge
         choices = [SpeculationChoice(rule=rule, max_draft=2 if i % 2 else None) for i in range(len(PROMPTS))]
         tracks = [add(engine, str(i), PROMPTS[i], choice, temperature=0.8)[0] for i, choice in enumerate(choices)]
         run(engine)
@@ -194,7 +196,7 @@ def test_drawn_trees_survive_preemption_and_aborts(config: HeadConfig, page_size
 
     run(engine, disturb)
     assert engine.runner.pool.held == 0 and not drafter.inner._trails  # type: ignore[attr-defined]
-    assert [track.seq.finish == "abort" for track in tracks] == [False, True, False, False, False]
+    assert [track.seq.finish_reason == "abort" for track in tracks] == [False, True, False, False, False]
     assert engine.stats.speculation.drafted > 50
 
 
@@ -240,7 +242,7 @@ def test_penalties_and_logprobs_follow_the_branch_that_stands(name: str) -> None
         engine = world.engine(drafter)
         tracks = [add(engine, str(i), prompt, **params)[0] for i, prompt in enumerate(PROMPTS)]
         run(engine)
-        assert all(len(track.logprobs) == track.seq.written for track in tracks)
+        assert all(len(track.logprobs) == track.seq.num_output_tokens for track in tracks)
         found.append(([track.seq.tokens for track in tracks], [each for track in tracks for each in track.logprobs]))
     (plain, sure), (text, told) = found
     assert text == plain and [each.rank for each in told] == [each.rank for each in sure]

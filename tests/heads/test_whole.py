@@ -45,9 +45,9 @@ def waiting(
         ]
         for _ in range(5):
             engine.step()
-        seqs = [track.seq for track in tracks if track.seq.finish is None]
+        seqs = [track.seq for track in tracks if track.seq.finish_reason is None]
         for seq in seqs:
-            assert seq.pending == 1 and seq.written and engine.runner.reserve(seq, len(seq.tokens) + 40)
+            assert seq.pending == 1 and seq.num_output_tokens and engine.runner.reserve(seq, len(seq.tokens) + 40)
         assert isinstance(drafter.inner, HeadDrafter) and drafter.inner.whole == whole and len(seqs) > 2
         drafters.append(drafter.inner)
         texts.append(seqs)
@@ -57,7 +57,11 @@ def waiting(
 
 def compare(mine: list[Draft], defined: list[Draft]) -> None:
     for draft, truth in zip(mine, defined, strict=True):
-        assert len(draft) and (draft.tokens, draft.parents, draft.drawn) == (truth.tokens, truth.parents, truth.drawn)
+        assert len(draft) and (draft.tokens, draft.parents, draft.sampled) == (
+            truth.tokens,
+            truth.parents,
+            truth.sampled,
+        )
         assert draft.confidence == pytest.approx(truth.confidence, rel=1e-3)
         assert (draft.probs is None) == (truth.probs is None)
         if draft.probs is not None and truth.probs is not None:
@@ -78,7 +82,7 @@ def test_a_chain_is_that_of_the_definition(config: HeadConfig) -> None:
     drafters, texts = waiting(config)
     for some in SOME:
         both(drafters, texts, [Budget(5)] * len(LONG), some)
-        both(drafters, texts, [Budget(1 + i % 4, floor=0.003 * i) for i in range(len(LONG))], some)
+        both(drafters, texts, [Budget(1 + i % 4, min_probability=0.003 * i) for i in range(len(LONG))], some)
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
@@ -87,8 +91,8 @@ def test_a_tree_is_that_of_the_definition(config: HeadConfig) -> None:
     shapes = [(6, 3), (30, 3), (24, 6), (3, 2), (40, 2), (12, 5)]
     for some in SOME:
         for shape in shapes[:3]:
-            both(drafters, texts, [Budget(shape[0], levels=shape[1])] * len(LONG), some)
-        mixed = [Budget(nodes, levels=levels, floor=0.001 * i) for i, (nodes, levels) in enumerate(shapes)]
+            both(drafters, texts, [Budget(shape[0], max_depth=shape[1])] * len(LONG), some)
+        mixed = [Budget(nodes, max_depth=levels, min_probability=0.001 * i) for i, (nodes, levels) in enumerate(shapes)]
         both(drafters, texts, mixed, some)
         both(drafters, texts, [Budget(5) if i % 2 else each for i, each in enumerate(mixed)], some)
 
@@ -101,7 +105,7 @@ def test_a_tree_of_equals_is_that_of_the_definition(name: str) -> None:
         same = torch.tensor([3.0, 3.0] + [0.0] * (drafter.head.config.outputs - 2))
         drafter.head.logits = lambda states, same=same: same.expand(len(states), -1)  # type: ignore[misc]
     for nodes, levels in ((9, 4), (20, 6), (30, 3), (12, 7)):
-        budgets = [Budget(nodes - i % 3, levels=levels) for i in range(len(LONG))]
+        budgets = [Budget(nodes - i % 3, max_depth=levels) for i in range(len(LONG))]
         defined, mine = (each.propose(seqs, budgets) for each, seqs in zip(drafters, texts, strict=True))
         assert [draft.parents for draft in mine] == [draft.parents for draft in defined]
         assert any(parent > 0 for draft in mine for parent in draft.parents)
@@ -111,7 +115,7 @@ def test_what_a_text_does_not_follow_crowds_nothing_out() -> None:
     """Eight branches that it leaves out go on with likelier children than the two that it follows."""
     table = DraftTable(DraftShape(1, 256, 3, wide=10), 21, 4, torch.device("cpu"))
     table.send([DraftRow(0, 5, 0, [0], wide=2)])
-    choice, tree = TreeTopK(table, torch.arange(30), 10), EagleTree(Budget(99, levels=3), wide=2)
+    choice, tree = TreeTopK(table, torch.arange(30), 10), EagleTree(Budget(99, max_depth=3), wide=2)
     likely, even, two = (torch.full((30,), 1e-6) for _ in range(3))
     likely[:2], likely[2:10], even[:], two[20:22] = 0.18, 0.08, 1 / 30, 0.5
     choice.look(likely.log()[None])
@@ -139,8 +143,8 @@ def test_what_is_drawn_is_too(config: HeadConfig, rule: str) -> None:
     for heats in ((0.8,), (0.0, 1.3, 0.7)):
         drafters, texts = waiting(config, rule, heats)
         for some in SOME:
-            both(drafters, texts, [Budget(4, floor=0.002 * i) for i in range(len(LONG))], some)
-            both(drafters, texts, [Budget(8 + 4 * i, levels=3) for i in range(len(LONG))], some)
+            both(drafters, texts, [Budget(4, min_probability=0.002 * i) for i in range(len(LONG))], some)
+            both(drafters, texts, [Budget(8 + 4 * i, max_depth=3) for i in range(len(LONG))], some)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -151,7 +155,7 @@ def test_a_text_may_end_before_others_have_their_guesses(config: HeadConfig, who
     seqs = [
         add(engine, str(i), prompt, max_tokens=5 + 40 * i, ignore_eos=True)[0].seq for i, prompt in enumerate(prompts)
     ]
-    while any(seq.pending > 1 or not seq.written for seq in seqs):
+    while any(seq.pending > 1 or not seq.num_output_tokens for seq in seqs):
         assert engine.busy
         engine.step()
     left = CONTEXT - len(seqs[0].tokens)
@@ -159,7 +163,7 @@ def test_a_text_may_end_before_others_have_their_guesses(config: HeadConfig, who
         engine.runner.reserve(seq, len(seq.tokens) + left + 10)
     for branches in (0, 12):
         depths = (left, left + 5)
-        budgets = [Budget(depth + branches, levels=depth) for depth in depths]
+        budgets = [Budget(depth + branches, max_depth=depth) for depth in depths]
         together = drafter.propose(seqs, budgets)
         alone = [drafter.propose([seq], [budget])[0] for seq, budget in zip(seqs, budgets, strict=True)]
         assert len(together[0]) and [each.tokens for each in together] == [each.tokens for each in alone]
@@ -200,7 +204,7 @@ def test_what_is_drawn_for_other_rules_can_be_judged(rule: str) -> None:
     choice = SpeculationChoice(rule=rule)
     tracks = [add(engine, str(i), prompt, choice, temperature=1.0)[0] for i, prompt in enumerate(PROMPTS)]
     run(engine)
-    assert engine.stats.speculation.drafted > 50 and all(track.seq.finish for track in tracks)
+    assert engine.stats.speculation.drafted > 50 and all(track.seq.finish_reason for track in tracks)
 
 
 class Unlookable(TorchDispatchMode):
@@ -245,7 +249,7 @@ def test_what_lies_in_the_tables_from_before_does_not_matter(config: HeadConfig)
     drafters, texts = waiting(config)
     whole: Any = drafters[1]
     whole._whole.tables.clear()
-    for budgets in ([Budget(4)] * len(LONG), [Budget(14, levels=3)] * len(LONG)):
+    for budgets in ([Budget(4)] * len(LONG), [Budget(14, max_depth=3)] * len(LONG)):
         for order in ((0, 1, 2, 5), (5, 4, 3), (2, 5, 0, 1), (3, 3, 3)):
             defined, mine = (
                 each.propose([seqs[i] for i in order], [budgets[i] for i in order])
@@ -273,7 +277,7 @@ def test_several_passes_guess_what_the_definition_does(config: HeadConfig, monke
     monkeypatch.setattr(head_tables, "MOST_PLACES", 1024)  # two texts at once
     whole: Any = drafters[1]
     whole._whole.tables.clear()
-    for budgets in ([Budget(4)] * len(LONG), [Budget(14, levels=3)] * len(LONG)):
+    for budgets in ([Budget(4)] * len(LONG), [Budget(14, max_depth=3)] * len(LONG)):
         both(drafters, texts, budgets, slice(0, None))
     assert max(sizes.texts for sizes in whole._whole.tables) == 2
 
@@ -287,12 +291,17 @@ def test_what_serves_for_a_draft_guesses_the_same(config: HeadConfig, heat: floa
     deepest = min(6, whole.deepest)
     whole._whole.recorder = (tape := Tape()).recorder()
     with freely():
-        for budget in (Budget(deepest), Budget(40, levels=deepest)):
+        for budget in (Budget(deepest), Budget(40, max_depth=deepest)):
             whole.propose(texts[1], [budget] * len(texts[1]))
     recorded = tape.count
     for some in SOME:
         both(drafters, texts, [Budget(max(1, deepest - 2))] * len(LONG), some)
-        both(drafters, texts, [Budget(8 + i, levels=max(2, deepest - 2), floor=0.001 * i) for i in range(6)], some)
+        both(
+            drafters,
+            texts,
+            [Budget(8 + i, max_depth=max(2, deepest - 2), min_probability=0.001 * i) for i in range(6)],
+            some,
+        )
     assert tape.count == recorded and sum(whole._whole.recorder.stock.wishes.values()) >= 2
 
 

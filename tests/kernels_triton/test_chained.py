@@ -62,7 +62,9 @@ def by_steps(vocab: int = 32) -> ModelDrafter:
 
 def check(mine: Draft, defined: Draft, params: SamplingParams) -> None:
     assert mine.tokens == defined.tokens and mine.parents == defined.parents and len(mine)
-    assert mine.drawn is None and mine.probs is None and mine.confidence is not None and defined.confidence is not None
+    assert (
+        mine.sampled is None and mine.probs is None and mine.confidence is not None and defined.confidence is not None
+    )
     if restricts(params):
         assert all(0 < own <= sure * 1.001 for own, sure in zip(mine.confidence, defined.confidence, strict=True))
     else:
@@ -97,7 +99,7 @@ def test_a_chain_ends_where_it_is_no_longer_likely() -> None:
     (whole,) = by_steps().propose(texts((WARM,)), [Budget(3)])
     assert whole.confidence is not None
     floor = 0.99 * whole.confidence[0]
-    (drafter, _), budget = chained(), Budget(3, floor=floor)
+    (drafter, _), budget = chained(), Budget(3, min_probability=floor)
     (mine,), (defined,) = drafter.propose(texts((WARM,)), [budget]), by_steps().propose(texts((WARM,)), [budget])
     check(mine, defined, WARM)
     assert len(mine) < len(whole)
@@ -108,7 +110,7 @@ def test_what_needs_distributions_goes_by_steps(rule: str, temperature: str) -> 
     drafter, executor = chained(draft_temperature=temperature)
     mixed = [*texts((GREEDY,)), replace(texts((WARM,), rule)[0], id=1)]
     for draft in drafter.propose(mixed, [Budget(1)] * 2):
-        assert draft.probs is not None and draft.drawn is not None
+        assert draft.probs is not None and draft.sampled is not None
     assert not executor.chains.recorder.recordings
     assert all(len(draft) for draft in drafter.propose(texts((GREEDY,), rule), [Budget(1)]))
     assert [each.drawn for each in executor.chains.recorder.recordings] == [False], "greedy texts need none"
@@ -119,16 +121,16 @@ def test_guesses_that_stay_on_the_device_are_the_same(mix: str) -> None:
     """The places that a step is told are those where they come to stand, and the next ones go on from them."""
     (drafter, _), definition = chained(), by_steps()
     seqs = texts(MIXES[mix])
-    budgets = [Budget(nodes, unseen=True) for nodes in (3, 2, 1)][: len(seqs)]
+    budgets = [Budget(nodes, on_device=True) for nodes in (3, 2, 1)][: len(seqs)]
     for stood in (1, 0):
         expected = definition.propose(seqs, budgets)
         proposed = drafter.propose(seqs, budgets)
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()  # the device writes them where the host could look too soon
         for mine, defined, seq in zip(proposed, expected, seqs, strict=True):
-            assert mine.unseen is not None and mine.parents == defined.parents
-            assert tuple(int(mine.unseen.there[-1 - token]) for token in mine.tokens) == defined.tokens
-            tokens, sure = mine.unseen.seen()
+            assert mine.device_draft is not None and mine.parents == defined.parents
+            assert tuple(int(mine.device_draft.token_buffer[-1 - token]) for token in mine.tokens) == defined.tokens
+            tokens, sure = mine.device_draft.wait()
             assert tuple(tokens) == defined.tokens and len(sure) == len(tokens)
             seq.tokens += [*defined.tokens[:stood], 7]
 
@@ -138,7 +140,7 @@ def test_a_step_behind_them_writes_what_the_definition_writes(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     behind: list[int] = []
-    step = CudaExecutor.behind
+    step = CudaExecutor.forward_device_draft
     monkeypatch.setattr(
         CudaExecutor, "behind", lambda self, packed, *rest: (behind.append(packed.rows), step(self, packed, *rest))[1]
     )

@@ -101,10 +101,10 @@ def test_what_serves_for_a_step_gives_what_the_definition_gives(monkeypatch: pyt
     for shapes in ([(30, 1, Draft())], [(20, 1, chain)], [(70, 1, TREE)], [(9, 1, chain), (30, 1, Draft())]):
         mine = executor(packed := step(shapes, 4), (1,))
         defined = definition(packed, (1,))
-        assert mine.features is not None and defined.features is not None and mine.likeliest is not None
+        assert mine.hidden_states is not None and defined.hidden_states is not None and mine.argmax is not None
         torch.testing.assert_close(mine.logits, defined.logits, rtol=2e-4, atol=2e-4)
-        torch.testing.assert_close(mine.features, defined.features, rtol=2e-4, atol=2e-4)
-        assert mine.likeliest() == defined.logits.argmax(-1).tolist()
+        torch.testing.assert_close(mine.hidden_states, defined.hidden_states, rtol=2e-4, atol=2e-4)
+        assert mine.argmax() == defined.logits.argmax(-1).tolist()
     assert executor.recorder((1,)).recordings == recorded and len(recorded) == 1
 
 
@@ -122,10 +122,10 @@ def test_a_step_of_several_passes_equals_its_definition(
     fast = cache.keys[1].clone()
     model, cache, layout = world(BASE, 4, torch.float32)
     defined = EagerExecutor(model, cache, layout)(packed, (1, 2))
-    assert mine.features is not None
-    assert defined.features is not None
+    assert mine.hidden_states is not None
+    assert defined.hidden_states is not None
     torch.testing.assert_close(mine.logits, defined.logits, rtol=2e-4, atol=2e-4)
-    torch.testing.assert_close(mine.features, defined.features, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(mine.hidden_states, defined.hidden_states, rtol=2e-4, atol=2e-4)
     torch.testing.assert_close(fast, cache.keys[1], rtol=2e-4, atol=2e-4)
 
 
@@ -137,8 +137,8 @@ def test_steps_sent_ahead_write_what_the_definition_writes(temperature: float, m
     runner = engine.runner
     runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
     sent: list[int] = []
-    before = executor.ahead
-    monkeypatch.setattr(executor, "ahead", lambda packed, *rest: (sent.append(packed.rows), before(packed, *rest))[1])
+    before = executor.forward_async
+    monkeypatch.setattr(executor, "forward_async", lambda packed, *rest: (sent.append(packed.rows), before(packed, *rest))[1])
     settings: dict[str, object] = {"temperature": temperature, "ignore_eos": True}
     texts = [(prompt, tokens) for prompt, tokens in (([4, 9], 3), ([7], 6))]
     tracks = [add(engine, str(i), prompt, max_tokens=n, **settings)[0] for i, (prompt, n) in enumerate(texts)]
@@ -184,8 +184,8 @@ def test_what_the_likeliest_were_is_told_of_the_step_before(monkeypatch: pytest.
     executor = CudaExecutor(model, cache, layout)
     first = executor(packed := step([(9, 1, Draft()), (14, 1, Draft())], 4), ())
     likeliest, best = first.logits.argmax(-1).tolist(), first.logits.topk(3).indices.tolist()
-    sent = executor.ahead(replace(packed, tokens=[-2, -1]), (), None, 3)
-    assert sent is not None and sent.landed() == (likeliest, best)
+    sent = executor.forward_async(replace(packed, tokens=[-2, -1]), (), None, 3)
+    assert sent is not None and sent.wait_previous_tokens() == (likeliest, best)
     found = sent.output.logits.clone()
     again = executor(replace(packed, tokens=likeliest[::-1]), ())
     assert torch.equal(found, again.logits) and not torch.equal(found, found[[1, 0]])

@@ -105,9 +105,9 @@ def compare(
     model, cache, layout = world(config, page_size, dtype)
     with torch.inference_mode():
         output = EagerExecutor(model, cache, layout)(packed, (1, config.layers))
-    assert output.features is not None
+    assert output.hidden_states is not None
     torch.testing.assert_close(mine, output.logits, rtol=within, atol=within)
-    torch.testing.assert_close(features, output.features, rtol=within, atol=within)
+    torch.testing.assert_close(features, output.hidden_states, rtol=within, atol=within)
     for quick, plain in zip(fast, (*cache.keys, *cache.values), strict=True):
         torch.testing.assert_close(quick, plain, rtol=within, atol=within)
 

@@ -213,7 +213,7 @@ def test_a_whole_draft_is_that_of_the_definition(config: HeadConfig) -> None:
     drafters, texts = waiting(config)
     fused(drafters[1])
     both(drafters, texts, [Budget(3)] * len(LONG), slice(1, 2))
-    both(drafters, texts, [Budget(5 + 2 * i, levels=3) for i in range(len(LONG))], slice(1, 3))
+    both(drafters, texts, [Budget(5 + 2 * i, max_depth=3) for i in range(len(LONG))], slice(1, 3))
 
 
 @interpreted
@@ -221,7 +221,7 @@ def test_a_drawn_draft_is_too() -> None:
     drafters, texts = waiting(HEADS["eagle"], heats=(0.0, 1.3, 0.7))
     fused(drafters[1])
     both(drafters, texts, [Budget(3)] * len(LONG), slice(0, 3))
-    both(drafters, texts, [Budget(9, levels=3)] * len(LONG), slice(0, 3))
+    both(drafters, texts, [Budget(9, max_depth=3)] * len(LONG), slice(0, 3))
 
 
 def test_other_heads_are_not_served() -> None:
@@ -246,4 +246,4 @@ def test_a_head_in_8_bits_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None
     in_8_bits(monkeypatch, *(drafter.head for drafter in drafters))
     fused(drafters[1])
     both(drafters, texts, [Budget(2)] * len(LONG), slice(1, 2))
-    both(drafters, texts, [Budget(5 + 2 * i, levels=3) for i in range(len(LONG))], slice(1, 3))
+    both(drafters, texts, [Budget(5 + 2 * i, max_depth=3) for i in range(len(LONG))], slice(1, 3))

@@ -71,7 +71,7 @@ def test_guesses_that_cannot_be_had_cost_themselves_and_nothing_else(monkeypatch
     def lost(left: Left) -> tuple[list[int], list[float]]:
         raise RuntimeError("the device has other things to do")
 
-    monkeypatch.setattr(Left, "seen", lost)
+    monkeypatch.setattr(Left, "wait", lost)
     truth = truth_for("greedy")
     engine, _ = outrunning(World(), LeavesUnseen(DRAFTERS["oracle"](truth)))
     tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt)]
@@ -180,7 +180,7 @@ def test_each_rule_judges_as_it_does_elsewhere(rule: str, temperature: float) ->
         engine.controller = Sometimes(3, seed=1)
         tracks = [add(engine, str(i), prompt, choice, temperature=temperature)[0] for i, prompt in enumerate(PROMPTS)]
         if outruns:
-            engine.controller.rests = lambda seqs: False  # type: ignore[method-assign] # so that both decide alike
+            engine.controller.expects_plain_step = lambda seqs: False  # type: ignore[method-assign] # so that both decide alike
         run(engine)
         texts.append([(track.seq.tokens, track.speculation.accepted) for track in tracks])
     assert texts[0] == texts[1]

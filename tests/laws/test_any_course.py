@@ -89,8 +89,8 @@ def test_everybody_hears_the_own_text(seed: int, drafter: str) -> None:
     while coming or engine.busy:
         while coming and rng.random() < 0.6:
             tracks |= {(track.seq.request.id, track.seq.request.choice): track for track in coming.pop().of(engine)}
-        if engine.tracks and rng.random() < 0.25:  # the latest, whose prompt may just be read
-            name = rng.choice(list(engine.tracks.values())[-3:]).seq.request.id
+        if engine.states and rng.random() < 0.25:  # the latest, whose prompt may just be read
+            name = rng.choice(list(engine.states.values())[-3:]).seq.request.id
             gone.add(name)
             engine.abort(name)
         if engine.scheduler.running and rng.random() < 0.05:
@@ -98,7 +98,7 @@ def test_everybody_hears_the_own_text(seed: int, drafter: str) -> None:
         for delta in engine.step():
             told.setdefault((delta.request_id, delta.choice), []).extend(delta.tokens)
         check_pages(engine)
-    assert engine.runner.pool.held == 0 and not engine.guard.failures
+    assert engine.runner.pool.held == 0 and not engine.safe_drafter.failures
     for key, track in tracks.items():
         heard, text = told.get(key, []), truth[key]
         assert heard == text[: len(heard)] and (key[0] in gone or heard == text)

@@ -37,8 +37,8 @@ class Rotated(MixDrafter):
     """A mix asked by a controller that knows no arms: which one guesses follows from the text's length."""
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        names = list(self.arms)
-        self.offers(seqs[::2], 2)  # of fewer nodes than are asked for next: they must not stand in for the guess
+        names = list(self.drafters)
+        self.free_drafts(seqs[::2], 2)  # of fewer nodes than are asked for next: they must not stand in for the guess
         arms = [names[len(seq.tokens) % len(names)] for seq in seqs]
         return super().propose(seqs, [replace(b, drafter=arm) for b, arm in zip(budgets, arms, strict=True)])
 
@@ -48,7 +48,7 @@ class Compared(Drafter):
 
     def __init__(self, make: Callable[[], Drafter], truth: list[list[int]]) -> None:
         self.make, self.kept, self.other = make, make(), tree_around(truth)
-        self.wants_top = self.kept.wants_top
+        self.top_k = self.kept.top_k
         self.seen: list[Callable[[Drafter], None]] = []
         self.turn = self.compared = 0
 
@@ -97,7 +97,7 @@ def test_a_drafter_forgets_who_has_left(make: Callable[[], Drafter]) -> None:
     engine.step()
     engine.abort("1")
     run(engine)
-    arms = drafter.arms if isinstance(drafter, MixDrafter) else {"": drafter}
+    arms = drafter.drafters if isinstance(drafter, MixDrafter) else {"": drafter}
     assert all(not kept for arm in arms.values() for kept in vars(arm).values() if isinstance(kept, dict))
     if isinstance(drafter, MixDrafter):
         assert not drafter._shown

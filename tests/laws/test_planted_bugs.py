@@ -24,7 +24,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def branch_not_moved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ModelRunner, "keep", lambda self, seq, root, path: None)
+    patch.setattr(ModelRunner, "compact_kv", lambda self, seq, root, path: None)
 
 
 def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:
@@ -47,12 +47,12 @@ def pages_leak(patch: pytest.MonkeyPatch) -> None:
 
 
 def cached_one_too_far(patch: pytest.MonkeyPatch) -> None:
-    keep = ModelRunner.keep
+    keep = ModelRunner.compact_kv
 
     def too_far(self: ModelRunner, seq: Sequence, root: int, path: tuple[int, ...]) -> None:
         keep(self, seq, root, tuple(node - 1 if node else node for node in path))
 
-    patch.setattr(ModelRunner, "keep", too_far)
+    patch.setattr(ModelRunner, "compact_kv", too_far)
 
 
 def accepts_without_asking(patch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,10 @@ SAMPLING: dict[str, dict[str, object]] = {
     "rejection": {"temperature": 1.0, "speculation": SpeculationChoice(rule="rejection")},
 }
 BUDGETS = [
-    Budget(nodes, levels=levels) for nodes, levels in ((1, 0), (2, 1), (3, 0), (3, 2), (5, 2), (7, 4), (9, 3), (8, 0))
+    Budget(nodes, max_depth=levels)
+    for nodes, levels in ((1, 0), (2, 1), (3, 0), (3, 2), (5, 2), (7, 4), (9, 3), (8, 0))
 ]
-ALL_BUDGETS = [Budget(nodes, levels=levels) for nodes in range(1, 9) for levels in range(nodes)]
+ALL_BUDGETS = [Budget(nodes, max_depth=levels) for nodes in range(1, 9) for levels in range(nodes)]
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 4, 5, 6, 7, 4, 5]]
 WAYS = {"torch": {}, "native": {"packed": True}, "single graph": {"whole": True}}
 
@@ -40,7 +41,7 @@ class EveryBudget:
     def __call__(self, engine: Engine) -> None:
         for shift in range(len(self.budgets)):
             running = engine.scheduler.running
-            if not all(seq.writing for seq in running):
+            if not all(seq.is_decoding for seq in running):
                 return
             wishes = []
             for at, seq in enumerate(running):
@@ -50,18 +51,18 @@ class EveryBudget:
             self._ask(engine, wishes)
 
     def _ask(self, engine: Engine, wishes: list[Budget]) -> None:
-        plan = engine.scheduler.plan(wishes)
+        plan = engine.scheduler.schedule(wishes)
         own = {page for share in plan for page in share.seq.pages[share.seq.published :]}
         others = [page for page in range(engine.runner.pool.count) if page not in own]
         before = [tensor[others].clone() for tensor in engine.runner.cache.tensors]
-        drafts = engine.guard.propose(plan, [share.budget for share in plan])
-        assert engine.guard.failures == 0, "the drafter asked for more than the scheduler reserved"
+        drafts = engine.safe_drafter.propose(plan, [share.budget for share in plan])
+        assert engine.safe_drafter.failures == 0, "the drafter asked for more than the scheduler reserved"
         for was, tensor in zip(before, engine.runner.cache.tensors, strict=True):
             assert torch.equal(was, tensor[others]), "the drafter wrote to a page of another sequence"
         for share, draft in zip(plan, drafts, strict=True):
             assert len(draft) <= share.budget.nodes
             assert max(draft.depths(), default=0) <= share.budget.depth
-            engine.scheduler.settle(share.seq)
+            engine.scheduler.release_unused(share.seq)
 
 
 def generated(

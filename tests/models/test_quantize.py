@@ -115,7 +115,7 @@ def bytes_of(layer: Linear) -> int:
 def self_drafting(model: Decoder, bits: Bits) -> Engine:
     draft = quantized(model, bits)
     runner = ModelRunner(model, 256, 4, CONTEXT)
-    drafter = SelfDrafter(runner.lend(draft), model.config.vocab, f"self:int{bits}")
+    drafter = SelfDrafter(runner.with_variant(draft), model.config.vocab, f"self:int{bits}")
     return Engine(runner, drafter, FixedController(4), Scheduler(runner, PrefixIndex(runner.pool), 16, 64))
 
 
@@ -152,6 +152,6 @@ def test_copies_of_a_real_model_guess_well(bits: Bits, least: float) -> None:
         prompt = tokenizer.encode_chat([{"role": "user", "content": question}], add_generation_prompt=True)
         for request in maker.make(str(i), prompt, SamplingParams(max_tokens=64, temperature=0)):
             engine.add(request)
-    tracks = list(engine.tracks.values())
+    tracks = list(engine.states.values())
     run(engine)
     assert Speculation.total(track.speculation for track in tracks).accepted_per_step >= least

@@ -71,13 +71,15 @@ def test_an_abort_in_between_changes_nothing(ranks: Split, plain: dict[str, Text
     tracks = [add(engine, str(i), prompt, **SHORT)[0] for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
     for _ in range(3):
         engine.step()
-    given_up = max(i for i, track in enumerate(tracks) if track.seq.finish is None)  # others may have ended by then
+    given_up = max(
+        i for i, track in enumerate(tracks) if track.seq.finish_reason is None
+    )  # others may have ended by then
     engine.abort(str(given_up))
     run(engine)
     for i, track in enumerate(tracks):
         written = track.seq.tokens[len(track.seq.request.prompt) :]
         assert written == plain["greedy"][i][: len(written)]
-        assert (track.seq.finish == "abort") == (i == given_up)
+        assert (track.seq.finish_reason == "abort") == (i == given_up)
 
 
 def test_a_rank_that_is_lost_while_a_head_guesses_is_named(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ def gone(process: int) -> bool:
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     with split(tmp_path, 2) as ranks:
         engine, told = ranks.engine(), list[RankError]()
-        assert engine.runner.followers is not None
-        engine.runner.followers.listen(told.append)
+        assert engine.runner.workers is not None
+        engine.runner.workers.listen(told.append)
         add(engine, "0", [1, 2, 3])
         engine.step()
         os.kill(ranks.team.processes[0], signal.SIGKILL)

@@ -51,8 +51,8 @@ def run(model: Decoder, make: Callable[[ModelRunner], Executor] | None) -> tuple
     runner.executor(pack([ScheduledSequence.of(seq, 12)], [Draft()], 4), taps)
     seq.cached = 12
     output = runner.executor(pack([ScheduledSequence.of(seq, 8)], [TREE], 4), taps)
-    assert output.features is not None
-    return output.logits, output.features
+    assert output.hidden_states is not None
+    return output.logits, output.hidden_states
 
 
 def eager(runner: ModelRunner) -> Executor:

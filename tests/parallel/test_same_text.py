@@ -76,11 +76,11 @@ def test_an_abort_in_between_changes_nothing(ranks: Split, plain: dict[str, Text
     for i, track in enumerate(tracks):
         written = track.seq.tokens[len(track.seq.request.prompt) :]
         assert written == plain["greedy"][i][: len(written)]
-        assert (track.seq.finish == "abort") == (i == 1)
+        assert (track.seq.finish_reason == "abort") == (i == 1)
 
 
 def test_rows_are_as_exact_as_those_of_one_process(ranks: Split) -> None:
-    assert ranks.engine().runner.rows_are_exact == World().engine().runner.rows_are_exact
+    assert ranks.engine().runner.is_batch_invariant == World().engine().runner.is_batch_invariant
 
 
 def test_an_interrupt_of_a_terminal_is_the_first_ranks_alone(ranks: Split) -> None:

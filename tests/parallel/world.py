@@ -44,10 +44,10 @@ class SplitHead(Wrapper):
 
     def bind(self, runner: ModelRunner, placed: PlacedHead) -> None:
         self.inner = head_drafter(runner, placed.head, placed.first, self.name)
-        self.taps = self.inner.taps
+        self.hidden_layers = self.inner.hidden_layers
 
     @property
-    def arms(self) -> Mapping[str, Drafter]:
+    def drafters(self) -> Mapping[str, Drafter]:
         return {self.name: self}
 
 

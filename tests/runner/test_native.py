@@ -102,7 +102,9 @@ def test_with_integers_it_computes_what_the_definition_does(bits: int) -> None:
 def test_features_are_the_states_after_the_layers_that_were_asked_for() -> None:
     for taps in ((2,), (0, 1), (2, 0, 2)):
         native, eager = Desk(random_model(WINDOWED), taps=taps), Desk(random_model(WINDOWED), taps=taps).eager()
-        found = [made.runner.forward(*_shares(made, text(20, WINDOWED.vocab))).features for made in (native, eager)]
+        found = [
+            made.runner.forward(*_shares(made, text(20, WINDOWED.vocab))).hidden_states for made in (native, eager)
+        ]
         assert found[0] is not None and found[1] is not None
         assert found[0].shape == (20, len(taps) * WINDOWED.width) and gap(found[0], found[1]) < 2e-5
 
@@ -169,7 +171,7 @@ def test_a_node_has_the_bits_of_plain_text(config: ModelConfig, bits: int | None
         (rows,) = made.run((seq, start, draft))
         nodes = rows[start:]
         assert same_bits(nodes[list(path)], alone[start : start + 9])
-        made.runner.keep(seq, start - 1, tuple(path))
+        made.runner.compact_kv(seq, start - 1, tuple(path))
         seq.cached += 9
         assert same_bits(made.run((seq, 1, Draft()))[0], alone[start + 9 : start + 10]), "after the branch moved up"
         made.close(seq)
@@ -208,7 +210,7 @@ def test_engines_in_several_threads_do_not_disturb_each_other() -> None:
 
 def test_an_early_exit_runs_natively_over_the_same_weights() -> None:
     made = desk(PLAIN)
-    early = made.runner.lend(first_layers(made.runner.model, 1))
+    early = made.runner.with_variant(first_layers(made.runner.model, 1))
     assert isinstance(early.executor, NativeExecutor)
     eager = Desk(first_layers(random_model(PLAIN), 1)).eager()
     tokens = text(30, PLAIN.vocab)

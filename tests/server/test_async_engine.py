@@ -79,7 +79,7 @@ def test_the_choices_of_a_request_come_mixed_and_whole() -> None:
     async def play(engine: AsyncEngine) -> None:
         stream = engine.submit(requests(engine.engine, "a", n=3, temperature=1.0))
         pieces = [piece async for piece in stream.pieces()]
-        assert sorted(piece.delta.choice for piece in pieces if piece.delta.finish) == [0, 1, 2]
+        assert sorted(piece.delta.choice for piece in pieces if piece.delta.finish_reason) == [0, 1, 2]
         assert sorted(piece.delta.choice for piece in pieces if piece.first) == [0, 1, 2]
 
     go(play)

@@ -41,7 +41,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 
 def is_bad(share: ScheduledSequence, after: int = AFTER) -> bool:
-    return share.seq.request.id == BAD and share.seq.written >= after
+    return share.seq.request.id == BAD and share.seq.num_output_tokens >= after
 
 
 def fail_running(engine: Engine, after: int = AFTER) -> None:
@@ -56,14 +56,14 @@ def fail_running(engine: Engine, after: int = AFTER) -> None:
 
 
 def fail_judging(engine: Engine) -> None:
-    court = engine.court
+    court = engine.verifier
 
     def broken(flight: InFlightStep) -> Any:
         if any(is_bad(share) for share in flight.plan):
             raise RuntimeError("planted")
         return court(flight)
 
-    engine.court = broken  # type: ignore[assignment]
+    engine.verifier = broken  # type: ignore[assignment]
 
 
 def fail_committing(engine: Engine) -> None:
@@ -71,8 +71,8 @@ def fail_committing(engine: Engine) -> None:
     commit = engine.commit
 
     def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
-        if is_bad(outcome.share):
-            engine.tracks[outcome.share.seq.id].writer.take((1,))
+        if is_bad(outcome.scheduled):
+            engine.states[outcome.scheduled.seq.id].writer.take((1,))
             raise RuntimeError("planted")
         return commit(outcome, news)
 
@@ -88,7 +88,7 @@ def fail_telling(engine: Engine) -> None:
         tell = track.writer.tell
 
         def broken() -> str:
-            if request.id == BAD and track.seq.written >= AFTER:
+            if request.id == BAD and track.seq.num_output_tokens >= AFTER:
                 raise RuntimeError("planted")
             return tell()
 
@@ -215,7 +215,7 @@ def test_a_text_that_ends_and_cannot_be_told_is_lost_in_words(beside: bool) -> N
     tell = tracks[-1].writer.tell
 
     def broken() -> str:
-        if tracks[-1].seq.finish is not None:
+        if tracks[-1].seq.finish_reason is not None:
             raise RuntimeError("planted")
         return tell()
 
@@ -245,9 +245,9 @@ def test_a_text_left_half_written_is_lost_even_if_it_could_go_on() -> None:
     commit, left = engine.commit, [None]
 
     def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
-        if left and is_bad(outcome.share):
+        if left and is_bad(outcome.scheduled):
             left.pop()
-            engine.tracks[outcome.share.seq.id].writer.take((1,))
+            engine.states[outcome.scheduled.seq.id].writer.take((1,))
             raise RuntimeError("planted")
         return commit(outcome, news)
 
@@ -262,7 +262,7 @@ def test_a_text_whose_grammar_went_ahead_of_it_is_lost() -> None:
     for _ in range(AFTER):
         engine.step()
     matcher = Matcher(None, 1, ())  # type: ignore[arg-type]
-    matcher.followed, tracks[1].matcher = tracks[1].seq.written + 1, matcher
+    matcher.followed, tracks[1].matcher = tracks[1].seq.num_output_tokens + 1, matcher
     for track in tracks:
         track.outbox.clear()
     found = rescue(engine, tracks, RuntimeError("planted"))

@@ -48,8 +48,10 @@ def half_right() -> ScriptedDrafter:
     text = truth()
 
     def propose(seq: Sequence, budget: Budget) -> Draft:
-        right = text[seq.written : seq.written + min(RIGHT, budget.nodes)]
-        wrong = [(token + 1) % VOCAB for token in text[seq.written + RIGHT : seq.written + budget.nodes]]
+        right = text[seq.num_output_tokens : seq.num_output_tokens + min(RIGHT, budget.nodes)]
+        wrong = [
+            (token + 1) % VOCAB for token in text[seq.num_output_tokens + RIGHT : seq.num_output_tokens + budget.nodes]
+        ]
         return Draft.chain([*right, *wrong], "half")
 
     drafter = ScriptedDrafter(propose)
@@ -139,7 +141,7 @@ def test_failures_of_drafters_and_their_pauses_are_shown() -> None:
     drafter = half_right()
     drafter.supervisor = Supervisor(lambda: clock[0])
     engine = World(max_num_seqs=4, budget=NODES).engine(drafter)
-    metrics = Metrics("m", health=lambda: engine.guard.health)
+    metrics = Metrics("m", health=lambda: engine.safe_drafter.health)
     name = PREFIX + '{}{{drafter="half"}}'
 
     def shown() -> tuple[float, float]:
@@ -165,7 +167,7 @@ def test_a_servers_controller_is_asked(drafter: str, folder: Path) -> None:
         service.assembly.engine.add(request)
     run(service.assembly.engine)
     found = [name for name in samples(service.metrics) if "drafter_decisions_total" in name]
-    arms = service.assembly.engine.drafter.defaults
+    arms = service.assembly.engine.drafter.default_drafters
     assert {re.findall('drafter="([^"]*)"', name)[0] for name in found} == set(arms) - {"prediction"}
 
 

@@ -88,7 +88,7 @@ def test_a_failed_step_is_told_to_its_caller_and_to_no_other(
     forward = assembly.engine.runner.forward
 
     def broken(shares: list[ScheduledSequence], *values: Any) -> Any:
-        if any(share.seq.request.max_tokens == 7 and share.seq.written == 3 for share in shares):
+        if any(share.seq.request.max_tokens == 7 and share.seq.num_output_tokens == 3 for share in shares):
             raise RuntimeError("planted")
         return forward(shares, *values)
 

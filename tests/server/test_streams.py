@@ -82,7 +82,7 @@ def test_who_waits_for_the_end_is_woken_for_it_alone_and_counted_all_the_same() 
         engine.observe = metrics.observe
         stream = engine.submit(requests(engine.engine, "a", tokens, n=2), patient=True)
         came = await stream.some()
-        assert len({piece.delta.choice for piece in came if piece.delta.finish}) == 2, "both have ended"
+        assert len({piece.delta.choice for piece in came if piece.delta.finish_reason}) == 2, "both have ended"
         first = [token for piece in came if piece.delta.choice == 0 for token in piece.delta.tokens]
         assert first == alone(tokens) and not await stream.some()
         assert metrics.totals.tokens == 2 * tokens

@@ -54,7 +54,7 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(place: Path, tmp_path: Pa
     put(place / "good", tmp_path / "new", 1)
     better = replacement.read()
     assert better is not None and ": taken for eagle" in replacement.judge(better)
-    arm: Any = llm.engine.drafter.arms[better.name]
+    arm: Any = llm.engine.drafter.drafters[better.name]
     assert arm.head is arm.work.head is better.head
     assert arm._native is None or arm._native.head is better.head, "and it is the one that guesses"
     assert replacement.read() is None, "it was looked at already"

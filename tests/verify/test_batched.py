@@ -60,7 +60,7 @@ def check(name: str, cases: list[tuple[Draft, Tensor]]) -> None:
     for i, (draft, target) in enumerate(cases):
         alone = EXACT[name](draft, target, StepRandom(int(keys[0, i]), int(keys[1, i])))
         seen = int(together.accepted[i]), int(together.next_tokens[i])
-        assert seen == (len(alone.path), alone.next_token), (draft, target)
+        assert seen == (len(alone.accepted_path), alone.next_token), (draft, target)
 
 
 @rules

@@ -86,6 +86,6 @@ def test_steps_with_real_noise_that_follow_each_other_keep_the_law(rule: Rule) -
         while len(text) < 2:
             draft = chain(2)(here, text, DraftDraws(seed, len(text)))
             verdict = rule(draft, target_rows(here, text, draft), StepRandom(seed, len(text)))
-            text += (*(draft.tokens[node] for node in verdict.path), verdict.next_token)
+            text += (*(draft.tokens[node] for node in verdict.accepted_path), verdict.next_token)
         law[text[:2]] += 1 / texts
     assert distance(law, plain_law(here.target, 2, 2)) < 0.05

@@ -52,7 +52,7 @@ def test_a_token_dropped_for_its_own_value_is_seen(name: str) -> None:
         draft = chain(2)(here, context, chance)
         assert draft.probs is not None
         doubtful = [float(draft.probs[i, token]) < 0.4 for i, token in enumerate(draft.tokens)]
-        return draft.cut(doubtful.index(True)) if any(doubtful) else draft
+        return draft.truncate(doubtful.index(True)) if any(doubtful) else draft
 
     assert bias(HERE, make, EXACT[name], 3) > CLEARLY
 
@@ -62,7 +62,7 @@ def test_siblings_out_of_the_order_they_were_drawn_in_are_seen(name: str) -> Non
     def make(here: World, context: Context, chance: RandomSource) -> Draft:
         draft = tree([[], []], False)(here, context, chance)
         assert draft.probs is not None
-        return Draft(draft.tokens[::-1], draft.parents, "", draft.drawn, None, draft.probs.flip(0))
+        return Draft(draft.tokens[::-1], draft.parents, "", draft.sampled, None, draft.probs.flip(0))
 
     assert bias(HERE, make, EXACT[name], 2) > CLEARLY
 
@@ -72,6 +72,6 @@ def test_a_sibling_drawn_without_replacement_but_judged_as_with_is_seen(name: st
     def make(here: World, context: Context, chance: RandomSource) -> Draft:
         draft = tree([[], []], False)(here, context, chance)
         assert draft.probs is not None
-        return Draft(draft.tokens, draft.parents, "", draft.drawn, None, draft.probs[[0, 0]])
+        return Draft(draft.tokens, draft.parents, "", draft.sampled, None, draft.probs[[0, 0]])
 
     assert bias(HERE, make, EXACT[name], 2) > CLEARLY

@@ -89,7 +89,7 @@ def test_a_token_judged_as_fixed_may_come_from_anywhere(rule: Rule) -> None:
     def make(here: World, context: Context, chance: RandomSource) -> Draft:
         draft = chain(2)(here, context, chance)
         doubtful = [token == 0 for token in draft.tokens]
-        return Draft.chain(draft.tokens).cut(doubtful.index(True) if any(doubtful) else 2)
+        return Draft.chain(draft.tokens).truncate(doubtful.index(True) if any(doubtful) else 2)
 
     assert bias(world("random", 3, 4, seed=1), make, rule, 3) < EXACTLY
 

@@ -25,7 +25,7 @@ def test_underflow_in_the_draft_makes_no_nan(rule: Rule) -> None:
     guess = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1e-45, 1.0]])
     outcomes = enumerate_chance(lambda chance: rule(Draft.chain((0, 1), probs=guess), target, chance))
     assert sum(probability for probability, _ in outcomes) == pytest.approx(1)
-    assert {verdict.path for _, verdict in outcomes} == {(0,)}
+    assert {verdict.accepted_path for _, verdict in outcomes} == {(0,)}
 
 
 @rules
@@ -35,7 +35,7 @@ def test_equal_distributions_in_single_precision_are_accepted_whole(rule: Rule, 
     probs = torch.randn(5, 300).softmax(-1)
     tokens = tuple(int(row.multinomial(1)) for row in probs[:4])
     verdict = rule(Draft.chain(tokens, probs=probs[:4]), probs, StepRandom(seed, 7))
-    assert verdict.path == (0, 1, 2, 3)
+    assert verdict.accepted_path == (0, 1, 2, 3)
 
 
 @rules
@@ -52,7 +52,7 @@ def test_a_target_that_cannot_say_the_guess_never_does(rule: Rule) -> None:
     target, guess = torch.tensor([[0.0, 0.7, 0.3]] * 3), torch.tensor([[0.9, 0.1, 0.0]] * 2)
     for draft in (Draft.chain((0, 0), probs=guess), Draft.chain((0, 1))):
         for _, verdict in enumerate_chance(lambda chance, draft=draft: rule(draft, target, chance)):
-            assert verdict.path == ()
+            assert verdict.accepted_path == ()
             assert verdict.next_token != 0
 
 

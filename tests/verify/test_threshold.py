@@ -30,7 +30,7 @@ def paths(
 ) -> dict[tuple[tuple[int, ...], int], float]:
     chosen = ThresholdSettings(**settings)
     outcomes = enumerate_chance(lambda chance: rule(draft, probs, chance, settings=chosen))
-    return {(verdict.path, verdict.next_token): probability for probability, verdict in outcomes}
+    return {(verdict.accepted_path, verdict.next_token): probability for probability, verdict in outcomes}
 
 
 def accepted(

@@ -44,7 +44,7 @@ class _Chain:
 
     def goes_on(self, least: float) -> bool:
         """Decided by what was said before, never by the token to come."""
-        sure = self.sureness >= max(least, self.budget.floor)
+        sure = self.sureness >= max(least, self.budget.min_probability)
         return sure and not self.over and self.said < self.reach and len(self.tokens) < self.budget.depth
 
     def say(self, chance: float) -> None:

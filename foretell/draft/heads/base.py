@@ -73,10 +73,10 @@ class Trails(dict[int, PendingHiddenStates]):
     def miss(self, outcomes: list[StepResult]) -> None:
         """Note that positions of these sequences were not read: drafts without them would be noise."""
         for outcome in outcomes:
-            seq = outcome.share.seq
-            self.unread.update(seq.pages[outcome.share.start // self.page_size : self._pages_for(seq.cached)])
+            seq = outcome.scheduled.seq
+            self.unread.update(seq.pages[outcome.scheduled.start // self.page_size : self._pages_for(seq.cached)])
             self[seq.id] = PendingHiddenStates(seq.cached, stop=seq.cached, gap=True, pages=seq.pages)
-            if seq.finish is not None:
+            if seq.finish_reason is not None:
                 del self[seq.id]
 
     def _pages_for(self, tokens: int) -> int:
@@ -99,8 +99,11 @@ class WholeReading(PrefillRange):
 def of_the_text(outcome: StepResult, first: int, places: int) -> list[Rows]:
     """The states of a step's rows that are the text's now, what was pending and the accepted path, from place `first`
     of them on: in pieces, for an index would have to be brought to where they are."""
-    assert outcome.features is not None, "the target taps what a head wants"
-    take, path = outcome.share.take, () if outcome.verdict is None else outcome.verdict.path
+    assert outcome.hidden_states is not None, "the target taps what a head wants"
+    take, path = (
+        outcome.scheduled.num_new_tokens,
+        () if outcome.verify_result is None else outcome.verify_result.accepted_path,
+    )
     stop = min(places, take)
     start = min(first, stop)
     runs: list[tuple[int, int]] = []
@@ -109,7 +112,7 @@ def of_the_text(outcome: StepResult, first: int, places: int) -> list[Rows]:
             runs.append((start, stop))
             start = take + node
         stop = take + node + 1
-    return [(outcome.features, begin, end) for begin, end in (*runs, (start, stop)) if begin < end]
+    return [(outcome.hidden_states, begin, end) for begin, end in (*runs, (start, stop)) if begin < end]
 
 
 class HeadDrafter(Drafter):
@@ -138,12 +141,12 @@ class HeadDrafter(Drafter):
         the head is split."""
         self.head, self.pages, self.name, self.context = head, pages, name, runner.context
         self._runner = runner
-        self.taps, self.device, self.vocab = head.config.taps, runner.device, runner.model.config.vocab
+        self.hidden_layers, self.device, self.vocab = head.config.taps, runner.device, runner.model.config.vocab
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
         self.is_split = head.shard is not None
         self.whole = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
-        self.work = runner.led(head_work(head, pages)) if self.is_split else head_work(head, pages)
-        self._columns = _columns(runner.taps, head.config, runner.device, self.is_split)
+        self.work = runner.lead_head_ops(head_work(head, pages)) if self.is_split else head_work(head, pages)
+        self._columns = _columns(runner.hidden_layers, head.config, runner.device, self.is_split)
         self._reader: NativePrefill | None = None  # where the native library can read for it
         self._whole_reader = whole_reader(head, pages) if self.whole else None
         self._trails = Trails(pages.page_size)
@@ -162,7 +165,7 @@ class HeadDrafter(Drafter):
         a mode, which takes it longer than all that is done here."""
         return self._reader is not None and self._whole_reader is None
 
-    def follow(self, outcomes: list[StepResult]) -> None:
+    def update_kv(self, outcomes: list[StepResult]) -> None:
         try:
             if self.by_library:
                 self._follow(outcomes)
@@ -176,19 +179,19 @@ class HeadDrafter(Drafter):
     def _follow(self, outcomes: list[StepResult]) -> None:
         full = []
         for outcome in outcomes:
-            seq = outcome.share.seq
+            seq = outcome.scheduled.seq
             trail = self._add(outcome)
             if seq.cached // self.pages.page_size * self.pages.page_size > trail.start:
                 full.append(seq)  # a page is full, and is offered to others after this
         if full:
             self._read([reading for seq in full if (reading := self._take(seq)) is not None])
         for outcome in outcomes:
-            if outcome.share.seq.finish is not None:
-                self._trails.pop(outcome.share.seq.id, None)
+            if outcome.scheduled.seq.finish_reason is not None:
+                self._trails.pop(outcome.scheduled.seq.id, None)
 
     def _add(self, outcome: StepResult) -> PendingHiddenStates:
         """Note the states of what was run and stayed."""
-        seq, start = outcome.share.seq, outcome.share.start
+        seq, start = outcome.scheduled.seq, outcome.scheduled.start
         trail = self._trails.continued(seq, start)
         if start > trail.stop:
             trail.gap = True
@@ -242,7 +245,7 @@ class HeadDrafter(Drafter):
         """Keep what these places are to be remembered by; `slots` and `states` are of all of them, end to end."""
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        if self.by_library and not any(budget.branches for budget in budgets):
+        if self.by_library and not any(budget.is_tree for budget in budgets):
             return self._propose(seqs, budgets)
         with torch.inference_mode():
             return self._propose(seqs, budgets)
@@ -252,7 +255,7 @@ class HeadDrafter(Drafter):
         straight, bushy, readings = list[int](), list[int](), list[PrefillRange]()
         for i, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
             if self._can(seq, budget):
-                (bushy if budget.branches else straight).append(i)
+                (bushy if budget.is_tree else straight).append(i)
                 if (reading := self._take(seq)) is not None:
                     readings.append(reading)
         self.catch_up(readings)
@@ -279,11 +282,11 @@ class HeadDrafter(Drafter):
 
     def plant(self, seq: Sequence, budget: Budget) -> EagleTree | FixedTree:
         """A tree without nodes yet: where tokens are drawn, its shape is settled before."""
-        floor = max(budget.floor, self.min_confidence)
+        floor = max(budget.min_probability, self.min_confidence)
         if must_draw(seq):
             return FixedTree(self.ranks.shape(budget, self.deepest, floor))
         if budget.depth > self.deepest:
-            budget = replace(budget, levels=self.deepest)
+            budget = replace(budget, max_depth=self.deepest)
         return EagleTree(budget, floor)
 
     @property
@@ -314,7 +317,7 @@ class HeadDrafter(Drafter):
         self._reader = NativePrefill(native, self.pages.kept_features, columns)
 
     def chains(self, budgets: list[Budget]) -> list[ChainBuilder]:
-        return [ChainBuilder(budget, max(budget.floor, self.min_confidence)) for budget in budgets]
+        return [ChainBuilder(budget, max(budget.min_probability, self.min_confidence)) for budget in budgets]
 
     def asked(self, seqs: list[Sequence], chains: list[ChainBuilder]) -> DraftRequest:
         asked = DraftRequest([], [], [], [], [])

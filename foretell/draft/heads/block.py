@@ -38,7 +38,7 @@ class BlockDrafter(HeadDrafter):
         places = (pages.keys, pages.values, runner.pool.count)
         self._native = None if native is None else NativeBlock(native, head, *places)
         if self._native is not None:
-            self.read_natively(self._native, runner.taps)
+            self.read_natively(self._native, runner.hidden_layers)
         self._whole = GraphBlockDraft(head, pages.keys, pages.values, MOST_WIDE) if self.whole else None
 
     @property

@@ -37,13 +37,13 @@ class DistilledDrafter(EagleDrafter):
             self._guessed = {seq.id: chain.tokens for seq, chain in zip(seqs, chains, strict=True)}
         return chains
 
-    def follow(self, outcomes: list[StepResult]) -> None:
-        super().follow(outcomes)
+    def update_kv(self, outcomes: list[StepResult]) -> None:
+        super().update_kv(outcomes)
         self._guessed = {}
 
     def known_of(self, outcome: StepResult) -> int:
-        draft, guessed = outcome.draft, self._guessed.get(outcome.share.seq.id, [])
+        draft, guessed = outcome.draft, self._guessed.get(outcome.scheduled.seq.id, [])
         if draft.source != self.name or list(draft.tokens) != guessed[: len(draft)]:
             return 0
         # The text's last token was looked at, and all guesses but the last.
-        return min(len(guessed), outcome.share.seq.cached - outcome.share.start)
+        return min(len(guessed), outcome.scheduled.seq.cached - outcome.scheduled.start)

@@ -36,7 +36,7 @@ class EagleDrafter(HeadDrafter):
         native = None if self.is_split else native_for_head(head)
         self._native = None if native is None else NativeChain(native, head, pages.keys, pages.values)
         if self._native is not None:
-            self.read_natively(self._native, runner.taps)
+            self.read_natively(self._native, runner.hidden_layers)
         self._whole = whole_steps(head, pages) if self.whole else None
 
     def read(self, readings: list[PrefillRange], slots: Tensor, states: Tensor) -> None:

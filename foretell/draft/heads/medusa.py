@@ -58,7 +58,7 @@ class MedusaDrafter(HeadDrafter):
 
     def plant(self, seq: Sequence, budget: Budget) -> FixedTree:
         """Heads know nothing of each other's choices, so how often each stood tells more than how sure they are."""
-        return FixedTree(self.ranks.shape(budget, self.deepest, max(budget.floor, self.min_confidence)))
+        return FixedTree(self.ranks.shape(budget, self.deepest, max(budget.min_probability, self.min_confidence)))
 
     def grow(self, plots: list[TreeInProgress]) -> None:
         if self._whole is not None:

@@ -66,7 +66,7 @@ class BestFirstTree(Generic[State]):
 
     def fill(self, budget: Budget) -> None:
         """Grow up to a budget."""
-        while len(self.tokens) < budget.nodes and self.grow(budget.floor):
+        while len(self.tokens) < budget.nodes and self.grow(budget.min_probability):
             pass
 
     def draft(self, source: str) -> Draft:
@@ -184,7 +184,7 @@ class EagleTree:
     def draft(self, source: str) -> Draft:
         order = sorted(range(len(self.tokens)), key=self.chances.__getitem__, reverse=True)  # of equals the first
         whole = Draft(tuple(self.tokens), tuple(self.parents), source, confidence=tuple(self.shares))
-        return whole.only(order[: self.budget.nodes])
+        return whole.subset(order[: self.budget.nodes])
 
 
 class FixedTree:
@@ -236,7 +236,7 @@ class FixedTree:
         kept = [node for node, token in enumerate(self.tokens) if token != NOBODY]
         drawn = tuple(node in self.probs for node in range(len(self.tokens))) if self.probs else None
         whole = Draft(tuple(self.tokens), tuple(self.parents), source, drawn, tuple(self.shares))
-        return whole.only(kept)
+        return whole.subset(kept)
 
     def rows(self) -> Tensor | None:
         """What each node of the draft was drawn from, [nodes, outputs]."""
@@ -329,9 +329,9 @@ class RankAcceptance:
 
     def learn(self, outcome: StepResult) -> None:
         """Under each node that stood one child did, or none; siblings stand in the order of their ranks."""
-        if outcome.verdict is None:
+        if outcome.verify_result is None:
             return
-        draft, path = outcome.draft, outcome.verdict.path
+        draft, path = outcome.draft, outcome.verify_result.accepted_path
         for depth, (node, stood) in enumerate(zip((ROOT, *path), (*path, None), strict=True), 1):
             rates = self.rates[min(depth, DEPTHS) - 1]
             for rank, child in enumerate(draft.children(node)[:RANKS]):

@@ -59,7 +59,7 @@ def model_chains(longest: int) -> list[Guessing]:
 
 def trees(most: int, longest: int) -> list[Guessing]:
     """Of so many nodes, and branches of up to so many: how wide a tree is makes no other size where texts are few."""
-    return [Guessing(Budget(most, levels=each.budget.depth)) for each in chains(longest) if each.budget.depth < most]
+    return [Guessing(Budget(most, max_depth=each.budget.depth)) for each in chains(longest) if each.budget.depth < most]
 
 
 def rehearse_guess(drafter: Drafter, made_up: DummySequences, guessing: Guessing, times: int = 1) -> int:
@@ -69,8 +69,8 @@ def rehearse_guess(drafter: Drafter, made_up: DummySequences, guessing: Guessing
     with made_up.texts(guessing.texts, cached, room=nodes, temperature=guessing.temperature) as seqs:
         try:
             for _ in range(times if seqs else 0):
-                if drafter.taps:
-                    drafter.follow([_run(seq, min(guessing.read, cached), made_up.runner) for seq in seqs])
+                if drafter.hidden_layers:
+                    drafter.update_kv([_run(seq, min(guessing.read, cached), made_up.runner) for seq in seqs])
                 drafter.propose(seqs, [guessing.budget] * len(seqs))
                 done += 1
         finally:
@@ -81,9 +81,11 @@ def rehearse_guess(drafter: Drafter, made_up: DummySequences, guessing: Guessing
 
 def _run(seq: Sequence, places: int, runner: ModelRunner) -> StepResult:
     """A step that brought the last places of a text, as the target would tell of it."""
-    width = len(runner.taps) * runner.model.config.width
+    width = len(runner.hidden_layers) * runner.model.config.width
     states = torch.zeros(places, width, dtype=runner.model.dtype, device=runner.device)
-    return StepResult(ScheduledSequence(seq, places, start=seq.cached - places, length=seq.cached), features=states)
+    return StepResult(
+        ScheduledSequence(seq, places, start=seq.cached - places, length=seq.cached), hidden_states=states
+    )
 
 
 NODES, LONGEST = 64, 16  # of drafts by which kernels are compiled

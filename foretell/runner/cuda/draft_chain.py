@@ -33,7 +33,7 @@ class PendingChains:
     finish: Callable[[], None]
 
     @property
-    def there(self) -> Tensor:
+    def token_buffer(self) -> Tensor:
         """The tokens, flat."""
         return self.found[0].view(-1)
 

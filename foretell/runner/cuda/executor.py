@@ -47,7 +47,7 @@ class CudaExecutor:
         self._top = self._for_host(0)
         self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._over = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.steps = 0
+        self.num_steps = 0
         self._left = self._logits  # what the last step left of them: a recording keeps the room it was made with
         self._idle = True  # whether the host has seen the end of the last step
         self._capture = Capture(layout.device)
@@ -64,12 +64,12 @@ class CudaExecutor:
 
     def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         """In passes, so that the bits of what is written hang neither on prompts nor on how many write."""
-        self.steps += 1
+        self.num_steps += 1
         several = passes(packed, ROWS[-1])
         if len(several) == 1:
             return self._step(packed, taps)
         outputs = [_kept(self._step(some, taps)) for some in several]
-        features = [output.features for output in outputs if output.features is not None]
+        features = [output.hidden_states for output in outputs if output.hidden_states is not None]
         return StepOutput(torch.cat([output.logits for output in outputs]), torch.cat(features) if features else None)
 
     def recorder(self, taps: tuple[int, ...] = ()) -> GraphCache[Sizes, Left]:
@@ -78,9 +78,9 @@ class CudaExecutor:
             self._recorders[taps] = GraphCache(self.layout.device, self._capture, self._shares)
         return self._recorders[taps]
 
-    def behind(self, packed: BatchLayout, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
+    def forward_device_draft(self, packed: BatchLayout, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
         """See `Outrunner`."""
-        self.steps += 1
+        self.num_steps += 1
         return self._step(packed, taps, guesses)
 
     def _step(self, packed: BatchLayout, taps: tuple[int, ...], guesses: Tensor | None = None) -> StepOutput:
@@ -102,12 +102,14 @@ class CudaExecutor:
         own = None if features is None else features[: packed.rows].clone()
         return StepOutput(self._left, own, lambda: self._likeliest(count))
 
-    def ahead(self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int) -> AsyncStep | None:
+    def forward_async(
+        self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int
+    ) -> AsyncStep | None:
         """See `Outrunner`. The host waits for an event between the two steps."""
         wanted, tiles = fit(packed, self.layout.share)
         if wanted.rows > ROWS[-1]:
             return None
-        self.steps += 1
+        self.num_steps += 1
         sizes, count = self.recorder(taps).serving(wanted), len(self._left)
         chosen = self._tokens
         if draws is not None:
@@ -214,4 +216,4 @@ class CudaExecutor:
 
 def _kept(output: StepOutput) -> StepOutput:
     """What the next pass does not write over."""
-    return replace(output, logits=output.logits.clone(), likeliest=None)
+    return replace(output, logits=output.logits.clone(), argmax=None)

@@ -111,8 +111,8 @@ def choose_and_move(runner: ModelRunner) -> None:
     choose(torch.zeros(1, runner.model.outputs, device=runner.device), [Row(SamplingParams(temperature=1.0), 0, 0)])
     share = _share(0, DummyStep(), runner.layout.page_size)
     runner.forward([share], [Draft()])
-    if runner.goes_ahead:
-        runner.ahead([replace(share, start=share.length, length=share.length + 1)], [0], None, 0)
+    if runner.supports_async:
+        runner.forward_async([replace(share, start=share.length, length=share.length + 1)], [0], None, 0)
     for nodes in (1, 2):
         runner.cache.move(list(range(1, nodes + 1)), list(range(nodes)))
 
@@ -121,7 +121,7 @@ def go_on(runner: ModelRunner, drawn: bool) -> None:
     """A chain of one token, as a draft model makes them: mostly it is of this one's kind, and has its vocabulary."""
     share = _share(0, DummyStep(), runner.layout.page_size)
     draws = Draws([SamplingParams(temperature=1.0)], [0], [share.length]) if drawn else None
-    runner.chain([share], 1, runner.model.outputs, draws)
+    runner.draft_chain([share], 1, runner.model.outputs, draws)
 
 
 def _share(number: int, step: DummyStep, page_size: int) -> ScheduledSequence:

@@ -140,7 +140,7 @@ async def events(
     """The reply as server-sent events; what fails now is told as the last of them."""
     try:
         while pieces:
-            sound = [piece for piece in pieces if piece.delta.finish != "error"]
+            sound = [piece for piece in pieces if piece.delta.finish_reason != "error"]
             yield b"".join([reply.events(piece) for piece in sound])
             for piece in pieces if len(sound) < len(pieces) else ():
                 check(piece)
@@ -176,5 +176,5 @@ def shorten(reply: ResponseBuilder, stream: Stream, connection: DirectConnection
 
 def check(piece: StreamItem) -> None:
     """A text that could not go on is told as a failure, with its reason."""
-    if piece.delta.finish == "error":
+    if piece.delta.finish_reason == "error":
         raise ApiError(400, f"the text could not go on: {piece.track.error}", code="cannot_go_on")

@@ -29,7 +29,7 @@ def info(service: Service) -> dict[str, Any]:
         "served_model_names": list(service.names),
         "max_model_len": service.desk.context,
         "drafter": assembly.engine.drafter.name,
-        "drafters": list(assembly.engine.drafter.arms),
+        "drafters": list(assembly.engine.drafter.drafters),
         "max_draft": service.speculation.budget,
         "rule": service.speculation.rule,
         "rules": {"lossless": list(assembly.requests.lossless), "lossy": list(assembly.requests.lossy)},
@@ -81,8 +81,8 @@ def _state(service: Service) -> dict[str, Any]:
 
 def _speculation(service: Service) -> dict[str, Any]:
     """What each drafter did, and what the controller decided and why."""
-    on, words = service.metrics.controller.standing
-    drafters, decided = service.metrics.totals.drafters.items(), service.metrics.controller.decided.items()
+    on, words = service.metrics.controller.speculation_state
+    drafters, decided = service.metrics.totals.drafters.items(), service.metrics.controller.decision_counts.items()
     return {
         "on": on,
         "reason": words,
