@@ -228,10 +228,10 @@ class Bench:
         """The same of a controller, in steps in which it looks at every text: what it asks, decides and learns."""
         self._warm(run.warm)  # what the head does for the first time would be taken for its price
         self.engine.controller = controller = controller_of(self.engine.drafter, tree)
-        watch = Watch(dict.fromkeys(("asks", "offers", "budgets", "observe"), 0.0))
-        for name in ("asks", "budgets", "observe"):
+        watch = Watch(dict.fromkeys(("wants_free_drafts", "free_drafts", "choose_draft_lengths", "observe"), 0.0))
+        for name in ("wants_free_drafts", "choose_draft_lengths", "observe"):
             watch.time(controller, name, name)
-        watch.time(self.engine.safe_drafter, "offers", "offers")
+        watch.time(self.engine.safe_drafter, "free_drafts", "free_drafts")
         self._warm(run.warm)
         seen: dict[str, list[float]] = {part: [] for part in watch.spent}
         for _ in range(run.steps):
@@ -242,7 +242,7 @@ class Bench:
                     seen[part].append(seconds)
         found = _ranked(seen, run.rank)
         drafted = sum(count for (_, done, _), count in controller.decision_counts.items() if done == "drafted")
-        return {**found, "drafts a step": drafted / (run.warm + run.steps), "steps": len(seen["asks"])}
+        return {**found, "drafts a step": drafted / (run.warm + run.steps), "steps": len(seen["wants_free_drafts"])}
 
     def _warm(self, steps: int) -> None:
         for _ in range(steps):

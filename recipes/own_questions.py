@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 import torch
-from foretell.models.read_config import end_ids
-from foretell.opened import Opened, open_model
 from permissive_prompts import measured, windows
 
+from foretell.build.model_source import ModelSource, open_model
 from foretell.config import EngineConfig
+from foretell.models.hf_config import end_ids
 from foretell.tokenizer import Tokenizer
 from foretell.train.sampler import Sampler, Wish
 
@@ -37,7 +37,7 @@ def opening(tokenizer: Tokenizer) -> list[int]:
     return chat[: chat.index(mark)]
 
 
-def drawn(opened: Opened, args: argparse.Namespace) -> list[str]:
+def drawn(opened: ModelSource, args: argparse.Namespace) -> list[str]:
     """As many texts as asked, fewer those that did not come to an end."""
     begin, ends = opening(opened.tokenizer), opened.tokenizer.end_ids | end_ids(opened.checkpoint)
     wishes = [Wish(i, begin, args.temperature, args.longest) for i in range(args.count)]

@@ -20,10 +20,11 @@ import tarfile
 import time
 from pathlib import Path
 
-from foretell.models.heads.packed import pack_state
-from foretell.train.documents import FILE as ANSWERS
-from foretell.train.documents import Document, load_documents, save_documents
 from safetensors.torch import load_file, save_file
+
+from foretell.models.draft_heads.int8_io import pack_state
+from foretell.train.token_dataset import FILE as ANSWERS
+from foretell.train.token_dataset import Document, load_documents, save_documents
 
 COMMON = ["--held-out", "256", "--no-measure", "--save-every", "60s", "--check-every", "60s"]
 HEADS: dict[str, list[str]] = {

@@ -23,19 +23,21 @@ class Outruns:
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
-        self.steps = 0
+        self.num_steps = 0
         self.sent = 0  # steps that began before their tokens were known
         self.unseen = 0  # and behind guesses that nobody had seen
         self._left = torch.empty(0)
 
     def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
-        self.steps += 1
+        self.num_steps += 1
         self._left.fill_(float("nan"))
         output = self.inner(packed, taps)
         self._left = logits = output.logits.clone()
         return StepOutput(logits, output.hidden_states, lambda: logits.argmax(-1).tolist())
 
-    def ahead(self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int) -> AsyncStep | None:
+    def forward_async(
+        self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int
+    ) -> AsyncStep | None:
         self.sent += 1
         logits = self._left
         assert not logits.isnan().any()
@@ -46,7 +48,7 @@ class Outruns:
         known = [token if token >= 0 else tokens[-1 - token] for token in packed.tokens]
         return AsyncStep(self(replace(packed, tokens=known), taps), lambda: StepTokens(tokens, likeliest))
 
-    def behind(self, packed: BatchLayout, taps: tuple[int, ...], guesses: torch.Tensor) -> StepOutput:
+    def forward_device_draft(self, packed: BatchLayout, taps: tuple[int, ...], guesses: torch.Tensor) -> StepOutput:
         assert min(packed.tokens) < 0 <= int(guesses.min())
         self.unseen += 1
         found = guesses.tolist()

@@ -204,7 +204,7 @@ def test_a_draft_model_without_room_leaves_plain_decoding(
     whole = LLM(tiny_folder, drafter=f"model:{tiny_folder}", quiet=True)
     memory, tokens = whole.assembly.memory, whole.generate("a b c", PARAMS)[0].outputs[0].token_ids
     free = memory.weights + memory.drafter // 2
-    monkeypatch.setattr(foretell.build, "device_memory", lambda device: free)
+    monkeypatch.setattr(foretell.build.engine_builder, "device_memory", lambda device: free)
     llm = LLM(tiny_folder, drafter=f"model:{tiny_folder}", max_model_len=64, quiet=True)
     assert not llm.engine.drafter.drafters
     assert "is not loaded" in caplog.text

@@ -44,13 +44,13 @@ def test_the_device_has_the_next_step_before_words_are_told() -> None:
     order: list[str] = []
     for track in tracks:
         note = track.note
-        track.note = lambda *given, note=note: (order.append(f"told {executor.steps}"), note(*given))[1]  # type: ignore[method-assign]
+        track.note = lambda *given, note=note: (order.append(f"told {executor.num_steps}"), note(*given))[1]  # type: ignore[method-assign]
     while engine.busy:
-        before = executor.steps
+        before = executor.num_steps
         deltas = engine.step()
         if deltas and engine.busy and before > 2:
-            assert executor.steps == before + 1 and engine._ahead is not None
-            assert set(order) == {f"told {executor.steps}"}, "all of it behind the next step's beginning"
+            assert executor.num_steps == before + 1 and engine._ahead is not None
+            assert set(order) == {f"told {executor.num_steps}"}, "all of it behind the next step's beginning"
         order.clear()
     assert written(tracks) == truth_for("greedy")
     assert not engine.stats.drafter_failures and engine.runner.pool.held == 0
@@ -60,7 +60,7 @@ def test_first_words_do_not_wait_for_a_guess() -> None:
     engine, executor = guessing(model_drafter(seed=5))
     add(engine, "0", PROMPTS[0])
     (delta,) = engine.step()
-    assert delta.tokens and executor.steps == 1 and engine._ahead is None
+    assert delta.tokens and executor.num_steps == 1 and engine._ahead is None
     engine.step()
     add(engine, "1", PROMPTS[1])
     engine.step()

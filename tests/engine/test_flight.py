@@ -94,14 +94,14 @@ def test_a_step_that_was_recorded_when_it_was_sent_tells_no_price(monkeypatch: p
     """Nor does the one that had to wait for that."""
     monkeypatch.setattr("foretell.engine.async_step.LATE", math.inf)  # a busy machine excludes no step
     engine, executor = outrunning(World(), None)
-    heard, before = Heard(engine), executor.ahead
+    heard, before = Heard(engine), executor.forward_async
 
     def ahead(*args: Any) -> Any:
         if executor.sent == 5:
             note_odd()
         return before(*args)
 
-    executor.ahead = ahead  # type: ignore[method-assign]
+    executor.forward_async = ahead  # type: ignore[method-assign]
     add(engine, "0", PROMPTS[0], max_tokens=20, ignore_eos=True)
     run(engine)
     odd = [i for i, times in enumerate(heard.times) if times.is_outlier]
@@ -257,7 +257,7 @@ def test_a_step_arrives_before_its_tokens_are_judged_and_looked_at(
 ) -> None:
     """The host is slow here in what it does behind each answer of the device, and the device takes no time at all."""
     hand = Hand(monkeypatch)
-    for module in ("court", "engine"):
+    for module in ("verifier", "engine"):
         monkeypatch.setattr(f"foretell.engine.{module}.perf_counter", lambda: hand.now)
     engine, _ = outrunning(World(), DRAFTERS["oracle"](truth_for("greedy")))
     seen: list[StepTimes] = []

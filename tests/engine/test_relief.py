@@ -27,7 +27,7 @@ def short_of_memory(engine: Engine, most: Callable[[], int], error: Exception | 
     forward = engine.runner.forward
 
     def tight(shares, drafts):  # type: ignore[no-untyped-def]
-        if sum(share.take + len(draft) for share, draft in zip(shares, drafts, strict=True)) > most():
+        if sum(share.num_new_tokens + len(draft) for share, draft in zip(shares, drafts, strict=True)) > most():
             raise error or torch.OutOfMemoryError("planted")
         return forward(shares, drafts)
 

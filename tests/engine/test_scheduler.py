@@ -157,7 +157,7 @@ def out_of_memory_alone(engine: Engine) -> Callable[[], None]:
 
     def tight(shares, drafts):  # type: ignore[no-untyped-def]
         state["calls"] += 1
-        rows = sum(share.take + len(draft) for share, draft in zip(shares, drafts, strict=True))
+        rows = sum(share.num_new_tokens + len(draft) for share, draft in zip(shares, drafts, strict=True))
         if not state["off"] and (state["calls"] == 1 or rows > 1):
             raise ValueError("planted") if state["calls"] == 1 else torch.OutOfMemoryError("planted")
         return forward(shares, drafts)

@@ -30,14 +30,14 @@ ALL: dict[str, Callable[[list[list[int]]], Drafter | None]] = {
 def counted(engine: Engine) -> list[int]:
     """The rows of each step that is sent ahead from now on."""
     executor, found = engine.runner.executor, []
-    before = executor.ahead  # type: ignore[attr-defined]
+    before = executor.forward_async  # type: ignore[attr-defined]
 
     def ahead(packed: object, *rest: object) -> AsyncStep | None:
         found.append(packed.rows)  # type: ignore[attr-defined]
         sent: AsyncStep | None = before(packed, *rest)
         return sent
 
-    executor.ahead = ahead  # type: ignore[attr-defined]
+    executor.forward_async = ahead  # type: ignore[attr-defined]
     return found
 
 

@@ -216,7 +216,7 @@ FORK = """
 import os, torch
 from foretell.kernels.native.library import library
 from foretell.kernels.native.packed import PackedLinear
-from foretell.kernels.quantized import Int8Weights
+from foretell.kernels.quant import Int8Weights
 
 torch.set_num_threads(3)
 packed = PackedLinear(library(), Int8Weights(torch.full((960, 576), 3, dtype=torch.int8), torch.ones(960)))

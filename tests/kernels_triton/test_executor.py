@@ -138,7 +138,9 @@ def test_steps_sent_ahead_write_what_the_definition_writes(temperature: float, m
     runner.executor = executor = CudaExecutor(runner.model, runner.cache, runner.layout)
     sent: list[int] = []
     before = executor.forward_async
-    monkeypatch.setattr(executor, "forward_async", lambda packed, *rest: (sent.append(packed.rows), before(packed, *rest))[1])
+    monkeypatch.setattr(
+        executor, "forward_async", lambda packed, *rest: (sent.append(packed.rows), before(packed, *rest))[1]
+    )
     settings: dict[str, object] = {"temperature": temperature, "ignore_eos": True}
     texts = [(prompt, tokens) for prompt, tokens in (([4, 9], 3), ([7], 6))]
     tracks = [add(engine, str(i), prompt, max_tokens=n, **settings)[0] for i, (prompt, n) in enumerate(texts)]

@@ -45,7 +45,8 @@ ALLOWED: dict[str, set[str]] = {
     "tune": BASE | {"bench", "llm", "build", "draft"},
     "certify": BASE | {"llm", "engine", "draft", "control", "verify", "sampling", "models", "kv", "runner"},
     "train": BASE
-    | {"llm", "build", "engine", "models", "runner", "kv", "kernels", "draft", "certify", "sampling", "hub", "version"},
+    | {"llm", "build", "engine", "models", "runner", "kv", "kernels", "draft", "certify", "sampling", "hub", "version"}
+    | {"server"},  # logged chats are rendered as they were served
     "cli": BASE
     | {"plan", "tune", "train", "models", "cluster", "control", "llm", "hub", "bench", "certify", "server", "build"}
     | {"__init__", "engine", "draft"},

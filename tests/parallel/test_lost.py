@@ -25,11 +25,11 @@ SOON = 60.0  # seconds; it takes less than one where the machine is free
 PROGRAM = """
 import pathlib, select, signal, sys, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
-from foretell.models.shard import Shard
-from foretell.parallel import Order, Part, Team
+from foretell.models.sharding import Shard
+from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup
 torch.set_num_threads(1)
-part = Part(pathlib.Path(sys.argv[1]), torch.float32, None, None, 64, 4, 128)
-team = Team([Order(Shard(1, 2), "cpu", 1, (part,))], torch.device("cpu"))
+part = ModelShardSpec(pathlib.Path(sys.argv[1]), torch.float32, None, None, 64, 4, 128)
+team = TensorParallelGroup([LaunchSpec(Shard(1, 2), "cpu", 1, (part,))], torch.device("cpu"))
 team.wait()
 print(*team.processes, flush=True)
 while not select.select([0], [], [], 0.1)[0]:

@@ -1,5 +1,5 @@
 // The best of a row of scores in the race of its noise, and how far each is ahead, as shares of all. The definition is
-// foretell/draft/choosing.py: `_odds`. Where nothing is drawn there is no race: the likeliest, and how likely they are.
+// foretell/draft/heads/sampling.py: `_odds`. Where nothing is drawn there is no race: the likeliest, and how likely they are.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
