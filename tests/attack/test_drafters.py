@@ -33,14 +33,21 @@ Script = Callable[[Sequence, Budget], Any]
 def raw(tokens: Any, parents: Any = (-1,), **parts: Any) -> Draft:
     """A draft that was not checked when it was made."""
     draft = object.__new__(Draft)
-    fields = {"source": "faulty", "drawn": None, "confidence": None, "probs": None, "origins": None, "unseen": None}
+    fields = {
+        "source": "faulty",
+        "sampled": None,
+        "confidence": None,
+        "probs": None,
+        "origins": None,
+        "device_draft": None,
+    }
     for name, value in {"tokens": tokens, "parents": parents, **fields, **parts}.items():
         object.__setattr__(draft, name, value)
     return draft
 
 
 def sampled(probs: Any) -> Script:
-    return lambda seq, budget: raw((5,), (-1,), drawn=(True,), probs=probs)
+    return lambda seq, budget: raw((5,), (-1,), sampled=(True,), probs=probs)
 
 
 def throws(error: BaseException) -> Script:
@@ -77,7 +84,7 @@ INVALID: dict[str, Script] = {
     "probabilities of another shape": sampled(torch.ones(1, 3)),
     "probabilities that are no tensor": sampled("0.5"),
     "origins that are no strings": lambda seq, budget: raw((1,), (-1,), origins=([],)),
-    "tokens on a device, unasked": lambda seq, budget: raw((1.5,), (-1,), unseen="x"),
+    "tokens on a device, unasked": lambda seq, budget: raw((1.5,), (-1,), device_draft="x"),
     "not a draft": lambda seq, budget: {"tokens": [1]},
     "no draft at all": lambda seq, budget: None,
     "an error": throws(ValueError("no idea")),
@@ -89,7 +96,7 @@ INVALID: dict[str, Script] = {
 VALID: dict[str, Script] = {
     "numpy integers": lambda seq, budget: Draft.chain([np.int64(1), np.int32(2)]),  # type: ignore[list-item]
     "torch integers": lambda seq, budget: raw(list(torch.tensor([1, 2])), [-1, 0]),
-    "lists": lambda seq, budget: raw([1, 2], [-1, 0], confidence=[0.5, np.float32(0.5)], drawn=[False, False]),
+    "lists": lambda seq, budget: raw([1, 2], [-1, 0], confidence=[0.5, np.float32(0.5)], sampled=[False, False]),
     "longer than its budget": lambda seq, budget: Draft.chain([1] * 500),
 }
 
@@ -239,7 +246,7 @@ def test_a_drafter_of_another_package_cannot_change_a_sequence(mixed: bool) -> N
 def test_a_drafter_that_hangs_is_used_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes 10 ms and a draft 5 s, by a clock of the test's own."""
     now = [0.0]
-    for module in ("engine", "court", "stopwatch"):
+    for module in ("engine", "verifier", "async_step"):
         monkeypatch.setattr(f"foretell.engine.{module}.perf_counter", lambda: now[0])
     truth = generate(max_tokens=60, ignore_eos=True)
 
