@@ -21,7 +21,7 @@ from foretell.certify.distribution_test import random_decoder
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import FixedController
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import ControllerSettings, DrafterTraits
+from foretell.control.settings import ControllerSettings
 from foretell.draft.base import Drafter
 from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.mix import MixDrafter
@@ -170,9 +170,8 @@ def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
     return runner, drafter
 
 
-def controller_of(drafter: Drafter, tree: int) -> AdaptiveController:
-    arms = drafter.drafters.items()
-    traits = {name: DrafterTraits.of(arm) for name, arm in arms}
+def controller_of(drafter: MixDrafter, tree: int) -> AdaptiveController:
+    traits = {name: each.traits for name, each in drafter.drafters.items()}
     return AdaptiveController(traits, ControllerSettings(tree=tree), PlayedCosts(CostPrior(row=0.002)))
 
 
@@ -190,7 +189,7 @@ class Bench:
         assert head._whole is not None and head._whole_reader is not None, "it makes drafts in one piece"
         replays = head._whole.recorder, head._whole_reader.recorder = Replay(), Replay()  # type: ignore[assignment]
         self._charge(runner.executor, replays)
-        maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, drafter)
+        maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, self.engine.drafter)
         params, rng = SamplingParams(max_tokens=CONTEXT - PROMPT - 64, temperature=heat, seed=0), random.Random(batch)
         for name in range(batch):
             self.engine.add(maker.make(str(name), [rng.randrange(VOCAB) for _ in range(PROMPT)], params)[0])

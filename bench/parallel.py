@@ -115,7 +115,7 @@ def write_trees(llm: LLM, prompts: Texts, truth: Texts, args: argparse.Namespace
 def with_trees(llm: LLM, drafter: Drafter) -> None:
     old, requests = llm.engine, llm.assembly.requests
     llm.engine = Engine(old.runner, drafter, FixedController(NODES), old.scheduler, old.tokenizer)
-    requests.drafter = drafter
+    requests.drafter = llm.engine.drafter
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from foretell.draft import DrafterParts
 from foretell.draft.base import Drafter
-from foretell.types import Budget, Draft, Sequence
+from foretell.types import Budget, Draft, DrafterTraits, Sequence
 
 
 class PeriodicDrafter(Drafter):
     """Keeps nothing: a guess is read off the text each time."""
 
-    free = True  # it costs next to nothing to ask, so the controller may look before it decides
+    traits = DrafterTraits(is_free=True)  # a draft costs next to nothing: the controller may see it before it decides
 
     def __init__(self, period: int) -> None:
         self.period, self.name = period, f"periodic:{period}"

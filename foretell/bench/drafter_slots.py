@@ -15,7 +15,7 @@ from foretell.build.controller_factory import build_controller, default_choice
 from foretell.build.draft_heads import settled
 from foretell.build.model_source import ModelSource
 from foretell.config import EngineConfig, SpeculationConfig
-from foretell.draft.base import Drafter, Wrapper
+from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.registry import make
 from foretell.llm import LLM
@@ -24,13 +24,14 @@ from foretell.types import Budget, Draft, Sequence, StepResult
 from .measure import Variant
 
 
-class TimedDrafter(Wrapper):
+class TimedDrafter(MixDrafter):
     """Adds up the seconds that are spent in another drafter, and how far its guesses stood."""
 
     seconds = 0.0
 
-    def __init__(self, inner: Drafter) -> None:
-        super().__init__(inner)
+    def __init__(self, drafter: Drafter) -> None:
+        mix = MixDrafter.of(drafter)
+        super().__init__(mix.drafters.values(), mix.default_drafters, mix.supervisor)
         self._drafts: Counter[tuple[int, int]] = Counter()
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:

@@ -11,8 +11,8 @@ from foretell.build.model_source import ModelSource
 from foretell.config import SpeculationConfig
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import ControllerSettings, DrafterTraits
-from foretell.draft.base import Drafter
+from foretell.control.settings import ControllerSettings
+from foretell.draft.mix import MixDrafter
 from foretell.engine.request_builder import AUTO
 from foretell.models.quantize import native_for
 from foretell.types import SpeculationChoice
@@ -31,7 +31,7 @@ def costs_file(model: str, target: ModelSource) -> Path:
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 
 
-def build_controller(config: SpeculationConfig, drafter: Drafter, target: ModelSource) -> AdaptiveController:
+def build_controller(config: SpeculationConfig, drafter: MixDrafter, target: ModelSource) -> AdaptiveController:
     """Who decides how far to guess for these drafters."""
     settings = ControllerSettings(
         most=config.budget,
@@ -40,8 +40,7 @@ def build_controller(config: SpeculationConfig, drafter: Drafter, target: ModelS
         shortest=config.min_draft,
         tree=config.tree,
     )
-    arms = drafter.drafters.items()
-    traits = {name: DrafterTraits.of(arm) for name, arm in arms}
+    traits = {name: each.traits for name, each in drafter.drafters.items()}
     costs = StepCosts(_cost_prior(target), target.sizes)
     return AdaptiveController(traits, settings, costs, presence=drafter)
 

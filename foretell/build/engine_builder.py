@@ -21,6 +21,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter
 from foretell.draft.heads.tree import MOST_WIDE
 from foretell.draft.heads.warmup import DummyHeads
+from foretell.draft.mix import MixDrafter
 from foretell.engine.cost_profiler import CostProfiler
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import Limits, RequestBuilder, check_rule
@@ -114,7 +115,7 @@ def _build(
 
     def planned(chosen: SpeculationConfig) -> MemoryPlan:
         if drafter is not None:
-            return _plan_memory(config, target, [], drafter.memory, context)
+            return _plan_memory(config, target, [], drafter.traits.weight_bytes, context)
         extra = sum(map(target.copy_bytes, draft.copies_wanted(chosen)))
         models, few = [helpers[name] for name in draft.models_wanted(chosen)], heads.only(draft.heads_wanted(chosen))
         return _plan_memory(config, target, models, extra, context, few.needs(_most_asked(config, chosen, context)))
@@ -144,7 +145,7 @@ def _build(
         model = target.load(team) if copies else target.load_packed(team)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
-    runner = target.runner(model, room, () if drafter is None else drafter.hidden_layers, heads.beside)
+    runner = target.runner(model, room, () if drafter is None else drafter.traits.hidden_layers, heads.beside)
     runner.set_device()
     if team is not None:
         lead(runner, team)
@@ -197,14 +198,15 @@ def _assembled(
     host_room = int(config.swap_space * GIB) if swaps else 0
     swap = Swap(runner.cache, host_room) if host_room else None
     scheduler = Scheduler(runner, prefix, config.max_num_seqs, config.max_num_batched_tokens, swap)
-    controller = build_controller(speculation, drafter, target)
-    engine = Engine(runner, drafter, controller, scheduler, target.tokenizer)
+    mix = MixDrafter.of(drafter)
+    controller = build_controller(speculation, mix, target)
+    engine = Engine(runner, mix, controller, scheduler, target.tokenizer)
     profiler = CostProfiler(engine, controller, costs_file(config.model, target))
     profiler.load()
     rehearsal = Warmup(engine, partial(_rehearsed, speculation, team is not None))
     rehearsal.run()
     limits = Limits(context, target.tokenizer.end_ids | end_ids(target.checkpoint), target.config.vocab)
-    requests = RequestBuilder(limits, target.tokenizer, drafter, default_choice(speculation))
+    requests = RequestBuilder(limits, target.tokenizer, mix, default_choice(speculation))
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
     defaults = sampling_defaults(target.checkpoint)
     return Assembly(engine, target.tokenizer, requests, grammars, memory, defaults, profiler, rehearsal, team)

@@ -223,7 +223,7 @@ def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:
             return
         for line in _text_lines(found.texts[-1]):
             say(line)
-    if llm.engine.drafter.draws and order.judged_as != "match":  # under `match` q decides nothing
+    if llm.engine.drafter.traits.samples and order.judged_as != "match":  # under `match` q decides nothing
         prompts = [encode(llm.tokenizer, prompt) for prompt in order.prompts]
         found.guesses.append(check_guesses(llm, prompts, order.judged_as, order.max_tokens))
         say(_guess_line(found.guesses[-1]))

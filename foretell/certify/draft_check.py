@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from foretell.draft.base import Drafter, Wrapper
+from foretell.draft.mix import MixDrafter
 from foretell.llm import LLM
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
@@ -17,15 +17,15 @@ BINS, SMALLEST_P = 20, 1e-4
 TEMPERATURE = 0.7  # not 1, or a temperature left out of q would not show
 
 
-class Watched(Wrapper):
+class Watched(MixDrafter):
     """Passes on to another drafter and notes where each drawn token lies in the distribution it was drawn from."""
 
-    def __init__(self, inner: Drafter) -> None:
-        super().__init__(inner)
+    def __init__(self, mix: MixDrafter) -> None:
+        super().__init__(mix.drafters.values(), mix.default_drafters, mix.supervisor)
         self.places: list[float] = []
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
-        drafts = self.inner.propose(seqs, budgets)
+        drafts = super().propose(seqs, budgets)
         for draft in drafts:
             self.places += [_place(draft, node) for node in range(len(draft)) if draft.is_sampled(node)]
         return drafts
@@ -59,14 +59,14 @@ class DraftCheckResult:
 
 def check_guesses(llm: LLM, prompts: list[list[int]], rule: str, max_tokens: int) -> DraftCheckResult:
     """Write the prompts at a temperature with the drafter watched; each with a seed of its own."""
-    watched = Watched(llm.engine.drafter)
-    llm.engine.drafter = watched
+    drafter = llm.engine.drafter
+    watched = llm.engine.drafter = Watched(drafter)
     try:
         params = SamplingParams(temperature=TEMPERATURE, max_tokens=max_tokens, ignore_eos=True)
         each = [replace(params, seed=1000 + i) for i in range(len(prompts))]
         llm.generate(prompts, each, speculation=SpeculationChoice(rule=rule))
     finally:
-        llm.engine.drafter = watched.inner
+        llm.engine.drafter = drafter
     return judge_places(watched.places)
 
 

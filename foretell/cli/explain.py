@@ -59,7 +59,7 @@ def prices_of(controller: AdaptiveController, arm: str) -> Prices:
     from foretell.control.decision_log import Prices
 
     curve = controller.costs.curve(max(BATCHES) * (1 + max(controller.settings.most, *LENGTHS)))
-    free, costs = controller.arms[arm].free, controller.draft_costs[arm]
+    free, costs = controller.arms[arm].is_free, controller.draft_costs[arm]
 
     def draft(texts: int, nodes: int) -> float:
         return 0.0 if free or not nodes else costs.seconds(nodes, nodes * texts, 0, float(curve[1]))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 
-from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
+from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
 
 from .acceptance_model import ALIKE, TRUST, AcceptancePrior
 from .acceptance_tracker import Acceptance, AcceptanceObserver, kind_of
@@ -34,7 +34,7 @@ from .host_gap import HostGap
 from .latency_model import StepCosts
 from .length_optimizer import PLAIN, DraftPlan, StepCostView, best_plan, break_even, given, let_pass, share_out
 from .poll_limiter import PollLimiter
-from .settings import TREE_ROWS, AllHere, ControllerSettings, DrafterTraits, Presence
+from .settings import TREE_ROWS, AllHere, ControllerSettings, Presence
 from .slo import SloTracker
 
 SMALL = 64  # rows of a prompt that are counted in a step to be planned; a prompt's chunk is not known yet
@@ -59,7 +59,8 @@ class AdaptiveController(Controller):
         self.drafting, self.patience = Drafting(arms), PollLimiter(clock)
         self.draft_costs = self.drafting.costs
         beliefs = {
-            name: AcceptancePrior(traits.prior, TRUST if traits.free else ALIKE) for name, traits in arms.items()
+            name: AcceptancePrior(traits.prior_acceptance, TRUST if traits.is_free else ALIKE)
+            for name, traits in arms.items()
         }
         self.acceptance = Acceptance(beliefs)
         self.decisions, self.probes, self.hurry = DecisionLog(), DrafterExploration(), SloTracker(clock)
@@ -71,7 +72,7 @@ class AdaptiveController(Controller):
         self._free = self.drafting.free
         self._paid = sorted(arm for arm in arms if arm not in self._free)
         self._all_free = self._free.issuperset(arms)
-        self._trees = any(traits.grows and not traits.free for traits in arms.values())
+        self._trees = any(traits.makes_trees and not traits.is_free for traits in arms.values())
         self._drafts: Counter[str] = Counter()
         self._why: dict[int, str] = {}
         self._due: list[Sequence] = []  # looked at in this step

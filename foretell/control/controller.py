@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 from foretell.control.acceptance_tracker import AcceptanceObserver
 from foretell.control.decision_log import Decision
-from foretell.control.settings import ControllerSettings, DrafterTraits, Presence
-from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
+from foretell.control.settings import ControllerSettings, Presence
+from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
 
 FreeDrafts = Mapping[int, Mapping[str, Draft]]  # by sequence and drafter
 
@@ -117,5 +117,5 @@ class Always:
         arm = self.lessons.likeliest(seq, here, offered, count) if count else ""
         if not arm:
             return Budget()
-        most = self.settings.tree_cap(seq, writers) if self.arms[arm].grows else 0
+        most = self.settings.tree_cap(seq, writers) if self.arms[arm].makes_trees else 0
         return Budget(most, arm, max_depth=count) if most > count else Budget(count, arm)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from foretell.types import Sequence, StepResult
+from foretell.types import DrafterTraits, Sequence, StepResult
 
 from .latency_model import DraftCosts
 from .length_optimizer import DraftPlan, StepCostView
-from .settings import DrafterTraits
 
 READ_AHEAD = 64  # tokens over which it must pay that a drafter has to read the text first
 READ_ON_TRIAL = 16  # the same for a drafter that has hardly been tried
@@ -21,10 +20,14 @@ class Drafting:
 
     def __init__(self, arms: Mapping[str, DrafterTraits]) -> None:
         self.arms = dict(arms)
-        self.costs = {name: DraftCosts(t.share, SIDE_BY_SIDE if t.grows else ALONE) for name, t in arms.items()}
-        grow = [name for name, traits in arms.items() if traits.grows and not traits.free]
-        self.costs |= {name + TREES: DraftCosts(arms[name].share, SIDE_BY_SIDE, self.costs[name]) for name in grow}
-        self.free = frozenset(name for name, traits in arms.items() if traits.free)
+        self.costs = {
+            name: DraftCosts(t.relative_cost, SIDE_BY_SIDE if t.makes_trees else ALONE) for name, t in arms.items()
+        }
+        grow = [name for name, traits in arms.items() if traits.makes_trees and not traits.is_free]
+        self.costs |= {
+            name + TREES: DraftCosts(arms[name].relative_cost, SIDE_BY_SIDE, self.costs[name]) for name in grow
+        }
+        self.free = frozenset(name for name, traits in arms.items() if traits.is_free)
         self._read: dict[int, dict[str, int]] = {}  # by sequence: the tokens each drafter has read of it
 
     def is_paid(self, arm: str) -> bool:
@@ -32,7 +35,7 @@ class Drafting:
 
     def behind(self, seq: Sequence, arm: str) -> int:
         """Tokens a drafter must read before it can guess."""
-        return len(seq.tokens) - self._read.get(seq.id, {}).get(arm, 0) if self.arms[arm].reads else 0
+        return len(seq.tokens) - self._read.get(seq.id, {}).get(arm, 0) if self.arms[arm].needs_prefill else 0
 
     def of(self, arm: str, tree: bool) -> DraftCosts:
         """What a drafter's trees cost, or its chains."""
@@ -95,7 +98,7 @@ class Drafting:
         if len(shapes) != 1:
             return
         ((arm, tree),) = shapes
-        behind = sum([self._read_now(outcome, arm) for outcome in mine]) if self.arms[arm].reads else 0
+        behind = sum([self._read_now(outcome, arm) for outcome in mine]) if self.arms[arm].needs_prefill else 0
         depth = max([self._levels(outcome, arm) for outcome in mine])
         if seconds is not None:
             self.of(arm, tree).observe(depth, nodes, behind, seconds, plain)
@@ -109,7 +112,7 @@ class Drafting:
         """Whether a drafter makes all levels of a draft for this text before it looks at any."""
         traits = self.arms[arm]
         drawn = seq.request.params.temperature > 0 and seq.request.rule != "match"
-        return traits.whole and (traits.draws_whole or not drawn)
+        return traits.single_graph and (traits.samples_single_graph or not drawn)
 
     def _read_now(self, outcome: StepResult, arm: str) -> int:
         """Tokens the drafter had to read for this step; from now on it knows them."""

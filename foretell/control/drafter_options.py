@@ -9,8 +9,8 @@ from foretell.control.acceptance_model import FAMILIAR, WIDTHS, cell
 from foretell.control.acceptance_tracker import AcceptanceObserver
 from foretell.control.draft_latency import Drafting
 from foretell.control.length_optimizer import DrafterOption, DraftPlan, StepCostView, TreeOptions, best_plan
-from foretell.control.settings import ControllerSettings, DrafterTraits
-from foretell.types import Draft, Sequence
+from foretell.control.settings import ControllerSettings
+from foretell.types import Draft, DrafterTraits, Sequence
 
 UNTRIED = 4  # nodes of a drafter that has hardly been tried
 
@@ -55,7 +55,7 @@ class DrafterOptions:
         longest = min(cap, UNTRIED) if untried else cap
         survival = self.lessons.foretold(seq, arm, longest)
         seconds = self.drafting.for_one(market, seq, arm, untried)
-        if untried or not self.arms[arm].grows:
+        if untried or not self.arms[arm].makes_trees:
             return DrafterOption(arm, survival, seconds)
         return DrafterOption(arm, survival, seconds, self._bushes(market, seq, arm, longest))
 

@@ -11,39 +11,6 @@ from foretell.types import Sequence
 TREE_ROWS = 256  # of all texts' trees in one step: more rows than that cost what they are on any machine
 
 
-class ObservedDrafter(Protocol):
-    """A drafter, as far as the controller can tell from the outside."""
-
-    free: bool
-    reads: bool
-    cost_share: float
-    prior: float
-    grows: bool
-    whole: bool
-    draws_whole: bool
-
-
-@dataclass(frozen=True)
-class DrafterTraits:
-    """What the controller knows of a drafter at first sight: whether it guesses for nothing, whether it must read the
-    text itself, what a node costs, as a share of a plain step, how often a guess should stand, whether it can make
-    trees, whether a draft takes what all its levels take, though it be cut short in the end, and whether one does so,
-    too, that is judged by what it was drawn from."""
-
-    free: bool = False
-    reads: bool = False
-    share: float = 0.3
-    prior: float = 0.5
-    grows: bool = False
-    whole: bool = False
-    draws_whole: bool = True
-
-    @classmethod
-    def of(cls, drafter: ObservedDrafter) -> DrafterTraits:
-        known = (drafter.free, drafter.reads, drafter.cost_share, drafter.prior, drafter.grows)
-        return cls(*known, drafter.whole, drafter.draws_whole)
-
-
 class Presence(Protocol):
     """Which drafters are away, because their memory was given back, and a way to call them."""
 

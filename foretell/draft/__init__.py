@@ -11,12 +11,11 @@ from foretell.errors import RequestError
 from foretell.models.draft_heads.loading import recognised
 from foretell.models.quantize import Bits
 
-from .base import Drafter, NoDrafter
+from .base import Drafter
 from .idle_unload import UnloadableDrafter
 from .load import Loader, Planner, bits_of, fit, helper_of
-from .mix import MixDrafter
+from .mix import MergedDrafter, MixDrafter
 from .registry import KINDS, DrafterKind, DrafterParts, LoadedDraftModel, PlacedHead, find_kind, is_head, make
-from .tree_merge import MergedDrafter
 
 __all__ = [
     "Drafter",
@@ -103,11 +102,11 @@ def fitted(config: SpeculationConfig, plan: Planner) -> SpeculationConfig:
     return fit(config, names, tuple(name for name in names if _is_heavy(name)), plan)
 
 
-def build(parts: DrafterParts, again: Callable[[str], DrafterParts] | None = None) -> Drafter:
+def build(parts: DrafterParts, again: Callable[[str], DrafterParts] | None = None) -> MixDrafter:
     """The drafters a config names, behind one. `again` loads what one of them is made of once more."""
     named = arms(parts.config)
     if not named:
-        return NoDrafter()
+        return MixDrafter([])
     made = [make(parts, name) for name in dict.fromkeys((*_single(parts.config), WITH_REQUEST))]
     idle = parts.config.draft_idle_unload
     if idle is not None and again is not None:

@@ -12,8 +12,8 @@ import torch
 
 from foretell.types import Budget, Draft, Sequence, StepResult
 
-from .backoff import Backoff
 from .base import Drafter
+from .supervisor import Backoff
 
 LOG = logging.getLogger("foretell")
 
@@ -48,10 +48,8 @@ class UnloadableDrafter(Drafter):
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`make` loads it again; it is called in the background."""
-        self.name, self.hidden_layers, self.top_k, self.free = inner.name, inner.hidden_layers, inner.top_k, inner.free
-        self.draws, self.gives_probability, self.reads = inner.draws, inner.gives_probability, inner.reads
-        self.cost_share, self.prior, self.grows = inner.cost_share, inner.prior, inner.grows
-        self.whole, self.draws_whole, self.unseen_on = inner.whole, inner.draws_whole, inner.unseen_on
+        assert not inner.traits.hidden_layers, "KV in the target's pages is lost with the weights"
+        self.name, self.traits = inner.name, inner.traits
         self.idle, self._make, self._background, self._clock = idle, make, background, clock
         self._lock = threading.Lock()
         self._inner: Drafter | None = inner
@@ -60,7 +58,7 @@ class UnloadableDrafter(Drafter):
         self._watch(idle)
 
     @property
-    def is_ready(self) -> bool:
+    def is_loaded(self) -> bool:
         return self._inner is not None
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
@@ -70,11 +68,6 @@ class UnloadableDrafter(Drafter):
             if any(budget.nodes and not budget.is_exploration for budget in budgets):
                 self._used = self._clock()
             return self._inner.propose(seqs, budgets)
-
-    def update_kv(self, outcomes: list[StepResult]) -> None:
-        with self._lock:
-            if self._inner is not None:
-                self._inner.update_kv(outcomes)
 
     def observe(self, outcomes: list[StepResult]) -> None:
         with self._lock:
@@ -86,20 +79,15 @@ class UnloadableDrafter(Drafter):
             if self._inner is not None:
                 self._inner.forget(seq)
 
-    @property
-    def memory(self) -> int:
-        inner = self._inner
-        return 0 if inner is None else inner.memory
-
-    def wake(self) -> None:
+    def load(self) -> None:
         with self._lock:
             if self._inner is not None or self._loading or self._reload.waiting:
                 return
             self._loading = True
         LOG.info("%s is loaded again", self.name)
-        self._background.start(self._load)
+        self._background.start(self._load_weights)
 
-    def _load(self) -> None:
+    def _load_weights(self) -> None:
         inner: Drafter | None = None
         try:
             inner = self._make()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from foretell.draft.heads.tree import ROOT, BestFirstTree
-from foretell.types import Budget, Draft, Sequence, StepResult
+from foretell.types import Budget, Draft, DrafterTraits, Sequence, StepResult
 
 from .base import Drafter
 
@@ -170,8 +170,7 @@ class LookaheadDrafter(Drafter):
     """Lookahead decoding: of each step's nodes some guess, by n-grams, and some probe, for n-grams of later steps."""
 
     name = "lookahead"
-    free = True
-    prior = 0.3
+    traits = DrafterTraits(is_free=True, prior_acceptance=0.3)
 
     def __init__(self, ngram: int = 2, columns: int = 12, each: int = 4) -> None:
         """A window of `columns` and `ngram` - 1 levels; `each` token keeps so many n-grams that start with it."""

@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretell.draft.base import Drafter
 from foretell.draft.heads.sampling import DraftTemperature, SampledToken, draw_nodes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
-from foretell.types import NO_DRAFT, Budget, Draft, Request, ScheduledSequence, Sequence
-
-from .base import Drafter
+from foretell.types import NO_DRAFT, Budget, Draft, DrafterTraits, Request, ScheduledSequence, Sequence
 
 MAX_ROWS = 512  # rows of one forward, where memory was planned for no other number
 
@@ -39,9 +38,7 @@ class _Chain:
 class ModelDrafter(Drafter):
     """Its own runner, and a shadow of each sequence that keeps what the two agree on."""
 
-    draws = True
-    gives_probability = True
-    reads = True
+    traits = DrafterTraits(samples=True, gives_probability=True, needs_prefill=True)
     max_rows = MAX_ROWS
 
     def __init__(
@@ -165,3 +162,24 @@ def _fit(logits: Tensor, vocab: int) -> Tensor:
     """Scores over the target's vocabulary; padded vocabularies of one family differ in length."""
     missing = vocab - logits.shape[-1]
     return F.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits[:, :vocab]
+
+
+class SelfDrafter(ModelDrafter):
+    """Reads the target's pages for what is cached and writes behind it; the check that follows writes over that.
+
+    It keeps nothing of its own: pages for a step's guesses are reserved with the step, and what a draft left there is
+    rewritten by the target before the target reads it.
+    """
+
+    traits = DrafterTraits(samples=True, gives_probability=True)
+
+    def _catch_up(self, seq: Sequence) -> Sequence:
+        shadow = self._shadow(seq).seq
+        shadow.tokens, shadow.cached, shadow.pages = list(seq.tokens), seq.cached, seq.pages
+        return shadow
+
+    def _reserve(self, shadow: Sequence, tokens: int, keep: set[int]) -> bool:
+        return self.runner.pool.pages_for(tokens) <= len(shadow.pages)
+
+    def forget(self, seq: Sequence) -> None:
+        self._shadows.pop(seq.id, None)  # the pages are the target's, who gives them back itself

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
-from foretell.draft.heads.sampling import must_draw
+from foretell.draft.heads.sampling import needs_draft_probs
 from foretell.runner.cuda.draft_chain import PendingChains
 from foretell.runner.cuda.graph_shapes import FEW
 from foretell.runner.model_runner import ModelRunner
@@ -25,12 +25,12 @@ class GraphModelDrafter(ModelDrafter):
     Guesses that have to tell what they were drawn from are made step by step.
     """
 
-    whole, draws_whole = True, False
+    traits = replace(ModelDrafter.traits, single_graph=True, samples_single_graph=False)
 
     def __init__(self, runner: ModelRunner, *settings: Any, **named: Any) -> None:
         """As `ModelDrafter`."""
         super().__init__(runner, *settings, **named)
-        self.unseen_on = str(runner.device)
+        self.traits = replace(self.traits, draft_device=str(runner.device))
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         wishes = [(seq, budget) for seq, budget in zip(seqs, budgets, strict=True) if budget.depth]
@@ -82,7 +82,7 @@ class GraphModelDrafter(ModelDrafter):
 
     def _goes_by_steps(self, seq: Sequence) -> bool:
         """Whether guesses come with what they were drawn from, or their temperature hangs on how sure the draft is."""
-        return must_draw(seq) or (seq.request.params.temperature > 0 and self.draft_temperature != "fixed")
+        return needs_draft_probs(seq) or (seq.request.params.temperature > 0 and self.draft_temperature != "fixed")
 
     def _keep(self, seq: Sequence, budget: Budget, chain: _Chain, tokens: list[int], sure: list[float]) -> None:
         """Of what was guessed as much as would have been asked for, token by token."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 
-from foretell.types import Budget, Draft, Sequence
+from foretell.types import Budget, Draft, DrafterTraits, Sequence
 
 from .base import Drafter
 
@@ -70,8 +70,7 @@ class PredictedOutputDrafter(Drafter):
     """The request's own prediction as the draft; where the text departs from it, nothing until it is found again."""
 
     name = "prediction"
-    free = True
-    prior = 0.85  # whoever sends a prediction expects it to come true
+    traits = DrafterTraits(is_free=True, prior_acceptance=0.85)  # a request with a prediction expects it to hold
 
     def __init__(self, reach: int = 16) -> None:
         """`reach`: how far ahead a token that occurs more than once may be found; its power for a run of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,16 @@ from foretell.draft.cross_tokenizer.drafter import CrossTokenizerDrafter
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap
 from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.block import BlockDrafter
-from foretell.draft.heads.distilled import DistilledDrafter
-from foretell.draft.heads.eagle import EagleDrafter
+from foretell.draft.heads.eagle import DistilledDrafter, EagleDrafter
 from foretell.draft.heads.medusa import MedusaDrafter
 from foretell.draft.heads.sampling import DraftTemperature
-from foretell.draft.isolated import isolated
 from foretell.draft.lookahead import LookaheadDrafter
-from foretell.draft.model import MAX_ROWS, ModelDrafter
+from foretell.draft.model import MAX_ROWS, ModelDrafter, SelfDrafter
 from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.predicted_output import PredictedOutputDrafter
-from foretell.draft.self_draft import SelfDrafter
 from foretell.draft.suffix import SuffixDrafter
+from foretell.draft.supervisor import isolate
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
@@ -140,8 +138,8 @@ def _distilled(parts: DrafterParts, folder: str) -> Drafter:
         drafter = _head("distilled")(parts, folder)
     else:
         drafter = _model_drafter(parts, name, name)
-        drafter.prior = 0.6
-    drafter.cost_share = 0.25
+        drafter.traits = replace(drafter.traits, prior_acceptance=0.6)
+    drafter.traits = replace(drafter.traits, relative_cost=0.25)
     return drafter
 
 
@@ -168,7 +166,7 @@ def _early_exit(parts: DrafterParts, layers: str) -> Drafter:
 def _quantized_self(parts: DrafterParts, form: str) -> Drafter:
     runner = parts.target.with_variant(parts.copies[8 if form == "int8" else 4])
     drafter = SelfDrafter(runner, parts.vocab, f"self:{form}", parts.sharpening, parts.config.min_confidence)
-    drafter.prior = 0.9
+    drafter.traits = replace(drafter.traits, prior_acceptance=0.9)
     return drafter
 
 
@@ -233,4 +231,4 @@ def make(parts: DrafterParts, name: str) -> Drafter:
     if not isinstance(drafter, Drafter):
         raise RequestError("drafter", f"{name} is offered by another package and is no Drafter, but {drafter!r}")
     drafter.name = name  # what it is asked for by
-    return isolated(drafter)
+    return isolate(drafter)

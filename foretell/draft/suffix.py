@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import NamedTuple
 
-from foretell.types import Budget, Draft, Sequence, StepResult
+from foretell.types import Budget, Draft, DrafterTraits, Sequence, StepResult
 
 from .base import Drafter
-from .ngram_index import END, Match, NGramIndex, chain, copied
+from .ngram import END, Match, NGramIndex, chain, copied
 
 TRIES = 4  # lengths of match followed for a guess, longest first
 RETURN = 6  # tokens that must agree before one that differs, for the copy to be gone on with behind it
@@ -60,7 +60,7 @@ class SuffixDrafter(Drafter):
     """SuffixDecoding: of all matches the one whose likeliest continuation promises most; long matches guess far."""
 
     name = "suffix"
-    free = True
+    traits = DrafterTraits(is_free=True)
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from heapq import heappop, heappush, heapreplace
 
-from foretell.types import NO_DRAFT, Budget, Draft, Sequence, StepResult
+from foretell.types import NO_DRAFT, Budget, Draft, DrafterTraits, Sequence, StepResult
 
 from .base import Drafter
 
@@ -128,10 +128,7 @@ class TokenRecyclingDrafter(Drafter):
     """Token recycling: a tree of known successors from the text's end on, the likeliest branch first."""
 
     name = "recycle"
-    free = True
-    prior = 0.3
-    top_k = SUCCESSORS
-    stands_back = True
+    traits = DrafterTraits(is_free=True, prior_acceptance=0.3, top_k=SUCCESSORS, defers_to_confident=True)
 
     def __init__(self, runs: int = 16_384, tenants: int = 16) -> None:
         """So many runs of tokens are known for each of `tenants`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
-from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
 from foretell.engine.scheduler import Scheduler
 from foretell.runner.executor import StepOutput, StepTokens
 from foretell.sampling.cuda_sampler import Draws
@@ -46,7 +46,7 @@ class InFlightStep:
         self.drafts = drafts
 
 
-def may_stay_unseen(plan: list[ScheduledSequence], budgets: list[Budget], drafter: Drafter, device: str) -> bool:
+def may_stay_unseen(plan: list[ScheduledSequence], budgets: list[Budget], drafter: MixDrafter, device: str) -> bool:
     """Whether a step there can run guesses that no host has seen: all of one drafter, behind texts that write and hold
     guesses against their own tokens, and so few rows that it does not matter that none is left out as unlikely."""
     names = {budget.drafter for budget in budgets if budget.nodes}
@@ -54,7 +54,7 @@ def may_stay_unseen(plan: list[ScheduledSequence], budgets: list[Budget], drafte
         return False
     (name,) = names
     rows = sum(1 + budget.nodes for budget in budgets)
-    return drafter.drafters.get(name, drafter).unseen_on == device and rows <= UNSEEN_ROWS
+    return drafter.drafters.get(name, drafter).traits.draft_device == device and rows <= UNSEEN_ROWS
 
 
 def followers(

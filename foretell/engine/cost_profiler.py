@@ -70,7 +70,7 @@ class CostProfiler:
         """The small ones first: they tell most."""
         steps = TEXTS_AND_ROWS if wanted is None else ()
         short, long = (min(tokens, self.engine.runner.context // 2) for tokens in (CACHED, LONG))
-        paid = [name for name, traits in self.controller.arms.items() if not traits.free]
+        paid = [name for name, traits in self.controller.arms.items() if not traits.is_free]
         arms = [name for name in paid if wanted is None or name in wanted or name + OF_TREES in wanted]
         for turn in range(ROUNDS + 1):
             yield from (ProfileStep(texts, rows, short, warms_up=not turn) for texts, rows in steps)
@@ -78,7 +78,7 @@ class CostProfiler:
             yield from (
                 ProfileStep(texts, depth, short, arm, not turn) for arm in arms for texts, depth in TEXTS_AND_DEPTHS
             )
-            grow = [arm for arm in arms if self.controller.arms[arm].grows and self.controller.settings.tree]
+            grow = [arm for arm in arms if self.controller.arms[arm].makes_trees and self.controller.settings.tree]
             yield from (ProfileStep(1, nodes, short, arm, not turn, levels) for arm in grow for nodes, levels in TREES)
         self.save()
 
@@ -135,7 +135,7 @@ class CostProfiler:
             if nodes and not piece.warms_up:
                 costs = self.controller.drafting.of(piece.arm, piece.levels > 0)
                 depth = piece.levels or piece.rows
-                if not self.controller.arms[piece.arm].whole:
+                if not self.controller.arms[piece.arm].single_graph:
                     depth = max(max(draft.depths(), default=0) for draft in drafts)
                 costs.observe(depth, nodes, 0, seconds, self.controller.costs.seconds(1))
             return

@@ -9,6 +9,7 @@ from time import perf_counter
 
 from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
 from foretell.errors import CapacityError
 from foretell.kv.shortage import lacks_memory
 from foretell.runner.cuda.graphs import TimingGuard, note_odd
@@ -30,7 +31,7 @@ from foretell.types import (
 
 from .async_step import InFlightStep, StepTimer, draws_of, followers, may_stay_unseen, next_shares
 from .detokenizer import Detokenizer
-from .draft_guard import SafeDrafter, constrain
+from .draft_guard import SafeDrafter, apply_grammar
 from .oom_backoff import OomBackoff
 from .scheduler import Scheduler
 from .sequence_state import PendingDelta, SequenceState, told
@@ -63,12 +64,14 @@ class Engine:
         self._clock, self.verifier = StepTimer(), Verifier(self)
 
     @property
-    def drafter(self) -> Drafter:
+    def drafter(self) -> MixDrafter:
         return self.safe_drafter.drafter
 
     @drafter.setter
     def drafter(self, drafter: Drafter) -> None:
-        if drafter.hidden_layers:  # what it keeps beside the target's it has not kept yet: all texts are read anew
+        if (
+            drafter.traits.hidden_layers
+        ):  # what it keeps beside the target's it has not kept yet: all texts are read anew
             self.scheduler.recompute_all()
         self._ahead = None  # nothing is lost: it writes the same once more
         self.safe_drafter = SafeDrafter(drafter, self.runner.model.config.vocab)
@@ -235,10 +238,10 @@ class Engine:
         shares = next_shares(flight, rows)
         if not shares or not all(self.runner.reserve(share.seq, share.length) for share in shares):
             return None
-        wants = any(map(self.verifier.wants_top, flight.plan, flight.drafts)) if self.drafter.top_k else False
+        wants = any(map(self.verifier.wants_top, flight.plan, flight.drafts)) if self.safe_drafter.top_k else False
         began = perf_counter()
         with TimingGuard() as watch:
-            sent = self.runner.forward_async(shares, rows, draws_of(flight), self.drafter.top_k if wants else 0)
+            sent = self.runner.forward_async(shares, rows, draws_of(flight), self.safe_drafter.top_k if wants else 0)
         if watch.odd:  # so is the step that it kept the host from
             note_odd()
         if sent is None:
@@ -311,7 +314,7 @@ class Engine:
         if matcher is None:
             return draft
         try:
-            return constrain(draft, matcher, share.budget)
+            return apply_grammar(draft, matcher, share.budget)
         except GrammarError:  # if it is more than this guess, the text itself will say so
             return Draft()
 

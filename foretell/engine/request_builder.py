@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from foretell.draft.base import Drafter
+from foretell.draft.mix import MixDrafter
 from foretell.errors import RequestError
 from foretell.options import nearest
 from foretell.sampling.noise import mix
@@ -56,7 +56,7 @@ class RequestBuilder:
         self,
         limits: Limits,
         tokenizer: Tokenizer | None,
-        drafter: Drafter,
+        drafter: MixDrafter,
         defaults: SpeculationChoice = SpeculationChoice(rule="match"),
     ) -> None:
         """`defaults` is what a request gets that does not say otherwise."""
@@ -133,7 +133,7 @@ class RequestBuilder:
         if rule != AUTO:
             return rule
         # Same tokens for whoever gave a seed; for the others the rule that accepts the most of drawn guesses.
-        draws = any(self.drafter.drafters[name].draws for name in drafters)
+        draws = any(self.drafter.drafters[name].traits.samples for name in drafters)
         return "block" if params.seed is None and params.temperature > 0 and draws else "match"
 
     def _settle_thresholds(self, request: Request) -> SpeculationChoice:
@@ -206,7 +206,7 @@ def check_pace(choice: SpeculationChoice, drafters: tuple[str, ...]) -> None:
             raise RequestError(name, "is kept by guessing ahead, and nobody guesses for this request; leave it out")
 
 
-def settle_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[SpeculationChoice, tuple[str, ...]]:
+def settle_drafters(engine: MixDrafter, choice: SpeculationChoice) -> tuple[SpeculationChoice, tuple[str, ...]]:
     """Who may guess for a request: whom it names, or the engine's own, and `prediction` where it brings one."""
     arms = engine.drafters
     if choice.drafter == "none" or not choice.enabled or choice.max_draft == 0:
@@ -218,21 +218,21 @@ def settle_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[Specula
         for name in found:
             _check_drafter(name, engine, choice)
     if choice.rule == "confidence":
-        sure = tuple(name for name in found if arms[name].gives_probability)
+        sure = tuple(name for name in found if arms[name].traits.gives_probability)
         if found and not sure:
             raise RequestError("rule", f"confidence needs a drafter with probabilities; {', '.join(found)} has none")
         found = sure
     return choice, found
 
 
-def _own_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[str, ...]:
+def _own_drafters(engine: MixDrafter, choice: SpeculationChoice) -> tuple[str, ...]:
     found = engine.default_drafters
     if PREDICTION in engine.drafters and choice.prediction is not None:
         return tuple(dict.fromkeys((PREDICTION, *found)))
     return tuple(name for name in found if name != PREDICTION) if len(found) > 1 else found
 
 
-def _check_drafter(name: str, engine: Drafter, choice: SpeculationChoice) -> None:
+def _check_drafter(name: str, engine: MixDrafter, choice: SpeculationChoice) -> None:
     if name not in engine.drafters:
         has = f"it has {', '.join(engine.drafters)}" if engine.drafters else "it was started without one"
         raise RequestError("drafter", f"this engine has no drafter {name!r}; {has}; start it with --drafter {name}")

@@ -350,7 +350,7 @@ class Verifier:
     def _top(self, flight: InFlightStep, ends: list[int]) -> tuple[Iterable[Top], float]:
         """The row_topk tokens of rows whose drafters learn from them, and the seconds that took."""
         began, pairs = perf_counter(), list(zip(flight.plan, flight.drafts, strict=True))
-        found = row_topk(pairs, flight.output.logits, ends, self.engine.drafter.top_k, self.wants_top)
+        found = row_topk(pairs, flight.output.logits, ends, self.engine.safe_drafter.top_k, self.wants_top)
         return found, perf_counter() - began
 
     def wants_top(self, share: ScheduledSequence, draft: Draft) -> bool:

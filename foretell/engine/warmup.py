@@ -10,9 +10,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from foretell.draft.base import Drafter
 from foretell.draft.heads.warmup import SERVING, TEXT, Guessing, chains, model_chains, rehearse_guess, trees
-from foretell.draft.tree_merge import MergedDrafter
 from foretell.runner.cuda.graphs import freely
 from foretell.runner.cuda.warmup import DummyStep, chain, tree
 from foretell.runner.dummy_sequences import DummySequences
@@ -100,14 +98,14 @@ class Warmup:
             rows = [_drawn(share) if drawn else share for share in shares]
             cases = [VerifyCase(share, draft, output.logits, i * (1 + len(draft))) for i, share in enumerate(rows)]
             self.engine.sequence_verifier(cases, output.logits, output.argmax)
-        if self.engine.drafter.top_k:
-            top(output.logits, self.engine.drafter.top_k)
+        if self.engine.safe_drafter.top_k:
+            top(output.logits, self.engine.safe_drafter.top_k)
 
     def guess(self, name: str, guessing: Guessing) -> None:
         """A draft of who has this name now, if it is here."""
-        drafter = self.engine.drafter.drafters.get(name)
-        if drafter is not None and drafter.is_ready:
-            rehearse_guess(drafter, self.made_up, guessing, TIMES)
+        mix = self.engine.drafter
+        if mix.is_loaded(name):
+            rehearse_guess(mix.drafters[name], self.made_up, guessing, TIMES, mix.kv_update(name))
 
 
 def _drawn(share: ScheduledSequence) -> ScheduledSequence:
@@ -122,9 +120,12 @@ def all_pieces(rehearsal: Warmup, named: Container[str], nodes: int, most: int) 
     come first: a prompt, one text alone, what drafters that take time do for it, greedy and drawn, and drafts of all
     sizes behind it; then what serves for longer texts and for several; and in the end what would do that in less time.
     """
-    arms = [name for name, arm in rehearsal.engine.drafter.drafters.items() if name in named and _takes_time(arm)]
-    growing = [name for name in arms if rehearsal.engine.drafter.drafters[name].grows]
-    readers = [name for name in arms if rehearsal.engine.drafter.drafters[name].reads]
+    mix = rehearsal.engine.drafter
+    traits = {name: drafter.traits for name, drafter in mix.drafters.items()}
+    # Free drafters run on the host, and the parts of a merged drafter are warmed up under their own names.
+    arms = [name for name, own in traits.items() if name in named and not own.is_free and name not in mix.merged]
+    growing = [name for name in arms if traits[name].makes_trees]
+    readers = [name for name in arms if traits[name].needs_prefill]
     others = [name for name in arms if name not in readers]
     shapes = ((chains(nodes), others), (model_chains(nodes), readers), (trees(most, nodes), growing))
     serving = {*SERVING, nodes}
@@ -172,8 +173,3 @@ def _drafts(
     yield from (DummyStep(cached=cached, draft=tree(count)) for count in in_trees if count < widest)
     if nodes:
         yield from (DummyStep(cached=cached, draft=tree(count)) for count in (widest, widest + 1))
-
-
-def _takes_time(drafter: Drafter) -> bool:
-    """Not one whose guesses are found on the host, nor several behind one name, who are there by their own, too."""
-    return not drafter.free and not isinstance(drafter, MergedDrafter)

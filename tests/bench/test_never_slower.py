@@ -284,7 +284,7 @@ def test_the_useless_drafter_is_always_wrong_and_takes_time() -> None:
         assert len(draft) == 4 and all(a != b for a, b in zip(draft.tokens, truth[written:], strict=False))
     assert rests == [2.0] * 16
     assert drafter.propose([text_of((1, 2), [])], [Budget(0)])[0].tokens == () and len(rests) == 16
-    assert not drafter.free and drafter.free_drafts([text_of((1, 2), [])], 4) == [{}], "nobody can look first"
+    assert not drafter.traits.is_free, "the controller cannot see its drafts first"
 
 
 def test_the_oracle_errs_as_often_as_it_says() -> None:

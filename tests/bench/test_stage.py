@@ -121,6 +121,6 @@ def test_a_drafter_that_fails_is_counted(llm: LLM, target: ModelSource, caplog: 
     (job,) = stage.prepare(
         BenchPrompt("fox", "copy", text="The quick brown fox. The quick brown"), 0.0, Plan(max_tokens=4)
     )
-    stage._seats["ngram"].drafter.inner.propose = fail  # type: ignore[method-assign]
+    stage._seats["ngram"].drafter.drafters["ngram"].propose = fail  # type: ignore[method-assign]
     assert stage.write(arms[0], job).failures > 0
     assert "failed in propose" in caplog.text

@@ -7,8 +7,9 @@ from itertools import count
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import StepCosts
-from foretell.control.settings import ControllerSettings, DrafterTraits
+from foretell.control.settings import ControllerSettings
 from foretell.control.simulation import Arm, Chance, Machine, Result, Scenario, World
+from foretell.types import DrafterTraits
 
 GPU = Machine(base=0.01, row=0.01 * 0.08 / 63, token=1e-8)  # 64 rows cost 1.08 times one
 
@@ -114,7 +115,12 @@ def adaptive(
     """One whose looks take a tenth of a millisecond each, whatever this machine does; it knows what steps are filled up
     to."""
     traits = {  # the world's drafts take what the levels take that were asked for
-        arm.name: DrafterTraits(arm.free, not arm.free and not arm.others, grows=bool(arm.others), whole=True)
+        arm.name: DrafterTraits(
+            is_free=arm.free,
+            needs_prefill=not arm.free and not arm.others,
+            makes_trees=bool(arm.others),
+            single_graph=True,
+        )
         for arm in scenario.arms
     }
     costs = StepCosts(sizes=scenario.machine.sizes if knowing else ())

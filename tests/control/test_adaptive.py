@@ -12,7 +12,7 @@ import pytest
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import StepCosts
-from foretell.control.settings import ControllerSettings, DrafterTraits
+from foretell.control.settings import ControllerSettings
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
@@ -23,6 +23,7 @@ from foretell.sampling_params import SamplingParams
 from foretell.types import (
     Budget,
     Draft,
+    DrafterTraits,
     Request,
     ScheduledSequence,
     Sequence,
@@ -39,9 +40,15 @@ def ticking() -> Callable[[], float]:
     return partial(next, count(0.0, 1e-4))
 
 
+def basic_traits(drafter: Drafter) -> DrafterTraits:
+    """Return the traits of a drafter without its acceptance prior, its trees and its single graph."""
+    known = drafter.traits
+    return DrafterTraits(is_free=known.is_free, needs_prefill=known.needs_prefill, relative_cost=known.relative_cost)
+
+
 def adapted(drafter: Drafter, settings: ControllerSettings = ControllerSettings(), world: World = World()) -> Engine:
     engine = world.engine(drafter)
-    traits = {name: DrafterTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.drafters.items()}
+    traits = {name: basic_traits(each) for name, each in engine.drafter.drafters.items()}
     engine.controller = AdaptiveController(traits, settings, clock=ticking())
     return engine
 
@@ -141,7 +148,7 @@ class Clock:
         return StepResult(share, draft, VerifyResult(path, kept[-1]), new_tokens=kept)
 
 
-FREE = {"free": DrafterTraits(free=True)}
+FREE = {"free": DrafterTraits(is_free=True)}
 GUESS = {"free": Draft.chain([5, 5, 5, 5], "free")}
 
 
@@ -267,7 +274,7 @@ def test_many_texts_at_once_are_priced_without_a_single_one_before() -> None:
 
 
 def test_a_step_in_which_something_was_recorded_teaches_no_price() -> None:
-    controller = AdaptiveController({"paid": DrafterTraits(reads=True)}, clock=ticking())
+    controller = AdaptiveController({"paid": DrafterTraits(needs_prefill=True)}, clock=ticking())
     seq = Clock({"paid": DrafterTraits()}).sequence()
 
     def ran(times: StepTimes, nodes: int = 0) -> None:
@@ -287,7 +294,7 @@ def test_a_step_in_which_something_was_recorded_teaches_no_price() -> None:
 
 
 def test_a_long_text_is_not_read_on_a_mere_hope() -> None:
-    clock = Clock({"paid": DrafterTraits(reads=True)})
+    clock = Clock({"paid": DrafterTraits(needs_prefill=True)})
     short, long = clock.sequence(500), clock.sequence(500)
     clock.step([short], {"paid": Draft.chain([5] * 16, "paid")}, 0.001, stands=0)
     long.tokens, long.cached = [1] * 20_000, 19_999
@@ -321,7 +328,7 @@ def test_fixed_lengths_are_not_thinned_out() -> None:
 
 
 def test_what_is_decided_is_counted_for_each_drafter_with_its_reason() -> None:
-    clock = Clock({"free": DrafterTraits(free=True), "mute": DrafterTraits(free=True)})
+    clock = Clock({"free": DrafterTraits(is_free=True), "mute": DrafterTraits(is_free=True)})
     seq = clock.sequence(10_000)
     for _ in range(400):
         clock.step([seq], GUESS, 0.02, stands=0)

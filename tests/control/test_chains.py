@@ -8,17 +8,19 @@ from itertools import accumulate
 import pytest
 
 from foretell.control.length_optimizer import DrafterOption, StepCostView, best_plan
-from foretell.control.settings import DrafterTraits
 from foretell.draft.base import Drafter
 from foretell.draft.idle_unload import Background, UnloadableDrafter
+from foretell.draft.mix import MergedDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.model_graph import GraphModelDrafter
-from foretell.draft.tree_merge import MergedDrafter
 from foretell.sampling_params import SamplingParams
-from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, StepResult, VerifyResult
+from foretell.types import Budget, Draft, DrafterTraits, Request, ScheduledSequence, Sequence, StepResult, VerifyResult
 from tests.control.test_adaptive import Clock
 
-STEPWISE, WHOLE = DrafterTraits(reads=True), DrafterTraits(reads=True, whole=True, draws_whole=False)
+STEPWISE, WHOLE = (
+    DrafterTraits(needs_prefill=True),
+    DrafterTraits(needs_prefill=True, single_graph=True, samples_single_graph=False),
+)
 
 
 def market(writers: int = 1, row: float = 0.001) -> StepCostView:
@@ -78,8 +80,8 @@ def test_a_chain_that_is_made_whole_unless_it_is_drawn_costs_what_was_made(heat:
 class Chained(Drafter):
     """Traits and nothing else."""
 
-    name, reads = "chained", True
-    whole, draws_whole = GraphModelDrafter.whole, GraphModelDrafter.draws_whole
+    name = "chained"
+    traits = GraphModelDrafter.traits
 
     def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
         return [Draft()] * len(seqs)
@@ -93,8 +95,9 @@ class Nobody(Background):
 
 
 def test_whoever_stands_before_a_drafter_says_how_it_makes_its_drafts() -> None:
-    assert (GraphModelDrafter.whole, GraphModelDrafter.draws_whole) == (True, False) and not ModelDrafter.whole
+    graph = GraphModelDrafter.traits
+    assert graph.single_graph and not graph.samples_single_graph and not ModelDrafter.traits.single_graph
     chained = Chained()
-    assert DrafterTraits.of(UnloadableDrafter(chained, Chained, 60.0, Nobody())) == DrafterTraits.of(chained)
-    merged = DrafterTraits.of(MergedDrafter("chained+chained", (chained, chained)))
-    assert merged.whole and not merged.draws_whole
+    assert UnloadableDrafter(chained, Chained, 60.0, Nobody()).traits == chained.traits
+    merged = MergedDrafter("chained+chained", (chained, chained)).traits
+    assert merged.single_graph and not merged.samples_single_graph

@@ -10,9 +10,8 @@ from foretell.control.acceptance_model import FAMILIAR, cell
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.drafter_options import LOOKS
 from foretell.control.length_optimizer import DrafterOption, StepCostView
-from foretell.control.settings import DrafterTraits
 from foretell.sampling_params import SamplingParams
-from foretell.types import Request, Sequence
+from foretell.types import DrafterTraits, Request, Sequence
 
 MARKET = StepCostView(1, 1, [0.03 + 0.001 * rows for rows in range(64)])
 
@@ -21,7 +20,9 @@ class Counting:
     """A controller with one drafter that takes time, for one text; counts how often it thinks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tries: int, room: int = 100) -> None:
-        self.controller = AdaptiveController({"asked": DrafterTraits(share=0.05), "free": DrafterTraits(free=True)})
+        self.controller = AdaptiveController(
+            {"asked": DrafterTraits(relative_cost=0.05), "free": DrafterTraits(is_free=True)}
+        )
         request = Request("0", (1,), SamplingParams(), 0, room + 1, drafters=("asked", "free"))
         self.seq, self.thoughts, self.market = Sequence(0, request, [1, 2], cached=1), 0, MARKET
         ledger = self.controller.lessons.ledger(self.seq)

@@ -10,12 +10,12 @@ import pytest
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.length_optimizer import DraftPlan, StepCostView, let_pass
-from foretell.control.settings import ControllerSettings, DrafterTraits
+from foretell.control.settings import ControllerSettings
 from foretell.control.simulation import Machine, Result, Scenario, World
 from foretell.control.slo import RETRY, SloTracker
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
-from foretell.types import Request, Sequence, SpeculationChoice
+from foretell.types import DrafterTraits, Request, Sequence, SpeculationChoice
 from tests import tiny
 from tests.control.scenarios import adaptive, free, model, steady
 
@@ -159,7 +159,7 @@ def test_an_slo_out_of_reach_costs_others_nothing() -> None:
 @pytest.mark.parametrize(("reading", "is_behind"), [(0.0, False), (4.0, True)])
 def test_a_deadline_counts_from_when_the_prompt_is_taken_up(reading: float, is_behind: bool) -> None:
     now = [0.0]
-    controller = AdaptiveController({"free": DrafterTraits(True)}, ControllerSettings(), clock=lambda: now[0])
+    controller = AdaptiveController({"free": DrafterTraits(is_free=True)}, ControllerSettings(), clock=lambda: now[0])
     controller.costs.observe(1, 0, 0.1)
     asked = SpeculationChoice(deadline=12.0)
     request = Request("0", (1,) * 50, SamplingParams(), 0, 100, drafters=("free",), speculation=asked)

@@ -13,10 +13,19 @@ from foretell.control.acceptance_tracker import Acceptance, OpenDraft
 from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import StepCosts
 from foretell.control.length_optimizer import DrafterOption, DraftPlan, StepCostView, TreeOptions, best_plan, share_out
-from foretell.control.settings import TREE_ROWS, ControllerSettings, DrafterTraits
+from foretell.control.settings import TREE_ROWS, ControllerSettings
 from foretell.control.simulation import Always, Machine, Scenario, World, best_fixed, best_tree
 from foretell.runner.cuda.graph_shapes import ROWS
-from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes, VerifyResult
+from foretell.types import (
+    Budget,
+    Draft,
+    DrafterTraits,
+    ScheduledSequence,
+    Sequence,
+    StepResult,
+    StepTimes,
+    VerifyResult,
+)
 from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adapted, adaptive, head, steady
 from tests.control.test_adaptive import Clock
 
@@ -169,7 +178,7 @@ def test_what_fills_a_step_up_is_counted_on() -> None:
 
 
 def test_requests_limit_what_fills_a_step_up() -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64), StepCosts(sizes=ROWS))
+    clock = Clock({"head": DrafterTraits(makes_trees=True)}, ControllerSettings(tree=64), StepCosts(sizes=ROWS))
     controller, plan = clock.controller, DraftPlan("head", 20, 2.0, (0.5,) * 20, 5)
     alone, seq = replace(market(), sizes=ROWS), clock.sequence(max_draft=24)
     head = DrafterOption(
@@ -186,7 +195,7 @@ def test_requests_limit_what_fills_a_step_up() -> None:
 
 
 def test_a_prompt_or_others_want_the_rows_that_would_fill_a_step_up() -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64), StepCosts(sizes=ROWS))
+    clock = Clock({"head": DrafterTraits(makes_trees=True)}, ControllerSettings(tree=64), StepCosts(sizes=ROWS))
     clock.controller.costs.observe(1, 10, 0.01, 0)
     alone, prompt = clock.sequence(), clock.sequence()
     prompt.tokens += [1] * 30
@@ -199,7 +208,7 @@ def test_a_prompt_or_others_want_the_rows_that_would_fill_a_step_up() -> None:
 @pytest.mark.parametrize("most", [1, 64])
 @pytest.mark.parametrize("sizes", [(), ROWS])
 def test_a_tree_that_is_tried_deeper_stays_a_tree(shape: tuple[int, int], most: int, sizes: tuple[int, ...]) -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=max(most, shape[0])))
+    clock = Clock({"head": DrafterTraits(makes_trees=True)}, ControllerSettings(tree=max(most, shape[0])))
     plan, world = DraftPlan("head", shape[0], 2.0, (0.5,) * shape[0], shape[1]), replace(market(), sizes=sizes)
     found = clock.controller._budget(world, clock.sequence(), plan, shape[0], 1)
     assert found.is_tree and shape[0] <= found.nodes <= max(most, shape[0])
@@ -286,7 +295,7 @@ def test_a_branch_that_ends_before_its_time_has_fallen() -> None:
 
 
 def test_requests_and_crowds_limit_trees() -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64))
+    clock = Clock({"head": DrafterTraits(makes_trees=True)}, ControllerSettings(tree=64))
     settings = clock.controller.settings
     assert settings.tree_cap(clock.sequence(), 1) == 64
     assert settings.tree_cap(clock.sequence(), 64) == TREE_ROWS // 64
@@ -294,7 +303,7 @@ def test_requests_and_crowds_limit_trees() -> None:
 
 
 def test_a_fixed_length_may_be_that_of_a_tree() -> None:
-    arms = {"head": DrafterTraits(grows=True), "model": DrafterTraits()}
+    arms = {"head": DrafterTraits(makes_trees=True), "model": DrafterTraits()}
     clock = Clock(arms, ControllerSettings(fixed=lambda batch: 4, tree=20))
     seq = clock.sequence(drafter="head")
     object.__setattr__(seq.request, "drafters", ("head",))
@@ -308,7 +317,7 @@ def test_a_fixed_length_may_be_that_of_a_tree() -> None:
 
 
 def test_levels_and_nodes_have_prices_of_their_own() -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64))
+    clock = Clock({"head": DrafterTraits(makes_trees=True)}, ControllerSettings(tree=64))
     drafting = clock.controller.drafting
     seq: Sequence = clock.sequence(10_000)
 
@@ -338,7 +347,7 @@ def test_cpu_prices_keep_to_chains() -> None:
 def test_a_draft_that_is_made_whole_costs_what_was_asked_for(whole: bool) -> None:
     """Seven levels of which the tree came to two take seven levels' time, where none is looked at before all are made;
     elsewhere two."""
-    clock = Clock({"head": DrafterTraits(grows=True, whole=whole)}, ControllerSettings(tree=64))
+    clock = Clock({"head": DrafterTraits(makes_trees=True, single_graph=whole)}, ControllerSettings(tree=64))
     drafting, seq = clock.controller.drafting, clock.sequence(10_000)
     shallow = Draft(tuple(range(12)), (-1,) * 4 + (0,) * 8, "head")
     for asked in (7, 3, 5, 2) * 20:

@@ -11,14 +11,14 @@ from foretell.control.draft_latency import Drafting
 from foretell.control.host_gap import HostGap
 from foretell.control.latency_model import CostPrior, StepCosts
 from foretell.control.length_optimizer import DrafterOption, DraftPlan, StepCostView, best_plan, break_even, share_out
-from foretell.control.settings import ControllerSettings, DrafterTraits
+from foretell.control.settings import ControllerSettings
 from foretell.draft.mix import MixDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.engine import Engine
-from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes
-from tests.control.test_adaptive import ticking, write
+from foretell.types import Budget, Draft, DrafterTraits, ScheduledSequence, Sequence, StepResult, StepTimes
+from tests.control.test_adaptive import basic_traits, ticking, write
 from tests.outruns import Outruns
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, model_drafter, run
 
@@ -96,7 +96,7 @@ def test_what_is_sent_while_a_device_guesses_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("writers", [1, 4])
 def test_a_draft_pays_for_the_wait_less_what_is_hidden_behind_it(writers: int) -> None:
-    traits = {"model": DrafterTraits(reads=True, whole=True)}
+    traits = {"model": DrafterTraits(needs_prefill=True, single_graph=True)}
     drafting, curve = Drafting(traits), [3.4e-3] * 64
     whole = StepCostView(writers, writers, curve, waiting=6e-4)
     part = StepCostView(writers, writers, curve, waiting=6e-4, hidden=2e-4)
@@ -108,7 +108,7 @@ def test_a_draft_pays_for_the_wait_less_what_is_hidden_behind_it(writers: int) -
 
 
 def test_what_is_hidden_is_hidden_once_whoever_guesses() -> None:
-    drafting = Drafting({name: DrafterTraits(whole=True) for name in ("model", "eagle")})
+    drafting = Drafting({name: DrafterTraits(single_graph=True) for name in ("model", "eagle")})
     none, some = (StepCostView(2, 2, [3.4e-3] * 64, waiting=1.5e-3, hidden=hidden) for hidden in (0.0, 1.4e-3))
     plans = [DraftPlan(arm, 2, 1.5, (0.8, 0.6)) for arm in ("model", "eagle")]
     assert drafting.for_all(none, plans) - drafting.for_all(some, plans) == pytest.approx(1.4e-3)
@@ -116,7 +116,7 @@ def test_what_is_hidden_is_hidden_once_whoever_guesses() -> None:
 
 
 def test_waits_before_drafts_that_take_time_are_told_from_others() -> None:
-    controller = AdaptiveController({"model": DrafterTraits(reads=True), "ngram": DrafterTraits(free=True)})
+    controller = AdaptiveController({"model": DrafterTraits(needs_prefill=True), "ngram": DrafterTraits(is_free=True)})
     (track, *_) = add(World().engine(None), "0", PROMPTS[0])
     for arm, seconds in (("", 6e-4), ("ngram", 6e-4), ("model", 4e-4)):
         outcome = StepResult(ScheduledSequence.of(track.seq, 1, Budget(2 if arm else 0, arm)))
@@ -138,7 +138,7 @@ class Priced(AdaptiveController):
 def outrunning(drafter: MixDrafter | ScriptedDrafter | OracleDrafter) -> tuple[Engine, Outruns, Priced]:
     engine = World().engine(drafter)
     executor = engine.runner.executor = Outruns(engine.runner.executor)
-    arms = {name: DrafterTraits(arm.free, arm.reads, arm.cost_share) for name, arm in drafter.drafters.items()}
+    arms = {name: basic_traits(each) for name, each in engine.drafter.drafters.items()}
     costs = StepCosts(CostPrior(row=0.002))
     controller = engine.controller = Priced(arms, ControllerSettings(), costs, clock=ticking())
     return engine, executor, controller

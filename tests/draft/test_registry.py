@@ -12,6 +12,9 @@ import pytest
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.config import SpeculationConfig
 from foretell.draft import arms, copies_wanted, defaults, models_wanted
+from foretell.draft.mix import MixDrafter
+from foretell.draft.ngram import NGramDrafter
+from foretell.draft.supervisor import isolate
 from foretell.errors import RequestError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_drafter"
@@ -121,3 +124,13 @@ def test_another_packages_drafter_is_found_by_its_entry_point(
     assert output.speculation.by_drafter["periodic:4"].drafted > 0
     with pytest.raises(RequestError, match="did you mean 'periodic'"):
         named("periodik:4")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("free", "is_free"), ("cost_share", "relative_cost"), ("taps", "hidden_layers")]
+)
+def test_an_attribute_of_earlier_versions_is_refused_with_the_new_name(old: str, new: str) -> None:
+    kind = type("OldDrafter", (NGramDrafter,), {old: True, "__module__": "elsewhere"})
+    for make in (isolate, MixDrafter.of):
+        with pytest.raises(RequestError, match=f"OldDrafter sets `{old}`; set `traits = DrafterTraits.{new}=...."):
+            make(kind())

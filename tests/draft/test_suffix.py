@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from foretell.draft.ngram_index import END, LONG, SEEN, WINDOW, NGramIndex
+from foretell.draft.ngram import END, LONG, SEEN, WINDOW, NGramIndex
 from foretell.draft.suffix import DOUBT, RETURN, SuffixDrafter
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, FinishReason, Request, ScheduledSequence, Sequence, StepResult

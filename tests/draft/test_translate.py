@@ -16,10 +16,11 @@ from torch import Tensor
 from foretell.build.draft_compat import look_up
 from foretell.build.model_source import say_nothing
 from foretell.control.controller import FixedController
-from foretell.draft.base import Drafter, NoDrafter
+from foretell.draft.base import Drafter
 from foretell.draft.cross_tokenizer.alignment import LONGEST, AlignedText, Speller
 from foretell.draft.cross_tokenizer.drafter import CrossTokenizerDrafter
 from foretell.draft.cross_tokenizer.vocab_map import VocabMap, VocabSide
+from foretell.draft.mix import MixDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
@@ -296,7 +297,7 @@ def test_the_way_is_chosen_by_how_alike_texts_are_cut_and_said(caplog: pytest.Lo
     with caplog.at_level(logging.INFO, "foretell"):
         alike = CrossTokenizerDrafter(runner, pair(tiny("byte-level"), tiny("byte-level")))
         unlike = CrossTokenizerDrafter(runner, pair(tiny("byte-level"), letters))
-    assert (alike.draws, unlike.draws) == (True, False)
+    assert (alike.traits.samples, unlike.traits.samples) == (True, False)
     assert "100% of ordinary text is cut the same, so it draws" in caplog.messages[-2]
     assert "so it writes text that is encoded anew" in caplog.messages[-1]
 
@@ -322,7 +323,7 @@ def test_real_models_with_other_tokenizers_write_the_same_text_in_fewer_steps() 
 
     def write(drafter: Drafter, temperature: float) -> tuple[list[list[int]], float]:
         engine = Engine(runner, drafter, FixedController(4), Scheduler(runner, None, 4, 256), target.tokenizer)
-        maker = RequestBuilder(Limits(256, frozenset(), target.config.vocab), target.tokenizer, drafter)
+        maker = RequestBuilder(Limits(256, frozenset(), target.config.vocab), target.tokenizer, engine.drafter)
         params = SamplingParams(max_tokens=40, temperature=temperature, seed=7)
         wanted = [maker.make(str(i), target.tokenizer.encode(text), params)[0] for i, text in enumerate(PROSE)]
         tracks = [engine.add(request) for request in wanted]
@@ -330,7 +331,7 @@ def test_real_models_with_other_tokenizers_write_the_same_text_in_fewer_steps() 
         return [track.seq.tokens for track in tracks], engine.stats.speculation.accepted_per_step
 
     for temperature in (0.0, 1.0):
-        plain, _ = write(NoDrafter(), temperature)
+        plain, _ = write(MixDrafter([]), temperature)
         text, yielded = write(CrossTokenizerDrafter(drafts, vocabularies), temperature)
         assert text == plain
         assert yielded > 1.3

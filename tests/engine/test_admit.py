@@ -9,7 +9,7 @@ from foretell.certify.toy import Context, bias, world
 from foretell.certify.toy import World as Toy
 from foretell.certify.toy_drafters import Sketch
 from foretell.draft.scripted import ScriptedDrafter
-from foretell.engine.draft_guard import admitted, distinct
+from foretell.engine.draft_guard import deduplicate, validate_draft
 from foretell.types import Budget, Draft, Sequence
 from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, Rule
@@ -19,16 +19,16 @@ from tests.tiny import PROMPTS, VOCAB, World, add, run
 
 def test_what_hangs_below_a_guess_made_twice_hangs_below_the_first() -> None:
     twice = Draft((5, 6, 5, 6, 7, 8), (-1, 0, -1, 2, 2, 3), "tree", confidence=(0.9, 0.8, 0.7, 0.6, 0.5, 0.4))
-    found = admitted(twice, Budget(9), VOCAB)
+    found = validate_draft(twice, Budget(9), VOCAB)
     assert (found.tokens, found.parents) == ((5, 6, 7, 8), (-1, 0, 0, 1))
     assert found.confidence == (0.9, 0.8, 0.5, 0.4)
     once = Draft((5, 6, 7), (-1, -1, 0), "tree")
-    assert distinct(once) is once
+    assert deduplicate(once) is once
 
 
 def test_a_draw_keeps_its_row() -> None:
     rows = torch.full((4, 9), 1 / 9)
-    found = distinct(Draft((5, 5, 5, 6), (-1, -1, -1, 2), "tree", (True, True, False, False), None, rows))
+    found = deduplicate(Draft((5, 5, 5, 6), (-1, -1, -1, 2), "tree", (True, True, False, False), None, rows))
     assert (found.tokens, found.parents, found.sampled) == ((5, 5, 6), (-1, -1, 0), (True, True, False))
     assert found.probs is not None and len(found.probs) == 3
 
@@ -48,7 +48,7 @@ def test_the_law_is_kept(rule: Rule, seed: int) -> None:
             row = here.draft[sketch.context(parent)]
             sketch.add(parent, chance.pick(row) if at_random else int(row.argmax()), row if at_random else None)
         whole = sketch.finish()
-        found = distinct(whole)
+        found = deduplicate(whole)
         fewer += len(found) < len(whole)
         return found
 

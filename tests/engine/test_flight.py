@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from foretell.draft.heads.wiring_check import write
+from foretell.draft.mix import MixDrafter
 from foretell.engine import async_step as stopwatch
 from foretell.engine.async_step import UNSEEN_ROWS, InFlightStep, StepTimer, may_stay_unseen
 from foretell.runner.cuda.graphs import note_odd
@@ -168,7 +169,7 @@ def shares(rule: str = "match", take: int = 1, texts: int = 1) -> list[Scheduled
 
 
 def test_guesses_stay_unseen_only_where_nobody_has_to_look() -> None:
-    drafter = LeavesUnseen(model_drafter())
+    drafter = MixDrafter([LeavesUnseen(model_drafter())])
     name, device = drafter.name, "cpu"
     four = [Budget(4, name)]
     assert may_stay_unseen(shares(), four, drafter, device)

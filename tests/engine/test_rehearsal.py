@@ -57,7 +57,7 @@ def test_no_text_can_tell_that_it_was(config: HeadConfig) -> None:
     world = World(pages=128)
     truth = generate(OwnHead(config, whole=True), world)
     engine = world.engine(drafter := OwnHead(config, whole=True))
-    drafter.grows = True
+    drafter.traits = replace(drafter.traits, makes_trees=True)
     some = partial(pieces, names=(drafter.name,))
     rehearsal = Warmup(engine, lambda rehearsal: islice(some(rehearsal), 0, None, 9))  # of each kind one
     while rehearsal.piece():
@@ -75,7 +75,7 @@ def test_a_head_has_recorded_drafts_of_all_depths_and_all_readings(config: HeadC
     engine = World(pages=128).engine(drafter := OwnHead(config, whole=True))
     head = drafter.inner
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None
-    drafter.grows = True
+    drafter.traits = replace(drafter.traits, makes_trees=True)
     engine.runner.executor = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
     play(engine, head)
     drafts, readings = (recorder.recordings for recorder in make_up(head, VOCAB))

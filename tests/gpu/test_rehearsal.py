@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_first_request_is_recorded_already() -> None:
 def test_a_head_has_recorded_its_drafts_and_its_readings(config: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock, "OFTEN", 1_000_000)  # what serves well enough is not recorded at leisure
     engine = World(pages=512, device="cuda").engine(drafter := OwnHead(config))
-    drafter.grows = True
+    drafter.traits = replace(drafter.traits, makes_trees=True)
     Warmup(engine, partial(pieces, names=(drafter.name,))).run(120)
     head = drafter.inner
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.draft.heads.distilled import DistilledDrafter
+from foretell.draft.heads.eagle import DistilledDrafter
 from foretell.kernels.native.library import library
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, VerifyResult
 from tests.heads.test_laws import Scratch, remembered

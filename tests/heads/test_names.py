@@ -72,7 +72,7 @@ def test_a_head_in_a_folder_serves(kind: str, heads: Path, tiny_folder: Path, pl
     llm = LLM(tiny_folder, drafter=f"{kind}:{heads / kind}", num_speculative_tokens=3, quiet=True)
     assert tokens(llm) == plain
     assert llm.engine.stats.speculation.by_drafter.keys() == {f"{kind}:{heads / kind}"}
-    assert llm.engine.drafter.drafters[f"{kind}:{heads / kind}"].memory > 0
+    assert llm.engine.drafter.drafters[f"{kind}:{heads / kind}"].traits.weight_bytes > 0
 
 
 @pytest.mark.parametrize(("accuracy", "believed"), [((), None), ((0.7, 0.5), 0.7), ((0.0,), 0.1)])
@@ -88,7 +88,7 @@ def test_a_head_is_believed_as_good_as_it_was(
     initialise(head, torch.Generator().manual_seed(0))
     write_head(head, tmp_path)
     arm = LLM(tiny_folder, drafter=f"{kind}:{tmp_path}", quiet=True).engine.drafter.drafters[f"{kind}:{tmp_path}"]
-    assert arm.prior == believed if believed is not None else arm.prior > 0.5
+    assert arm.traits.prior_acceptance == believed if believed is not None else arm.traits.prior_acceptance > 0.5
 
 
 def test_several_heads_and_others_serve_together(heads: Path, tiny_folder: Path, plain: list[list[int]]) -> None:

@@ -11,7 +11,7 @@ from foretell.certify.toy import World as Toy
 from foretell.certify.toy_drafters import without
 from foretell.draft.heads.sampling import ChildSampler, TreeInProgress
 from foretell.draft.heads.tree import FixedTree, RankAcceptance
-from foretell.draft.tree_merge import merged
+from foretell.draft.mix import merge_drafts
 from foretell.sampling import noise
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
@@ -84,7 +84,7 @@ def test_so_do_another_drafters_guesses_behind_them(rule: Rule, monkeypatch: pyt
 
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         fixed = Draft((2, 1), (-1, 0), "fixed")
-        return merged([fixed, mine(here, context, chance)], 7, "both", drawn=True)
+        return merge_drafts([fixed, mine(here, context, chance)], 7, "both", sampled=True)
 
     assert bias(world("zeros", 3, 6, seed=3), make, rule, 2) < NEARLY
 

@@ -48,7 +48,7 @@ def waiting(
         seqs = [track.seq for track in tracks if track.seq.finish_reason is None]
         for seq in seqs:
             assert seq.pending == 1 and seq.num_output_tokens and engine.runner.reserve(seq, len(seq.tokens) + 40)
-        assert isinstance(drafter.inner, HeadDrafter) and drafter.inner.whole == whole and len(seqs) > 2
+        assert isinstance(drafter.inner, HeadDrafter) and drafter.inner.traits.single_graph == whole and len(seqs) > 2
         drafters.append(drafter.inner)
         texts.append(seqs)
     assert [seq.tokens for seq in texts[0]] == [seq.tokens for seq in texts[1]]

@@ -10,9 +10,9 @@ import torch
 
 from foretell.draft.base import Drafter
 from foretell.draft.draft_builder import ChainBuilder
+from foretell.draft.heads.base import check_reserved
 from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.registry import HEADS as REGISTERED
-from foretell.draft.reserved import check_reserved
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Sequence, SpeculationChoice
 from tests.tiny import HEADS, OwnHead, OwnVariant, World, add, early_exit, quantized_self, run

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -145,7 +145,8 @@ class CrossTokenizerDrafter(ModelDrafter):
     ) -> None:
         super().__init__(runner, vocabularies.target.size, name, draft_temperature, min_confidence)
         speller = Speller(vocabularies.target)
-        self.vocabularies, self.draws = vocabularies, vocabularies.way == "tokens"
+        self.vocabularies = vocabularies
+        self.traits = replace(self.traits, samples=vocabularies.way == "tokens")
         self.strips, self.speller = speller.adds_space, Speller(vocabularies.draft)
         self.by_tokens = ByTokens(vocabularies, runner.device, draft_temperature)
         self.by_strings = ByStrings(vocabularies, speller)
@@ -167,7 +168,7 @@ class CrossTokenizerDrafter(ModelDrafter):
         return [chains[seq.id].draft(self.name) for seq in seqs]
 
     def _way(self, seq: Sequence) -> ByTokens | ByStrings:
-        return self.by_tokens if self.draws and seq.request.params.temperature > 0 else self.by_strings
+        return self.by_tokens if self.traits.samples and seq.request.params.temperature > 0 else self.by_strings
 
     def _ready(self, seq: Sequence, nodes: int, asked: set[int]) -> bool:
         """As its parent; False also where the target's tokens end within a character, or the draft has none yet."""

@@ -9,19 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.draft.base import Drafter
+from foretell.draft.base import HiddenStateDrafter
 from foretell.draft.draft_builder import ChainBuilder, DraftTokens
 from foretell.draft.heads.graph_draft import whole_reader
-from foretell.draft.heads.sampling import ChildSampler, DraftTemperature, TreeInProgress, draw_nodes, must_draw
+from foretell.draft.heads.sampling import ChildSampler, DraftTemperature, TreeInProgress, draw_nodes, needs_draft_probs
 from foretell.draft.heads.tree import EagleTree, FixedTree, RankAcceptance
-from foretell.draft.reserved import check_reserved
 from foretell.models.draft_heads import DraftHead, HeadConfig
 from foretell.runner.heads.kv import HeadPages
 from foretell.runner.heads.ops import PrefillOp, flat, head_work
 from foretell.runner.model_runner import ModelRunner
 from foretell.runner.native.head_draft import DraftRequest, NativeHead
 from foretell.runner.native.head_prefill import NativePrefill, PrefillRange, addresses_of
-from foretell.types import NO_DRAFT, Budget, Draft, Sequence, StepResult
+from foretell.types import NO_DRAFT, Budget, Draft, DrafterTraits, Sequence, StepResult
+
+
+def check_reserved(seq: Sequence, tokens: int, page_size: int) -> None:
+    """Raise if the pages of a sequence hold fewer than `tokens` tokens: native code does not check its bounds."""
+    if tokens > len(seq.pages) * page_size:
+        slots = len(seq.pages) * page_size
+        raise RuntimeError(f"a draft needs {tokens} slots and {slots} are reserved for sequence {seq.id}")
+
 
 Rows = tuple[Tensor, int, int]  # of a step's states, from one row to another
 
@@ -115,17 +122,15 @@ def of_the_text(outcome: StepResult, first: int, places: int) -> list[Rows]:
     return [(outcome.hidden_states, begin, end) for begin, end in (*runs, (start, stop)) if begin < end]
 
 
-class HeadDrafter(Drafter):
+class HeadDrafter(HiddenStateDrafter):
     """All it knows of a text lies in the text's own pages, so a prefix that is found there was read already.
 
     States are read when a page is full or a guess is wanted: while nobody asks, many places cost as much as one.
     """
 
-    draws = True
-    gives_probability = True
-    grows = True
-    cost_share = 0.1
-    prior = 0.6
+    traits = DrafterTraits(
+        samples=True, gives_probability=True, makes_trees=True, relative_cost=0.1, prior_acceptance=0.6
+    )
 
     def __init__(
         self,
@@ -141,22 +146,25 @@ class HeadDrafter(Drafter):
         the head is split."""
         self.head, self.pages, self.name, self.context = head, pages, name, runner.context
         self._runner = runner
-        self.hidden_layers, self.device, self.vocab = head.config.taps, runner.device, runner.model.config.vocab
+        self.device, self.vocab = runner.device, runner.model.config.vocab
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
         self.is_split = head.shard is not None
-        self.whole = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
+        single_graph = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
+        self.traits = replace(
+            self.traits, hidden_layers=head.config.taps, single_graph=single_graph, weight_bytes=head.bytes
+        )
+        if head.config.accuracy:  # measured in training; a head that was poor there may be better on these requests
+            self.traits = replace(self.traits, prior_acceptance=max(0.1, head.config.accuracy[0]))
         self.work = runner.lead_head_ops(head_work(head, pages)) if self.is_split else head_work(head, pages)
         self._columns = _columns(runner.hidden_layers, head.config, runner.device, self.is_split)
         self._reader: NativePrefill | None = None  # where the native library can read for it
-        self._whole_reader = whole_reader(head, pages) if self.whole else None
+        self._whole_reader = whole_reader(head, pages) if self.traits.single_graph else None
         self._trails = Trails(pages.page_size)
         self.chooser, self.ranks = ChildSampler(head.draft_ids, draft_temperature), RankAcceptance(head.config.accuracy)
-        # As good as it was seen to be when it was made; one that was bad then may be better at what is asked here.
-        self.prior = max(0.1, head.config.accuracy[0]) if head.config.accuracy else type(self).prior
 
     def take(self, head: DraftHead[Any]) -> None:
         """Guess with another head of the same shape from now on: all that was readied for the old one is made anew."""
-        settings = (self.name, self.draft_temperature, self.min_confidence, self.whole)
+        settings = (self.name, self.draft_temperature, self.min_confidence, self.traits.single_graph)
         vars(self).update(vars(type(self)(self._runner, head, self.pages, *settings)))
 
     @property
@@ -283,7 +291,7 @@ class HeadDrafter(Drafter):
     def plant(self, seq: Sequence, budget: Budget) -> EagleTree | FixedTree:
         """A tree without nodes yet: where tokens are drawn, its shape is settled before."""
         floor = max(budget.min_probability, self.min_confidence)
-        if must_draw(seq):
+        if needs_draft_probs(seq):
             return FixedTree(self.ranks.shape(budget, self.deepest, floor))
         if budget.depth > self.deepest:
             budget = replace(budget, max_depth=self.deepest)
@@ -352,7 +360,7 @@ class HeadDrafter(Drafter):
     def _draft(self, seq: Sequence, chain: ChainBuilder) -> Draft:
         parents = tuple(range(-1, len(chain.tokens) - 1))
         # What is drawn with the target's own noise is judged by its token, as what is likeliest is.
-        drawn, probs = ((True,) * len(parents), self._probs(chain)) if must_draw(seq) else (None, None)
+        drawn, probs = ((True,) * len(parents), self._probs(chain)) if needs_draft_probs(seq) else (None, None)
         return Draft(tuple(chain.tokens), parents, self.name, drawn, tuple(chain.confidence), probs)
 
     def _probs(self, chain: ChainBuilder) -> Tensor:
@@ -364,10 +372,6 @@ class HeadDrafter(Drafter):
 
     def forget(self, seq: Sequence) -> None:
         self._trails.pop(seq.id, None)
-
-    @property
-    def memory(self) -> int:
-        return self.head.bytes
 
 
 def _parts(tapped: tuple[int, ...], config: HeadConfig) -> list[int]:

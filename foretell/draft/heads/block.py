@@ -30,7 +30,7 @@ class BlockDrafter(HeadDrafter):
     each of its layers."""
 
     head: BlockHead
-    prior = 0.65
+    traits = replace(HeadDrafter.traits, prior_acceptance=0.65)
 
     def __init__(self, runner: ModelRunner, head: BlockHead, pages: HeadPages, *settings: Any) -> None:
         super().__init__(runner, head, pages, *settings)
@@ -39,7 +39,7 @@ class BlockDrafter(HeadDrafter):
         self._native = None if native is None else NativeBlock(native, head, *places)
         if self._native is not None:
             self.read_natively(self._native, runner.hidden_layers)
-        self._whole = GraphBlockDraft(head, pages.keys, pages.values, MOST_WIDE) if self.whole else None
+        self._whole = GraphBlockDraft(head, pages.keys, pages.values, MOST_WIDE) if self.traits.single_graph else None
 
     @property
     def by_library(self) -> bool:

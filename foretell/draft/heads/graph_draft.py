@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from foretell.draft.draft_builder import ChainBuilder
-from foretell.draft.heads.sampling import DraftTemperature, TreeInProgress, must_draw, noise_keys
+from foretell.draft.heads.sampling import DraftTemperature, TreeInProgress, needs_draft_probs, noise_keys
 from foretell.draft.heads.tree import MOST_WIDE, Children, EagleTree, Tree, settle
 from foretell.models.draft_heads import DraftHead
 from foretell.runner.heads.graph_draft import GraphDraft, SteppingHead
@@ -73,7 +73,7 @@ class Chaining(Protocol):
 def chain_whole(chains: list[ChainBuilder], head: Chaining, pages: HeadPages, seqs: list[Sequence], depth: int) -> None:
     """Hang on each text's chain what is guessed for it."""
     texts = [text_of(pages, seq, depth) for seq in seqs]
-    tells = any(map(must_draw, seqs))  # else nobody asks what guesses were drawn from
+    tells = any(map(needs_draft_probs, seqs))  # else nobody asks what guesses were drawn from
     for some in passes(texts):
         found = head.chain(texts[some], depth)
         _hang(chains[some], found, found.probs if tells else None)
@@ -101,7 +101,7 @@ def grow_whole(
     grow: Callable[[Tree, TreeCandidates, int], None],
 ) -> list[TreeInProgress]:
     """Grow the trees whose nodes are the tokens likeliest to be the target's; those that are left."""
-    mine = [plot for plot in plots if not must_draw(plot.seq) and goes_whole(plot.seq, temperature)]
+    mine = [plot for plot in plots if not needs_draft_probs(plot.seq) and goes_whole(plot.seq, temperature)]
     if mine:
         depth = max(len(plot.tree.follows) + 1 for plot in mine)
         wide = [max(plot.tree.follows, default=1) for plot in mine]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,14 +27,14 @@ class MedusaDrafter(HeadDrafter):
     """Keeps the state of each place; only that of the last one that was run is ever guessed from."""
 
     head: MedusaHead
-    prior = 0.5
+    traits = replace(HeadDrafter.traits, prior_acceptance=0.5)
 
     def __init__(self, runner: ModelRunner, head: MedusaHead, pages: HeadPages, *settings: Any) -> None:
         super().__init__(runner, head, pages, *settings)
         native = None if self.is_split else native_for_head(head)
         self._native = None if native is None else NativeMedusa(native, head)
         assert pages.kept_features is not None, "this head keeps features"
-        self._whole = GraphMedusaDraft(head, pages.kept_features, MOST_WIDE) if self.whole else None
+        self._whole = GraphMedusaDraft(head, pages.kept_features, MOST_WIDE) if self.traits.single_graph else None
 
     def read(self, readings: list[PrefillRange], slots: Tensor, states: Tensor) -> None:
         self.work.keep(slots, states)

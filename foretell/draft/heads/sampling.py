@@ -111,7 +111,7 @@ class TreeInProgress:
         return self.seq.tokens[-1] if node == ROOT else self.tree.tokens[node]
 
 
-def must_draw(seq: Sequence) -> bool:
+def needs_draft_probs(seq: Sequence) -> bool:
     """Whether a text's guesses are judged by what they were drawn from, and so must be drawn."""
     return seq.request.params.temperature > 0 and seq.request.rule != "match"
 
@@ -126,7 +126,7 @@ class ChildSampler:
         """Grow each tree by a level. `rows` tell for each node of each tree's level which of the logits [rows, outputs]
         are its own; where all nodes of a level have the same ones, they are made up once."""
         owners = {row: plot for plot, mine in zip(plots, rows, strict=True) for row in mine}
-        likely = [row for row, plot in owners.items() if not must_draw(plot.seq)]
+        likely = [row for row, plot in owners.items() if not needs_draft_probs(plot.seq)]
         some = logits if likely == list(range(len(logits))) else logits[likely]
         known = dict(zip(likely, self._likeliest(some, [owners[row] for row in likely]), strict=True))
         drawn = [row for row in owners if row not in known]
@@ -192,7 +192,7 @@ class ChildSampler:
 def noise_keys(seq: Sequence, depth: int) -> list[int]:
     """Of the noise that draws the token of each depth."""
     seed, root = seq.request.seed, len(seq.tokens)
-    if must_draw(seq):
+    if needs_draft_probs(seq):
         return [noise.key(seed, root, noise.DRAFT_STREAM + at) for at in range(depth)]
     return [noise.key(seed, root + at) for at in range(depth)]
 

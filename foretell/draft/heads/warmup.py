@@ -62,15 +62,21 @@ def trees(most: int, longest: int) -> list[Guessing]:
     return [Guessing(Budget(most, max_depth=each.budget.depth)) for each in chains(longest) if each.budget.depth < most]
 
 
-def rehearse_guess(drafter: Drafter, made_up: DummySequences, guessing: Guessing, times: int = 1) -> int:
+def rehearse_guess(
+    drafter: Drafter,
+    made_up: DummySequences,
+    guessing: Guessing,
+    times: int = 1,
+    update_kv: Callable[[list[StepResult]], None] | None = None,
+) -> int:
     """Let a drafter guess so, `times` over; how often it did. It keeps nothing of the texts."""
     done, nodes = 0, guessing.budget.nodes
     cached = max(1, min(guessing.cached, made_up.runner.context - 1 - nodes))
     with made_up.texts(guessing.texts, cached, room=nodes, temperature=guessing.temperature) as seqs:
         try:
             for _ in range(times if seqs else 0):
-                if drafter.hidden_layers:
-                    drafter.update_kv([_run(seq, min(guessing.read, cached), made_up.runner) for seq in seqs])
+                if update_kv is not None:
+                    update_kv([_run(seq, min(guessing.read, cached), made_up.runner) for seq in seqs])
                 drafter.propose(seqs, [guessing.budget] * len(seqs))
                 done += 1
         finally:
@@ -123,7 +129,7 @@ class DummyHeads:
             for guessing in self.wanted:
                 if stopped():
                     return count
-                count += rehearse_guess(drafter, made_up, guessing)
+                count += rehearse_guess(drafter, made_up, guessing, update_kv=drafter.update_kv)
         return count
 
 

@@ -43,7 +43,7 @@ class ResponseContext:
     def teller(self, request: Request, body: Generation) -> TokenDetailWriter:
         """For a request that wants to know of its tokens."""
         arms = self.desk.assembly.engine.drafter.drafters
-        sure = frozenset(name for name, arm in arms.items() if arm.gives_probability)
+        sure = frozenset(name for name, arm in arms.items() if arm.traits.gives_probability)
         return TokenDetailWriter(body, self.tokenizer, decoder_for(request, self.tokenizer), sure, self.plain_seconds)
 
 
