@@ -205,7 +205,7 @@ def test_output_is_that_of_plain_decoding() -> None:
 def test_failures_change_no_token() -> None:
     found = attack(range(1, 2), 8, fault_rate=0.02, every=3)
     check(found, preempted=30, drafted=500, accepted=50, isolated=15, sheds=5)
-    check(found, forward=5, memory=5, verify=5, propose=2, observe=5, follow=2, _to_host=1, _to_device=1)
+    check(found, forward=5, memory=5, verify=5, propose=2, observe=5, update_kv=2, _to_host=1, _to_device=1)
     assert found["lost"] < found["requests"] / 4
 
 
