@@ -29,7 +29,7 @@ from foretell.engine.request_builder import Limits, RequestBuilder
 from foretell.engine.scheduler import Scheduler
 from foretell.kernels.quant import Rounding
 from foretell.models.decoder import Decoder
-from foretell.models.variants import round_weights
+from foretell.models.quantize import round_weights
 from foretell.runner.cuda.graphs import freely
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams

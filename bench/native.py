@@ -22,8 +22,7 @@ from foretell.kernels.native.huge_pages import Room
 from foretell.kernels.native.library import Library, library
 from foretell.kernels.native.packed import PackedLinear
 from foretell.models.load import load_model
-from foretell.models.quantize import quantize_int4, quantize_int8
-from foretell.models.variants import quantized
+from foretell.models.quantize import quantize_int4, quantize_int8, quantized
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams

@@ -23,7 +23,7 @@ from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
-from foretell.models.decoder import Decoder
+from foretell.models.decoder import Decoder, first_layers
 from foretell.models.draft_heads import (
     BlockConfig,
     DistilledConfig,
@@ -38,8 +38,7 @@ from foretell.models.draft_heads import (
 )
 from foretell.models.draft_heads.layer import initialise
 from foretell.models.draft_heads.loading import pack_head
-from foretell.models.quantize import Bits
-from foretell.models.variants import first_layers, quantized
+from foretell.models.quantize import Bits, quantized
 from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams

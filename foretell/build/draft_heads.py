@@ -19,6 +19,7 @@ from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, HeadConfig
+from foretell.models.draft_heads.io import check_split_head
 from foretell.models.draft_heads.loading import (
     CONVERT,
     SHIPPED,
@@ -29,7 +30,6 @@ from foretell.models.draft_heads.loading import (
     pack_head,
     shipped,
 )
-from foretell.models.draft_heads.sharding import check_split_head
 from foretell.models.hf_config import read_config
 from foretell.models.sharding import Shard
 from foretell.models.tied_weights import lend, read_whole, whole_bytes

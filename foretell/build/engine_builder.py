@@ -31,7 +31,7 @@ from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
 from foretell.models.config import ModelConfig
 from foretell.models.hf_config import end_ids, sampling_defaults
-from foretell.models.variants import quantized
+from foretell.models.quantize import quantized
 from foretell.runner.heads.memory import HeadNeeds, MostAsked
 from foretell.runner.memory_plan import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory
 from foretell.runner.model_runner import ModelRunner

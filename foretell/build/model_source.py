@@ -22,9 +22,8 @@ from foretell.models.decoder import Decoder
 from foretell.models.hf_config import read_config
 from foretell.models.load import choose_dtype, is_rounded, load_model, sketch, take_memory
 from foretell.models.packed_weights_cache import PackedWeightsCache
-from foretell.models.quantize import Bits, native_for
+from foretell.models.quantize import Bits, native_for, prepared_bytes, quantize_weights, quantized_bytes, round_weights
 from foretell.models.sharding import Shard
-from foretell.models.variants import prepared_bytes, quantize_weights, quantized_bytes, round_weights
 from foretell.runner.cuda.graph_shapes import ROWS
 from foretell.runner.cuda.warmup import EVEN, BackgroundWarmup, DraftGraphs, few_layers
 from foretell.runner.memory_plan import recorded_bytes, step_bytes

@@ -15,8 +15,7 @@ from foretell.draft.model import MAX_ROWS
 from foretell.draft.registry import DrafterParts, LoadedDraftModel, PlacedHead, is_head
 from foretell.errors import CapacityError
 from foretell.models.decoder import Decoder
-from foretell.models.quantize import Bits
-from foretell.models.variants import quantized
+from foretell.models.quantize import Bits, quantized
 from foretell.runner.memory_plan import GIB, MemoryPlan, device_memory
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer

@@ -19,9 +19,7 @@ from foretell.runner.executor import StepOutput
 from foretell.sampling import noise
 from foretell.sampling.grammar_matcher import GrammarError
 from foretell.sampling.logits_processors import History, looks_back
-from foretell.sampling.logprobs import token_logprobs
-from foretell.sampling.sampling import Row, adjusted, choose, likeliest, probabilities
-from foretell.sampling.topk import top
+from foretell.sampling.sampling import Row, adjusted, choose, likeliest, probabilities, token_logprobs, top
 from foretell.types import Draft, Request, ScheduledSequence, StepResult, TokenDetail, TokenLogprob, VerifyResult
 from foretell.verify import batched
 from foretell.verify.lossy import DEFAULTS, ThresholdSettings

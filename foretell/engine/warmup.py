@@ -17,7 +17,7 @@ from foretell.runner.cuda.graphs import freely
 from foretell.runner.cuda.warmup import DummyStep, chain, tree
 from foretell.runner.dummy_sequences import DummySequences
 from foretell.runner.executor import StepOutput
-from foretell.sampling.topk import top
+from foretell.sampling.sampling import top
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 

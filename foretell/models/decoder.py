@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass, replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretell.kernels.attention import attend
+from foretell.kernels.attention import Group, attend
 from foretell.kernels.native.huge_pages import Room
 from foretell.kernels.norm import rms_norm
 from foretell.kernels.rotary import rotate
 from foretell.kernels.store import store
 from foretell.kv.cache import KVCache, LayerShape
+from foretell.models.config import ModelConfig, Rope
+from foretell.models.layers import Linear, Norm
+from foretell.models.rope import rope_table
+from foretell.models.sharding import Ranks, Shard
 from foretell.utils.system import give_back
 
-from .batch import Batch
-from .config import ModelConfig, Rope
-from .layers import Linear, Norm
-from .rope import rope_table
-from .sharding import Ranks, Shard
+
+@dataclass(frozen=True)
+class Batch:
+    """No prefill and no decode: some new tokens over some cached ones."""
+
+    tokens: Tensor  # [n]
+    positions: Tensor  # [n]
+    slots: Tensor  # [n] where each token's key and value go
+    groups: list[Group]
+
 
 Turns = dict[Rope, tuple[Tensor, Tensor]]  # cosines and sines of a batch's positions
 
@@ -189,3 +201,16 @@ class Decoder(nn.Module):
     def _turns(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         rows = table[positions]
         return rows[:, :1], rows[:, 1:]
+
+
+def first_layers(model: Decoder, layers: int) -> Decoder:
+    """The first `layers` of a decoder with its final norm and head; nothing is copied."""
+    early = copy.copy(model)
+    early._modules = dict(model._modules)
+    early.blocks = nn.ModuleList(list(model.blocks)[:layers])
+    early.config, early.local = _shortened(model.config, layers), _shortened(model.local, layers)
+    return early
+
+
+def _shortened(config: ModelConfig, layers: int) -> ModelConfig:
+    return replace(config, layers=layers, ropes=config.ropes[:layers], windows=config.windows[:layers])

@@ -32,8 +32,7 @@ from .config import ModelConfig
 from .decoder import Decoder
 from .layers import Linear
 from .load import sketch
-from .quantize import Bits, QuantizedLinear
-from .variants import bits_of
+from .quantize import Bits, QuantizedLinear, bits_of
 
 if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,11 @@ from foretell.kernels.quant import (
     in_groups,
     rounded_linear,
 )
-
-from .layers import Linear
+from foretell.models.config import ModelConfig
+from foretell.models.decoder import Decoder
+from foretell.models.layers import Linear
+from foretell.models.load import sketch, weight_bytes
+from foretell.utils.system import give_back
 
 Bits = Literal[8, 4]
 STARTS = (1.0, 0.9, 1.1)  # of the largest weight's share: where the search for a group's scale begins
@@ -158,3 +162,85 @@ def _fitted(groups: Tensor, values: Tensor) -> Tensor:
     """The scales with which these values come nearest to the groups, as bfloat16 has them."""
     scales = (groups * values).sum(-1, keepdim=True) / values.square().sum(-1, keepdim=True).clamp_(min=1)
     return scales.to(torch.bfloat16).float()
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def quantized(model: Decoder, bits: Bits) -> Decoder:
+    """A decoder with its matrices on a grid; all else, the tables `prepare` will fill included, is the model's own.
+
+    Make it from a loaded model before a runner prepares that one: then its float weights are packed away.
+    """
+    return _quantized_copy(model, bits, Room())
+
+
+def quantized_bytes(
+    config: ModelConfig, bits: Bits, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> int:
+    """What `quantized` takes beside the model itself."""
+    layers = [(name, module) for name, module in sketch(config, dtype).named_modules() if isinstance(module, Linear)]
+    return sum(linear_bytes(layer.inputs, layer.outputs, bits_of(name, bits), dtype, device) for name, layer in layers)
+
+
+def quantize_weights(model: Decoder, bits: Bits) -> Decoder:
+    """The model itself with its matrices on a grid; floats are let go as soon as they are rounded.
+
+    The embedding stays as it is: a step reads a few of its rows, so there is nothing to gain but memory.
+    """
+    room = Room()
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if isinstance(child, Linear):
+                module._modules[name] = quantize_linear(child, bits_of(name, bits), room)
+                child.weight = None
+    give_back()
+    return model
+
+
+def round_weights(model: Decoder, rounding: Rounding) -> Decoder:
+    """The model itself with its matrices in 8 bits for a CUDA device; the embedding stays as it is."""
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if isinstance(child, Linear):
+                module._modules[name] = round_linear(child, rounding)
+                child.weight = None
+    return model
+
+
+def prepared_bytes(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    bits: Bits | None = None,
+    rounding: Rounding | None = None,
+) -> int:
+    """What a model's weights take once it is ready to run, with its matrices in floats or on a grid."""
+    if bits is None and rounding is None:
+        return weight_bytes(config, dtype, device)
+    model = sketch(config, dtype)
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    matrices = {id(layer.weight) for layer in layers} - {id(model.embed)}
+    rest = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in matrices)
+    if bits is None:
+        return rest * dtype.itemsize + sum(rounded_bytes(layer.inputs, layer.outputs) for layer in layers)
+    return rest * dtype.itemsize + quantized_bytes(config, bits, dtype, device)
+
+
+def _quantized_copy(module: Module, bits: Bits, room: Room) -> Module:
+    twin = copy.copy(module)
+    twin._modules = {
+        name: child if child is None else _child(name, child, bits, room) for name, child in module._modules.items()
+    }
+    return twin
+
+
+def _child(name: str, child: nn.Module, bits: Bits, room: Room) -> nn.Module:
+    if isinstance(child, Linear):
+        return quantize_linear(child, bits_of(name, bits), room)
+    return _quantized_copy(child, bits, room)
+
+
+def bits_of(name: str, bits: Bits) -> Bits:
+    """The head stays at 8 bits: with 4 there, too, SmolLM2-135M accepts 3.3 tokens a step instead of 3.7."""
+    return 8 if name == "head" else bits

@@ -12,8 +12,7 @@ from .config import ModelConfig
 from .decoder import Decoder
 from .draft_heads import TargetWeights
 from .load import sketch, take_memory
-from .tensor_slices import CHUNK
-from .weights import fill_weights, output_tensor
+from .weights import CHUNK, fill_weights, output_tensor
 
 if TYPE_CHECKING:
     from foretell.hub.checkpoint import Checkpoint

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from foretell.kernels.attention import Layout, group_spans
 from foretell.kv.cache import KVCache
-from foretell.models.batch import Batch
-from foretell.models.decoder import Decoder
+from foretell.models.decoder import Batch, Decoder
 from foretell.sampling.cuda_sampler import Draws
 
 from .batch_layout import BatchLayout

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from foretell.kernels.native.library import library
+from foretell.sampling import noise
+from foretell.sampling.cuda_sampler import LEAST_TEMPERATURE, Draws, choose_there, works
+from foretell.sampling.logits_processors import History, adjust, forbidden
+from foretell.sampling.native_sampler import choose_natively, chooser
 from foretell.sampling_params import SamplingParams
-
-from . import noise
-from .cuda_sampler import LEAST_TEMPERATURE, Draws, choose_there, works
-from .logits_processors import History, adjust, forbidden
-from .native_sampler import choose_natively, chooser
+from foretell.types import TokenLogprob
 
 MOST_TEMPERATURE = torch.finfo(torch.float32).max
 FIRST_LOOK = 2048  # candidates a top-p search sorts before it sorts them all
@@ -178,3 +180,29 @@ def _smallest_kept(probs: Tensor, top_p: float) -> Tensor:
         best = _sorted(probs)
     reached = best.cumsum(0, dtype=torch.float64) >= goal
     return best[reached.int().argmax()] if reached.any() else best[-1]
+
+
+MOST = 64  # that the library finds
+
+
+def top(logits: Tensor, count: int) -> list[list[int]]:
+    """The `count` likeliest of each row of logits [rows, vocab], best first. Nothing may be NaN."""
+    count = min(count, logits.shape[-1])
+    native = library() if logits.is_cpu and logits.dtype == torch.float32 and count <= MOST else None
+    if native is not None:
+        return native.top(logits, count)
+    found: list[list[int]] = logits.topk(count).indices.tolist()
+    return found
+
+
+def token_logprobs(logits: Tensor, tokens: Tokens[int], top: int) -> list[TokenLogprob]:
+    """For each row of logits [rows, vocab] its token and the `top` likeliest."""
+    logs = logits.double().log_softmax(-1)
+    best = logs.topk(min(top, logs.shape[-1]))
+    rows = []
+    for i, token in enumerate(tokens):
+        own = float(logs[i, token])
+        rank = 1 + int((logs[i] > logs[i, token]).sum())
+        pairs = zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True)
+        rows.append(TokenLogprob(token, own, rank, tuple(pairs)))
+    return rows

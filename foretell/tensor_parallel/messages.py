@@ -19,9 +19,8 @@ from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, HeadConfig, read_head_config
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
-from foretell.models.quantize import Bits
+from foretell.models.quantize import Bits, quantize_weights, round_weights
 from foretell.models.sharding import Shard
-from foretell.models.variants import quantize_weights, round_weights
 from foretell.runner.batch_layout import BatchLayout, span_lists
 from foretell.runner.heads.ops import JOBS, HeadOp
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from foretell.kernels.native import build, library_file
+from foretell.kernels.native import build
 from foretell.kernels.native.library import library
 from tests.waiting import PATIENCE
 
@@ -170,9 +170,9 @@ def test_a_damaged_or_foreign_library_is_built_again(built: Path, fresh: Path, d
 def test_a_library_of_another_user_is_not_loaded(
     built: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(library_file, "_ours", lambda found: stat.S_ISDIR(found.st_mode))
-    assert not library_file.is_whole(built)
-    monkeypatch.setattr(library_file, "_ours", lambda found: False)
+    monkeypatch.setattr(build, "_ours", lambda found: stat.S_ISDIR(found.st_mode))
+    assert not build.is_whole(built)
+    monkeypatch.setattr(build, "_ours", lambda found: False)
     assert load() is None
     (record,) = caplog.records
     assert "belongs to another user" in record.getMessage() and "FORETELL_HOME" in record.getMessage()
@@ -186,7 +186,7 @@ def test_a_folder_that_others_may_write_to_is_made_private(built: Path) -> None:
 
 def test_file_and_folder_reach_the_disk(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(library_file, "_sync", lambda path: order.append(path.suffix or path.name))
+    monkeypatch.setattr(build, "_sync", lambda path: order.append(path.suffix or path.name))
     monkeypatch.setenv("CXX", str(write_compiler(fresh / "cxx", COUNTED)))
     monkeypatch.setattr(Path, "replace", lambda self, goal: (order.append("rename"), os.replace(self, goal)))
     build.built_library()

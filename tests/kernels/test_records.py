@@ -6,8 +6,7 @@ import ctypes
 
 import pytest
 
-from foretell.kernels.native.head_records import ChainRecord, ReadingRecord
-from foretell.kernels.native.records import JOIN, StepRecord, record_of
+from foretell.kernels.native.records import JOIN, ChainRecord, ReadingRecord, StepRecord, record_of
 
 
 @pytest.mark.parametrize("kind", [StepRecord, ChainRecord, ReadingRecord])

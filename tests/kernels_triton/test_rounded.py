@@ -16,7 +16,7 @@ from foretell.kernels.triton import launch_limits as room
 from foretell.kernels.triton import quant_linear as rounded
 from foretell.kernels.triton.swiglu import gate
 from foretell.models.decoder import Decoder
-from foretell.models.variants import round_weights
+from foretell.models.quantize import round_weights
 from foretell.runner.executor import EagerExecutor
 from tests.kernels_triton.test_forward import CONFIGS, DEVICE, STEPS, exact_fit, run, step, world
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from foretell.kernels.attention import Layout, Span, group_spans
 from foretell.kv.cache import KVCache, slots_of
-from foretell.models.batch import Batch
-from foretell.models.decoder import Decoder
+from foretell.models.decoder import Batch, Decoder
 
 PAGE = 4
 

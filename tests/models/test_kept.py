@@ -27,9 +27,8 @@ from foretell.models import packed_weights_cache as kept
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.packed_weights_cache import parts, restored, tidy
-from foretell.models.quantize import Bits
+from foretell.models.quantize import Bits, quantize_weights
 from foretell.models.tied_weights import lend
-from foretell.models.variants import quantize_weights
 from foretell.sampling_params import SamplingParams
 from tests.models.test_quantize import BIASED
 from tests.tiny import CONFIG, tiny_decoder

@@ -22,8 +22,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
-from foretell.models.quantize import Bits, QuantizedLinear, quantize_int4, quantize_int8
-from foretell.models.variants import quantized, quantized_bytes
+from foretell.models.quantize import Bits, QuantizedLinear, quantize_int4, quantize_int8, quantized, quantized_bytes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from foretell.errors import RequestError
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import BlockConfig, DraftHead, HeadConfig, MedusaConfig, TargetWeights, make_head
-from foretell.models.draft_heads.sharding import check_split_head, part_of_tensor
+from foretell.models.draft_heads.io import check_split_head, part_of_tensor
 from foretell.models.sharding import Ranks, Shard
 from foretell.runner.heads.kv import HeadPages, beside
 from foretell.runner.heads.ops import (

@@ -12,8 +12,8 @@ from torch import Tensor
 from foretell.kernels.native.library import library
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
+from foretell.models.quantize import quantize_weights
 from foretell.models.sharding import Shard
-from foretell.models.variants import quantize_weights
 from foretell.runner.batch_layout import pack
 from foretell.runner.executor import EagerExecutor, Executor
 from foretell.runner.model_runner import ModelRunner

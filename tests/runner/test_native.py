@@ -18,8 +18,9 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.kernels.native.library import library
 from foretell.kernels.native.records import StepRecord
 from foretell.models.config import ModelConfig, Rope
+from foretell.models.decoder import first_layers
 from foretell.models.hf_config import from_hf
-from foretell.models.variants import first_layers, quantized
+from foretell.models.quantize import quantized
 from foretell.runner.executor import EagerExecutor
 from foretell.runner.native.executor import NativeExecutor
 from foretell.types import Draft, ScheduledSequence

@@ -19,8 +19,15 @@ from foretell.kernels.quant import Rounding
 from foretell.models import quantize
 from foretell.models.config import ModelConfig
 from foretell.models.layers import Linear
-from foretell.models.quantize import Bits, QuantizedLinear, round_linear, rounded_bytes
-from foretell.models.variants import prepared_bytes, quantize_weights, quantized
+from foretell.models.quantize import (
+    Bits,
+    QuantizedLinear,
+    prepared_bytes,
+    quantize_weights,
+    quantized,
+    round_linear,
+    rounded_bytes,
+)
 from foretell.runner.memory_plan import GIB, Needs, plan_memory
 from foretell.runner.native import executor as native
 from foretell.runner.native.executor import NativeExecutor

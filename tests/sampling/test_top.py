@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretell.kernels.native.library import library
-from foretell.sampling.topk import top
+from foretell.sampling.sampling import top
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler is here, so torch's own is used")
 

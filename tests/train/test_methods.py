@@ -56,7 +56,7 @@ def trained(kind: str, steps: int, folder: Path, dtype: torch.dtype = torch.floa
 
 def test_whole_texts_at_once_give_the_states_of_the_runner() -> None:
     from foretell.kernels.attention import Layout, Span, group_spans
-    from foretell.models.batch import Batch
+    from foretell.models.decoder import Batch
 
     model = target()
     tokens = torch.tensor(texts()[0].tokens)

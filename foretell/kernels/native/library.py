@@ -15,16 +15,17 @@ from torch import Tensor
 
 from ..bounds import require
 from .build import BuildError, built_library
-from .head_records import (
+from .records import (
     BlockChainRecord,
     BlockHeadRecord,
     HeadRecord,
     MedusaRecord,
     MedusaRowsRecord,
+    ModelRecord,
     ReaderRecord,
     ReadingRecord,
+    StepRecord,
 )
-from .records import ModelRecord, StepRecord
 
 LOG = logging.getLogger("foretell")
 # How a row is drawn; `key` is what noise is made of.

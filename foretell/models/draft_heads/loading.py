@@ -28,10 +28,8 @@ from foretell.utils.system import give_back
 from .base import DraftHead, TargetWeights
 from .config import FORMAT, HeadConfig, read_head_config
 from .formats import HeadFile, fill, kind_of, layout_of
-from .int8_io import SCALE, unpacked
-from .io import fill_head, make_head
+from .io import SCALE, Lazily, fill_head, make_head, unpacked
 from .layer import HeadAttention
-from .sharding import Lazily
 
 SHIPPED = Path(__file__).parents[2] / "heads_data"
 CONVERT = (

@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.bounds import require
-from foretell.kernels.native.head_records import (
+from foretell.kernels.native.library import DRAW, Library, library
+from foretell.kernels.native.records import (
     BlockChainRecord,
     BlockHeadRecord,
     ChainRecord,
     HeadRecord,
+    LayerRecord,
     MedusaRecord,
     MedusaRowsRecord,
+    record_of,
 )
-from foretell.kernels.native.library import DRAW, Library, library
-from foretell.kernels.native.records import LayerRecord, record_of
 from foretell.models.draft_heads import BlockHead, DraftHead, MedusaHead
 from foretell.models.draft_heads.layer import HeadLayer
 from foretell.models.layers import Linear, Norm

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.bounds import require
-from foretell.kernels.native.head_records import ReaderRecord, ReadingRecord
-from foretell.kernels.native.records import record_of
+from foretell.kernels.native.records import ReaderRecord, ReadingRecord, record_of
 from foretell.kv.cache import slots_of
 from foretell.models.draft_heads import BlockHead, DistilledHead
 from foretell.models.draft_heads.layer import HeadLayer

@@ -16,8 +16,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.config_fields import Fields
 from foretell.models.draft_heads.base import DraftHead
 from foretell.models.draft_heads.config import HeadConfig, LayerConfig
-from foretell.models.draft_heads.io import fill_head, make_head
-from foretell.models.draft_heads.sharding import Lazily
+from foretell.models.draft_heads.io import Lazily, fill_head, make_head
 from foretell.models.hf_config import hf_rope
 from foretell.models.sharding import Shard
 
