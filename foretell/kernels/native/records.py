@@ -8,7 +8,7 @@ from array import array
 from foretell.kernels.bounds import require
 
 NUMBER, POINTER = ctypes.c_int64, ctypes.c_void_p
-JOIN = ctypes.CFUNCTYPE(ctypes.c_bool, POINTER, NUMBER)  # `foretell::Join`
+ALL_REDUCE = ctypes.CFUNCTYPE(ctypes.c_bool, POINTER, NUMBER)  # `foretell::Join`
 
 
 class WeightsRecord(ctypes.Structure):
@@ -90,11 +90,11 @@ class StepRecord(ctypes.Structure):
         ("span_count", NUMBER),
         ("wanted_count", NUMBER),
         ("tap_count", NUMBER),
-        ("join", JOIN),
+        ("join", ALL_REDUCE),
     )
 
 
-def record_of(kind: type[ctypes.Structure], *fields: int | None) -> array[int]:
+def pack_record(kind: type[ctypes.Structure], *fields: int | None) -> array[int]:
     """A record of addresses and whole numbers alone, as such: where one is made in every step, ctypes takes long."""
     require(len(fields) == len(kind._fields_), "a value for each field of the record")
     return array("q", [field or 0 for field in fields])
@@ -133,7 +133,7 @@ class HeadRecord(ctypes.Structure):
     )
 
 
-class ChainRecord(ctypes.Structure):
+class DraftChainRecord(ctypes.Structure):
     """`foretell::Chain`."""
 
     _fields_ = (
@@ -158,7 +158,7 @@ class ChainRecord(ctypes.Structure):
     )
 
 
-class ReaderRecord(ctypes.Structure):
+class PrefillHeadRecord(ctypes.Structure):
     """`foretell::Reader`."""
 
     _fields_ = (
@@ -178,7 +178,7 @@ class ReaderRecord(ctypes.Structure):
     )
 
 
-class ReadingRecord(ctypes.Structure):
+class HeadPrefillRecord(ctypes.Structure):
     """`foretell::Reading`."""
 
     _fields_ = (
@@ -217,7 +217,7 @@ class BlockHeadRecord(ctypes.Structure):
     )
 
 
-class BlockChainRecord(ctypes.Structure):
+class BlockDraftRecord(ctypes.Structure):
     """`foretell::BlockChain`."""
 
     _fields_ = (
@@ -252,7 +252,7 @@ class MedusaRecord(ctypes.Structure):
     )
 
 
-class MedusaRowsRecord(ctypes.Structure):
+class MedusaDraftRecord(ctypes.Structure):
     """`foretell::MedusaRows`."""
 
     _fields_ = (

@@ -34,7 +34,7 @@ from foretell.models.sharding import Shard
 STACKED = ("kv", "gate_up")  # of two that stand one under the other each is dealt
 
 
-class Lazily(Mapping[str, Tensor]):
+class LazyTensors(Mapping[str, Tensor]):
     """Tensors by name, each read when it is asked for: so that a rank never holds more than one it has a part of."""
 
     def __init__(self, reads: Mapping[str, Callable[[], Tensor]]) -> None:
@@ -50,15 +50,15 @@ class Lazily(Mapping[str, Tensor]):
         return len(self._reads)
 
 
-def part_of_tensor(head: DraftHead[Any], name: str, tensor: Tensor) -> Tensor:
+def shard_tensor(head: DraftHead[Any], name: str, tensor: Tensor) -> Tensor:
     """What `head` has of a tensor of the whole head."""
     if head.shard is None:
         return tensor
     layer, dim = head.config.layer, head.config.layer.head_dim
     heads, keys = (_times(deal(layer), dim) for deal in (head.shard.heads, head.shard.kv_heads))
-    ffn, columns, outputs = head.shard.ffn(layer), head.columns_here, head.outputs_here
+    ffn, columns, outputs = head.shard.ffn(layer), head.local_columns, head.local_outputs
     rows = {"q": heads, "kv": keys, "gate_up": ffn, "fc": columns, "blocks": columns}
-    rows |= {"embed": head.tokens_here, "markov_in": head.tokens_here}
+    rows |= {"embed": head.local_tokens, "markov_in": head.local_tokens}
     rows |= {"output": outputs, "outputs": outputs, "markov_out": outputs}
     sums = {"out": heads, "down": ffn}
     words = name.split(".")
@@ -73,7 +73,7 @@ def part_of_tensor(head: DraftHead[Any], name: str, tensor: Tensor) -> Tensor:
     return tensor[:, sums[part].start : sums[part].stop]
 
 
-def check_split_head(config: HeadConfig, size: int, name: str) -> None:
+def check_head_split(config: HeadConfig, size: int, name: str) -> None:
     """Refuse more ranks than there is something for."""
     most = min(config.layer.width, config.outputs)
     if not isinstance(config, MedusaConfig):
@@ -91,7 +91,7 @@ SCALE = ".scale"  # what is added to a tensor's name for the size of its rows' s
 STEPS = 127
 
 
-def pack_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def quantize_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Matrices as int8 with a scale a row, the rest in float16, ids in 32 bits."""
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -106,13 +106,13 @@ def pack_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def unpack_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What `pack_state` was given, within half a step; what is not packed stays as it is."""
+def dequantize_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What `quantize_state` was given, within half a step; what is not packed stays as it is."""
     names = (name for name in state if not name.endswith(SCALE))
-    return {name: unpacked(state[name], state.get(name + SCALE)) for name in names}
+    return {name: dequantize(state[name], state.get(name + SCALE)) for name in names}
 
 
-def unpacked(tensor: Tensor, scale: Tensor | None) -> Tensor:
+def dequantize(tensor: Tensor, scale: Tensor | None) -> Tensor:
     """One of them."""
     return tensor if scale is None else tensor.float() * scale[..., None]
 
@@ -138,10 +138,10 @@ def make_head(config: HeadConfig, shard: Shard | None = None) -> DraftHead[Any]:
 def write_head(head: DraftHead[Any], folder: Path, dtype: torch.dtype | None = None, packed: bool = False) -> None:
     """Config and weights, the latter in `dtype` where that is given, or packed into bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.own_state().items()}
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.own_state_dict().items()}
     if dtype is not None:
         state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    save_file(pack_state(state) if packed else state, folder / WEIGHTS)
+    save_file(quantize_state(state) if packed else state, folder / WEIGHTS)
     head.config.write(folder)
 
 
@@ -149,7 +149,7 @@ def read_head(folder: Path) -> DraftHead[Any]:
     """What `write_head` wrote, in float32."""
     head = make_head(read_head_config(json.loads((folder / FILE).read_text())))
     try:
-        state = unpack_state(load_file(folder / WEIGHTS))
+        state = dequantize_state(load_file(folder / WEIGHTS))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     fill_head(head, state, str(folder))
@@ -160,8 +160,8 @@ def fill_head(head: DraftHead[Any], state: Mapping[str, torch.Tensor], where: st
     """Put a file's tensors into the head: each that it has of its own, in its shape, and no other; into a rank's part
     of a head its part of each."""
     with torch.device("meta"):
-        wanted = make_head(head.config).own_state()
-    own = head.own_state()
+        wanted = make_head(head.config).own_state_dict()
+    own = head.own_state_dict()
     if missing := sorted(set(wanted) - set(state)):
         raise ModelError(f"{where}: tensor {missing[0]!r} is missing, {len(missing)} in all")
     if spare := sorted(set(state) - set(wanted)):
@@ -173,4 +173,4 @@ def fill_head(head: DraftHead[Any], state: Mapping[str, torch.Tensor], where: st
                 f"{list(wanted[name].shape)}"
             )
         with torch.no_grad():
-            own[name].copy_(part_of_tensor(head, name, tensor))
+            own[name].copy_(shard_tensor(head, name, tensor))
