@@ -86,7 +86,7 @@ def test_a_head_that_could_not_be_measured_is_tried_again(place: Path, tmp_path:
     put(place / "good", tmp_path / "new", 1)
     better = replacement.read()
     assert better is not None
-    held = pool.take(pool.available)
+    held = pool.allocate(pool.num_available)
     assert held is not None
     assert "not measured yet" in replacement.judge(better)
     assert replacement.read() is better and replacement.judge(better) == "", "it is reported once"
