@@ -19,20 +19,20 @@ from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, HeadConfig
+from foretell.models.draft_heads.io import check_head_split
 from foretell.models.draft_heads.loading import (
     CONVERT,
     SHIPPED,
-    OpenedHead,
+    HeadSource,
     check_weights,
     open_head,
-    open_own,
+    open_mtp,
     pack_head,
-    shipped,
+    shipped_head,
 )
-from foretell.models.draft_heads.sharding import check_split_head
 from foretell.models.hf_config import read_config
 from foretell.models.sharding import Shard
-from foretell.models.tied_weights import lend, read_whole, whole_bytes
+from foretell.models.tied_weights import read_target_weights, share_target_weights, target_weights_bytes
 from foretell.runner.heads.kv import beside
 from foretell.runner.heads.memory import HeadNeeds, MostAsked, head_step_bytes
 from foretell.runner.model_runner import ModelRunner
@@ -59,7 +59,7 @@ class DraftHeadSet:
     """By the name of the drafter each is for."""
 
     target: Target
-    found: dict[str, OpenedHead]
+    found: dict[str, HeadSource]
     loaded: dict[str, DraftHead[Any]] = field(default_factory=dict)
 
     @classmethod
@@ -68,7 +68,7 @@ class DraftHeadSet:
         found = {name: _open(name, target, model) for name in names}
         for name, head in found.items():
             if target.shard is not None:
-                check_split_head(head.config, target.shard.size, name)
+                check_head_split(head.config, target.shard.size, name)
         return cls(target, found)
 
     def only(self, names: Iterable[str]) -> DraftHeadSet:
@@ -90,7 +90,7 @@ class DraftHeadSet:
         """Bytes that are held for a while where a head of others has to be examined and is split: all of it."""
         if self.target.shard is None or all(head.ours for head in self.found.values()):
             return 0
-        lent = whole_bytes(self.target.config, self.target.dtype)
+        lent = target_weights_bytes(self.target.config, self.target.dtype)
         return lent + max(head.bytes() for head in self.found.values() if not head.ours)
 
     @property
@@ -117,7 +117,7 @@ class DraftHeadSet:
     def load(self, model: Decoder, context: int) -> None:
         """Read the weights and borrow the target's, before a runner packs those away."""
         if self.found:
-            lender = lend(self.target.checkpoint, model)
+            lender = share_target_weights(self.target.checkpoint, model)
             settings = (lender, model.dtype, context, model.shard)
             self.loaded = {name: head.load(*settings) for name, head in self.found.items()}
 
@@ -129,10 +129,12 @@ class DraftHeadSet:
                 say(words)
             pack_head(head, runner.model)
             if runner.model.ranks is not None:
-                head.meet(runner.model.ranks)
+                head.join_ranks(runner.model.ranks)
             placed[name] = PlacedHead(head, first)
             first += len(beside(head.config, head.shard))
-        runner.hidden_layers = tuple(sorted({tap for head in self.loaded.values() for tap in head.config.taps}))
+        runner.hidden_layers = tuple(
+            sorted({tap for head in self.loaded.values() for tap in head.config.hidden_layers})
+        )
         return placed
 
     def _examine(self, name: str, runner: ModelRunner, first: int) -> str:
@@ -141,7 +143,9 @@ class DraftHeadSet:
         starts = [target.tokenizer.encode(text, add_special=True) for text in OPENINGS]
         if head.shard is None:
             return examine(runner, head, starts, name)
-        whole = self.found[name].load(read_whole(target.checkpoint, runner.model), runner.model.dtype, runner.context)
+        whole = self.found[name].load(
+            read_target_weights(target.checkpoint, runner.model), runner.model.dtype, runner.context
+        )
         words = examine(runner, whole, starts, name)
         head.config = whole.config
         assert runner.workers is not None, "the other parts are there"
@@ -157,15 +161,15 @@ def distilled(name: str, target: Model, model: str) -> Model | None:
     kind, _, folder = name.partition(":")
     if kind != "distilled":
         return None
-    checkpoint = open_checkpoint(resolve(folder) if folder else shipped(model, kind))
+    checkpoint = open_checkpoint(resolve(folder) if folder else shipped_head(model, kind))
     return replace(target, checkpoint=checkpoint, config=read_config(checkpoint))  # type: ignore[type-var]
 
 
-def _open(name: str, target: Target, model: str) -> OpenedHead:
+def _open(name: str, target: Target, model: str) -> HeadSource:
     kind, _, folder = name.partition(":")
     if kind == "mtp" and not folder:
-        return open_own(target.checkpoint, target.config)
-    return open_head(_found(folder) if folder else shipped(model, kind), target.config)
+        return open_mtp(target.checkpoint, target.config)
+    return open_head(_found(folder) if folder else shipped_head(model, kind), target.config)
 
 
 def _found(folder: str) -> Path:

@@ -31,8 +31,8 @@ from foretell.errors import RequestError
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
 from foretell.models.config import ModelConfig
-from foretell.models.hf_config import end_ids, sampling_defaults
-from foretell.models.variants import quantized
+from foretell.models.hf_config import eos_token_ids, sampling_defaults
+from foretell.models.quantize import quantized_copy
 from foretell.runner.heads.memory import HeadNeeds, MostAsked
 from foretell.runner.memory_plan import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory
 from foretell.runner.model_runner import ModelRunner
@@ -143,7 +143,7 @@ def _build(
     sketched = DummyHeads(heads.configs, speculation.tree > 0) if heads.found else None
     with target.warming(room, spare, drafter is not None or speculation.budget > 0, sketched):
         model = target.load(team) if copies else target.load_packed(team)
-    twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
+    twins = {bits: quantized_copy(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
     runner = target.runner(model, room, () if drafter is None else drafter.traits.hidden_layers, heads.beside)
     runner.set_device()
@@ -205,7 +205,7 @@ def _assembled(
     profiler.load()
     rehearsal = Warmup(engine, partial(_rehearsed, speculation, team is not None))
     rehearsal.run()
-    limits = Limits(context, target.tokenizer.end_ids | end_ids(target.checkpoint), target.config.vocab)
+    limits = Limits(context, target.tokenizer.end_ids | eos_token_ids(target.checkpoint), target.config.vocab)
     requests = RequestBuilder(limits, target.tokenizer, mix, default_choice(speculation))
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
     defaults = sampling_defaults(target.checkpoint)

@@ -37,7 +37,7 @@ class HeadHotSwap:
             raise ModelError("no head guesses here that another could replace; name one with --drafter")
         if engine.runner.model.shard is not None:
             raise ModelError("this target lies on several ranks, and a new head has to borrow from all of it")
-        if not engine.runner.model.lends:
+        if not engine.runner.model.can_share_weights:
             raise ModelError("this target's output matrix is packed away, and a new head has to borrow from it")
         self.folder, self.engine = folder, engine
         self._seen = self.mark()

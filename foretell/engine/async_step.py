@@ -9,7 +9,7 @@ from time import perf_counter
 from foretell.draft.mix import MixDrafter
 from foretell.engine.scheduler import Scheduler
 from foretell.runner.executor import StepOutput, StepTokens
-from foretell.sampling.cuda_sampler import Draws
+from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.types import Budget, Draft, ScheduledSequence, StepTimes
 
 UNSEEN_ROWS = 64  # of a step whose guesses the host has not seen
@@ -94,13 +94,13 @@ def next_shares(flight: InFlightStep, rows: list[int]) -> list[ScheduledSequence
     return [ScheduledSequence(share.seq, 1, start=share.length, length=share.length + 1) for share in shares]
 
 
-def draws_of(flight: InFlightStep) -> Draws | None:
+def draws_of(flight: InFlightStep) -> SamplingBatch | None:
     """How the tokens of a step's rows are drawn; None: all are the likeliest."""
     requests = [share.seq.request for share in flight.plan]
     if all(request.params.temperature == 0 for request in requests):
         return None
     params, seeds = [request.params for request in requests], [request.seed for request in requests]
-    return Draws(params, seeds, [share.length for share in flight.plan])
+    return SamplingBatch(params, seeds, [share.length for share in flight.plan])
 
 
 LATE = 0.9  # of a step's time: if the host was elsewhere for so much of it, the device was done before it came back

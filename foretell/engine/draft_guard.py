@@ -9,7 +9,7 @@ from typing import TypeVar
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.supervisor import check_draft, check_probs, comes_from_signal, is_builtin
-from foretell.sampling.grammar_matcher import Matcher
+from foretell.sampling.grammar_matcher import GrammarMatcher
 from foretell.types import NO_DRAFT, Budget, DeviceDraft, Draft, ScheduledSequence, Sequence, StepResult
 
 
@@ -155,16 +155,16 @@ class SafeDrafter:
 GRAMMAR = "grammar"  # source of draft tokens that a grammar forces
 
 
-def apply_grammar(draft: Draft, matcher: Matcher, budget: Budget) -> Draft:
+def apply_grammar(draft: Draft, matcher: GrammarMatcher, budget: Budget) -> Draft:
     """Return the tokens that the grammar forces, if any; else the draft up to its first forbidden token.
 
     A forbidden token that was sampled stays, to be rejected with its residual: to drop it would bias the output.
     A tree stays as it is, because the verifier's token masks reject its forbidden nodes.
     """
-    if budget.nodes and (forced := matcher.forced(budget.nodes)):
+    if budget.nodes and (forced := matcher.forced_tokens(budget.nodes)):
         return replace(Draft.chain(forced, GRAMMAR), confidence=(1.0,) * len(forced))
     if not draft.is_chain:
         return draft
-    num_legal = matcher.allows(draft.tokens)
+    num_legal = matcher.count_allowed(draft.tokens)
     keeps_next = num_legal < len(draft) and draft.is_sampled(num_legal)
     return draft.truncate(num_legal + 1 if keeps_next else num_legal)

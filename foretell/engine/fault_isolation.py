@@ -121,7 +121,7 @@ def _go_on(engine: Engine, track: SequenceState, found: Rescue) -> None:
 
 
 def _grammar_is_ahead(track: SequenceState) -> bool:
-    return track.matcher is not None and track.matcher.followed != track.seq.num_output_tokens
+    return track.matcher is not None and track.matcher.num_tokens != track.seq.num_output_tokens
 
 
 @contextmanager

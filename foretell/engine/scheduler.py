@@ -37,7 +37,7 @@ class Scheduler:
     @property
     def may_admit(self) -> bool:
         """Whether somebody waits who might come in, as far as pages go."""
-        return bool(self.waiting) and (self._refused is None or self.runner.pool.available > self._refused)
+        return bool(self.waiting) and (self._refused is None or self.runner.pool.num_available > self._refused)
 
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
@@ -88,7 +88,7 @@ class Scheduler:
             wish, behind = wishes[seq.id], seq.cached + 1
             nodes = min(wish.nodes, left, max(0, context - behind)) if wish.nodes else 0
             if behind + nodes > len(seq.pages) * size:
-                nodes = min(nodes, (len(seq.pages) + self.runner.pool.available) * size - behind)
+                nodes = min(nodes, (len(seq.pages) + self.runner.pool.num_available) * size - behind)
                 reserved = self.runner.reserve(seq, behind + nodes)
                 assert reserved, "a draft asks for no more pages than there are"
             left -= nodes
@@ -109,7 +109,7 @@ class Scheduler:
 
     def _chunk(self, seq: Sequence, left: int) -> int:
         """Reserve pages for as many pending tokens as there are and fit."""
-        fit = (len(seq.pages) + self.runner.pool.available) * self.runner.pool.page_size - seq.cached
+        fit = (len(seq.pages) + self.runner.pool.num_available) * self.runner.pool.page_size - seq.cached
         most = left if seq.request.params.prompt_logprobs is None else min(left, ROWS_WITH_LOGITS)
         take = min(seq.pending, most, fit)
         return take if take > 0 and self.runner.reserve(seq, seq.cached + take) else 0
@@ -123,7 +123,7 @@ class Scheduler:
             if self._leader_reads(seq):
                 continue  # it comes a step later, to those pages
             if not self._enter(seq, force=alone and not shares):
-                self._refused = self.runner.pool.available
+                self._refused = self.runner.pool.num_available
                 break
             take = self._chunk(seq, left)
             assert take > 0, "a sequence enters only where it can go on"
@@ -156,7 +156,7 @@ class Scheduler:
             seq.pages = self.prefix.match(seq.tokens, seq.request.tenant)
             seq.cached, seq.published = len(seq.pages) * self.runner.pool.page_size, len(seq.pages)
         need = 1 if force else self.runner.pool.pages_for(len(seq.tokens) + 1) - len(seq.pages)
-        if need > self.runner.pool.available:
+        if need > self.runner.pool.num_available:
             self._give_back(seq)
             return False
         self.waiting.remove(seq)
@@ -167,8 +167,8 @@ class Scheduler:
 
     def _bring_back(self, seq: Sequence, swap: Swap) -> None:
         """Copy KV from the host if it has more than the prefix cache and the pages fit; free the stash."""
-        if swap.tokens(seq) > seq.cached and self.runner.reserve(seq, swap.tokens(seq)):
-            swap.bring_back(seq)
+        if swap.num_tokens(seq) > seq.cached and self.runner.reserve(seq, swap.num_tokens(seq)):
+            swap.swap_in(seq)
         else:
             swap.forget(seq)
 
@@ -188,7 +188,7 @@ class Scheduler:
         self.preemptions += 1
         try:
             if self.swap is not None:
-                self.swap.keep(seq)
+                self.swap.swap_out(seq)
         finally:
             self._give_back(seq)
 
@@ -213,7 +213,7 @@ class Scheduler:
         full = seq.cached // self.runner.pool.page_size
         if self.prefix is not None and full > seq.published:
             tokens, tenant = seq.tokens, seq.request.tenant
-            seq.published = self.prefix.publish(tokens, seq.pages[:full], tenant, seq.published)
+            seq.published = self.prefix.insert(tokens, seq.pages[:full], tenant, seq.published)
 
     def _give_back(self, seq: Sequence) -> None:
         self.runner.pool.release(seq.pages)

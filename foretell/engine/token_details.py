@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from foretell.sampling.logits_processors import History
-from foretell.sampling.sampling import adjusted, probabilities
+from foretell.sampling.logits_processors import TokenHistory
+from foretell.sampling.sampling import probabilities, process_logits
 from foretell.types import Draft, RejectedToken, TokenDetail, VerifyResult
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ def _distributions(case: VerifyCase, rows: list[int]) -> Tensor:
     params, logits = case.request.params, case.logits[rows]
     if case.history is not None:
         history, found = _quiet_history(case), case.rows()
-        logits = adjusted(logits, [found[row]._replace(history=history) for row in rows])
+        logits = process_logits(logits, [found[row]._replace(history=history) for row in rows])
     return logits.softmax(-1) if params.temperature == 0 else probabilities(logits, [params] * len(rows))
 
 
-def _quiet_history(case: VerifyCase) -> History | None:
+def _quiet_history(case: VerifyCase) -> TokenHistory | None:
     """What comes before, without the caller's own functions: they may count their calls, and a text must not change
     because somebody asked."""
     request = case.request
     if not request.params.logits_processors:
         return case.history
     quiet = replace(request, params=replace(request.params, logits_processors=()))
-    return History(quiet, case.share.seq.tokens, case.logits.shape[-1], case.logits.device)
+    return TokenHistory(quiet, case.share.seq.tokens, case.logits.shape[-1], case.logits.device)

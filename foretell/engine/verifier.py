@@ -18,10 +18,16 @@ from foretell.runner.batch_layout import logit_rows
 from foretell.runner.executor import StepOutput
 from foretell.sampling import noise
 from foretell.sampling.grammar_matcher import GrammarError
-from foretell.sampling.logits_processors import History, looks_back
-from foretell.sampling.logprobs import token_logprobs
-from foretell.sampling.sampling import Row, adjusted, choose, likeliest, probabilities
-from foretell.sampling.topk import top
+from foretell.sampling.logits_processors import TokenHistory, changes_logits
+from foretell.sampling.sampling import (
+    SamplingRow,
+    argmax_tokens,
+    probabilities,
+    process_logits,
+    sample,
+    token_logprobs,
+    topk,
+)
 from foretell.types import Draft, Request, ScheduledSequence, StepResult, TokenDetail, TokenLogprob, VerifyResult
 from foretell.verify import batched
 from foretell.verify.lossy import DEFAULTS, ThresholdSettings
@@ -59,7 +65,7 @@ def row_topk(
     else:
         parts = [logits[end - rows : end] for rows, end in zip(mine, ends, strict=True) if rows]
         together = parts[0] if len(parts) == 1 else torch.cat(parts)
-    found = map(tuple, top(together, count))
+    found = map(tuple, topk(together, count))
     return [tuple(itertools.islice(found, rows)) for rows in mine]
 
 
@@ -94,14 +100,14 @@ class VerifyCase:
     first: int
     masks: Tensor | None = None
     request: Request = field(init=False)
-    history: History | None = field(init=False)  # where anything looks back
+    history: TokenHistory | None = field(init=False)  # where anything looks back
     is_greedy: bool = field(init=False)  # whether its tokens are the likeliest by the model's own scores
 
     def __post_init__(self) -> None:
         request, tokens = self.share.seq.request, self.share.seq.tokens
-        back = looks_back(request, len(tokens) - len(request.prompt))
+        back = changes_logits(request, len(tokens) - len(request.prompt))
         self.request, self.is_greedy = request, not back and request.params.temperature == 0
-        self.history = History(request, tokens, self.step.shape[-1], self.step.device) if back else None
+        self.history = TokenHistory(request, tokens, self.step.shape[-1], self.step.device) if back else None
 
     @cached_property
     def logits(self) -> Tensor:
@@ -113,18 +119,18 @@ class VerifyCase:
         """What went wrong in a function of the caller's."""
         return None if self.history is None else self.history.error
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[SamplingRow]:
         """What decides the token after the sequence's last one and after each node of its draft."""
         request, history, length = self.request, self.history, self.share.length
         if history is None:  # then it does not matter which guesses lie between
             assert self.masks is None, "a grammar looks back"
-            return [Row(request.params, request.seed, length + depth) for depth in (0, *self.draft.depths())]
+            return [SamplingRow(request.params, request.seed, length + depth) for depth in (0, *self.draft.depths())]
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(self.draft.tokens, self.draft.parents, strict=True):
             paths.append((*paths[parent + 1], token))
         masks = [None] * len(paths) if self.masks is None else list(self.masks)
         return [
-            Row(request.params, request.seed, length + len(path), history, path, mask)
+            SamplingRow(request.params, request.seed, length + len(path), history, path, mask)
             for path, mask in zip(paths, masks, strict=True)
         ]
 
@@ -175,12 +181,12 @@ class SequenceVerifier:
     def _match(
         self, cases: list[VerifyCase], logits: Tensor, known: Callable[[], list[int]] | None
     ) -> list[tuple[VerifyResult, tuple[int, ...]]]:
-        rows: list[Row] = []
+        rows: list[SamplingRow] = []
         for case in cases:
             if not case.is_greedy:  # most are, and what decides a row need not be looked up
                 rows = [row for each in cases for row in each.rows()]
                 break
-        tokens = choose(logits, rows) if rows else likeliest(logits) if known is None else known()
+        tokens = sample(logits, rows) if rows else argmax_tokens(logits) if known is None else known()
         judged, first = [], 0
         for case in cases:
             behind = first + len(case.draft) + 1
@@ -193,7 +199,7 @@ class SequenceVerifier:
         self, rule: str, cases: list[VerifyCase], logits: Tensor
     ) -> list[tuple[VerifyResult, tuple[int, ...]]]:
         rows = [row for case in cases for row in case.rows()]
-        logits = adjusted(logits, rows)
+        logits = process_logits(logits, rows)
         probs = probabilities(logits, [row.params for row in rows])
         sizes = [len(case.draft) + 1 for case in cases]
         parts = list(zip(cases, torch.split(probs, sizes), torch.split(logits, sizes), strict=True))
@@ -241,8 +247,8 @@ def _judge_chains(rule: str, cases: list[VerifyCase], probs: Tensor) -> list[Ver
     chains = batched.Chains.of([case.draft for case in cases], probs)
     seeds = torch.tensor([case.request.seed for case in cases], device=probs.device)
     roots = torch.tensor([case.share.length for case in cases], device=probs.device)
-    coins = noise.coins(seeds, roots, chains.nodes)
-    race = noise.pick_noise(seeds, roots, torch.arange(probs.shape[-1], device=probs.device))
+    coins = noise.accept_uniforms(seeds, roots, chains.nodes)
+    race = noise.residual_noise(seeds, roots, torch.arange(probs.shape[-1], device=probs.device))
     found = BATCHED[rule](chains, coins, race)
     pairs = zip(found.accepted.tolist(), found.next_tokens.tolist(), strict=True)
     return [VerifyResult(tuple(range(accepted)), token) for accepted, token in pairs]

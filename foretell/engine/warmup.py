@@ -15,7 +15,7 @@ from foretell.runner.cuda.graphs import freely
 from foretell.runner.cuda.warmup import DummyStep, chain, tree
 from foretell.runner.dummy_sequences import DummySequences
 from foretell.runner.executor import StepOutput
-from foretell.sampling.topk import top
+from foretell.sampling.sampling import topk
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 
@@ -99,7 +99,7 @@ class Warmup:
             cases = [VerifyCase(share, draft, output.logits, i * (1 + len(draft))) for i, share in enumerate(rows)]
             self.engine.sequence_verifier(cases, output.logits, output.argmax)
         if self.engine.safe_drafter.top_k:
-            top(output.logits, self.engine.safe_drafter.top_k)
+            topk(output.logits, self.engine.safe_drafter.top_k)
 
     def guess(self, name: str, guessing: Guessing) -> None:
         """A draft of who has this name now, if it is here."""

@@ -53,7 +53,7 @@ def test_who_comes_back_to_other_pages_is_not_where_the_step_was_sent() -> None:
     for tensor in engine.runner.cache.tensors:
         tensor.fill_(7.0)
     engine.scheduler.schedule([])
-    assert swap.brought_back > 2
+    assert swap.swapped_in > 2
     run(engine)
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth_for("greedy")
 

@@ -93,7 +93,7 @@ def rehearsed() -> tuple[Engine, Tape]:
     rehearsal = Warmup(engine, partial(all_pieces, named=("eagle",), nodes=LONGEST, most=NODES))
     while rehearsal.piece():
         pass
-    assert rehearsal.done and engine.runner.pool.held == 0
+    assert rehearsal.done and engine.runner.pool.num_held == 0
     return engine, tape
 
 

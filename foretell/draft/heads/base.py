@@ -151,7 +151,7 @@ class HeadDrafter(HiddenStateDrafter):
         self.is_split = head.shard is not None
         single_graph = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
         self.traits = replace(
-            self.traits, hidden_layers=head.config.taps, single_graph=single_graph, weight_bytes=head.bytes
+            self.traits, hidden_layers=head.config.hidden_layers, single_graph=single_graph, weight_bytes=head.bytes
         )
         if head.config.accuracy:  # measured in training; a head that was poor there may be better on these requests
             self.traits = replace(self.traits, prior_acceptance=max(0.1, head.config.accuracy[0]))
@@ -377,14 +377,16 @@ class HeadDrafter(HiddenStateDrafter):
 def _parts(tapped: tuple[int, ...], config: HeadConfig) -> list[int]:
     """Where what a head is given of a place begins, in parts of the target's width: the layers' states that it wants
     among all that are tapped, and behind those what else it wants to know."""
-    width, others = config.target_width, config.read_width // config.target_width - len(config.taps)
-    return [tapped.index(tap) * width for tap in config.taps] + [(len(tapped) + i) * width for i in range(others)]
+    width, others = config.target_width, config.input_width // config.target_width - len(config.hidden_layers)
+    return [tapped.index(tap) * width for tap in config.hidden_layers] + [
+        (len(tapped) + i) * width for i in range(others)
+    ]
 
 
 def _columns(tapped: tuple[int, ...], config: HeadConfig, device: torch.device, is_split: bool) -> Tensor | None:
     """All of those columns; None: just so. Where a head is split, what else it wants to know is each rank's to make."""
-    if tapped == config.taps:
+    if tapped == config.hidden_layers:
         return None
     width, parts = config.target_width, _parts(tapped, config)
-    some = parts[: len(config.taps)] if is_split else parts
+    some = parts[: len(config.hidden_layers)] if is_split else parts
     return torch.tensor([first + i for first in some for i in range(width)], device=device)
