@@ -6,10 +6,9 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from .errors import RequestError
-from .options import nearest, option, strict
+from .options import option, strict
 
 MOST_THREADS = 1024
 DEFAULT_DRAFT, MOST_DRAFTED = 16, 64
@@ -217,100 +216,6 @@ class SpeculationConfig:
             shortest = SHORTEST_MATCH if longest is None else min(SHORTEST_MATCH, longest)
         return shortest, max(LONGEST_MATCH, shortest) if longest is None else longest
 
-    @classmethod
-    def from_vllm(cls, config: dict[str, Any] | str, **overrides: Any) -> SpeculationConfig:
-        """Read vLLM's `speculative_config`: a dict or its JSON."""
-        given = _parse(config)
-        method, model = given.pop("method", None), given.pop("model", None)
-        settings = dict(overrides)
-        if method is not None or model is not None:
-            named = _drafter_name(method, model)
-            if settings.get("drafter", named) != named:
-                raise RequestError(
-                    "drafter", f"is {settings['drafter']!r}, but speculative_config says {named!r}; give one"
-                )
-            settings["drafter"] = named
-        given |= _in_our_words(given, settings.get("drafter", "auto"))
-        known = [name for name in cls.__dataclass_fields__ if name != "drafter"]
-        for name, value in given.items():
-            if name not in known:
-                raise RequestError(f"speculative_config.{name}", f"is not known; {nearest(name, [*known, *VLLM_KEYS])}")
-            settings.setdefault(name, json.dumps(value) if isinstance(value, list) else value)
-        return cls(**settings)
-
-
-VLLM_KEYS = (
-    "method",
-    "model",
-    "draft_tensor_parallel_size",
-    "rejection_sample_method",
-    "draft_sample_method",
-    "disable_by_batch_size",
-    "use_heterogeneous_vocab",
-    "synthetic_acceptance_rate",
-)
-MEASURING = "is for measuring with guesses nobody made; here foretell.draft.scripted.OracleDrafter does that"
-# vLLM's words for how guesses are judged where tokens are drawn, and ours.
-RULES_OF_VLLM = {"strict": "match", "probabilistic": "rejection", "standard": "rejection"}
-
-# vLLM's and SGLang's words for a method, and ours.
-METHODS = {
-    "ngram": "ngram",
-    "none": "none",
-    "draft_model": "model",
-    "eagle": "eagle",
-    "eagle3": "eagle",
-    "medusa": "medusa",
-    "mtp": "mtp",
-    "dflash": "block",
-    "dspark": "block",
-    "suffix": "suffix",
-}
-
-
-def _in_our_words(given: dict[str, Any], drafter: str) -> dict[str, Any]:
-    """Take vLLM's own keys out of `given`; what they mean in ours. What cannot be done here is refused."""
-    theirs = {name: value for name in VLLM_KEYS if (value := given.pop(name, None)) is not None}
-    if "synthetic_acceptance_rate" in theirs:
-        raise _refusal("synthetic_acceptance_rate", MEASURING)
-    found: dict[str, Any] = {}
-    if "draft_tensor_parallel_size" in theirs:
-        found["draft_tensor_parallel_size"] = theirs["draft_tensor_parallel_size"]
-    if "rejection_sample_method" in theirs:
-        found["rule"] = _rule(theirs["rejection_sample_method"], given.get("rule"))
-    if "disable_by_batch_size" in theirs:
-        lengths = _up_to(theirs["disable_by_batch_size"], given.pop("num_speculative_tokens", None))
-        found["num_speculative_tokens_per_batch_size"] = lengths
-    drawing = theirs.get("draft_sample_method", "probabilistic")
-    draws = drafter.partition(":")[0] in ("model", "eagle", "block", "medusa", "mtp", "distilled")
-    if drawing not in ("greedy", "probabilistic") or (drawing == "greedy" and draws):
-        raise _refusal("draft_sample_method", "must be probabilistic: a draft model draws as the request samples")
-    return found
-
-
-def _rule(method: Any, given: Any) -> str:
-    if method == "synthetic":
-        raise _refusal("rejection_sample_method", MEASURING)
-    if method not in RULES_OF_VLLM:
-        raise _refusal("rejection_sample_method", f"must be strict or probabilistic, not {method!r}")
-    rule = RULES_OF_VLLM[method]
-    if given not in (None, rule):
-        raise _refusal("rejection_sample_method", f"{method} is the rule {rule} here, and rule is {given!r}; give one")
-    return rule
-
-
-def _up_to(texts: Any, nodes: Any) -> str:
-    """vLLM's older way to say that more texts at once are written without guesses."""
-    if type(texts) is not int or texts < 1:
-        raise _refusal("disable_by_batch_size", f"must be a number of texts, 1 or more, not {texts!r}")
-    if type(nodes) is not int:
-        raise _refusal("disable_by_batch_size", "needs num_speculative_tokens; without, guessing ends where it costs")
-    return json.dumps([[1, texts, nodes]])
-
-
-def _refusal(key: str, words: str) -> RequestError:
-    return RequestError(f"speculative_config.{key}", words)
-
 
 def _batch_table(text: str) -> tuple[tuple[int, int, int], ...]:
     """vLLM's rows of the smallest batch, the largest, and the tokens to guess."""
@@ -327,25 +232,3 @@ def _batch_table(text: str) -> tuple[tuple[int, int, int], ...]:
             f"must be rows of from, to and 0 to {MOST_DRAFTED} tokens, such as [[1, 8, 5], [9, 64, 2]], not {text}",
         )
     return tuple((low, high, nodes) for low, high, nodes in rows)
-
-
-def _parse(config: dict[str, Any] | str) -> dict[str, Any]:
-    if isinstance(config, str):
-        try:
-            config = json.loads(config)
-        except json.JSONDecodeError as error:
-            raise RequestError("speculative_config", f"is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise RequestError("speculative_config", 'must be an object such as {"method": "ngram"}')
-    return dict(config)
-
-
-def _drafter_name(method: str | None, model: str | None) -> str:
-    if model is not None and not isinstance(model, str):
-        raise RequestError("speculative_config.model", f"must be a text, not {model!r}")
-    if method is None:
-        return "ngram" if model in ("ngram", "[ngram]") else f"model:{model}"
-    if not isinstance(method, str) or method not in METHODS:
-        raise RequestError("speculative_config.method", f"{method!r} is not known; {nearest(str(method), METHODS)}")
-    name = METHODS[method]
-    return f"{name}:{model}" if model and name not in ("ngram", "suffix") else name

@@ -42,3 +42,19 @@ class RankError(ForetellError):
 
 class CapacityError(ForetellError):
     """Memory, pages or disk do not suffice."""
+
+
+OOM_MESSAGES = ("out of memory", "alloc_failed", "can't allocate memory")  # of torch, cuBLAS and the CUDA driver
+
+
+def is_oom(error: Exception) -> bool:
+    """Return whether an allocation failed, on the host or on a device.
+
+    Python, numpy and the native kernels raise MemoryError; torch's allocators, the CUDA libraries and the driver raise
+    RuntimeErrors with messages of their own.
+    """
+    import torch  # not at the top: this module is imported by commands that need no torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error).lower() for message in OOM_MESSAGES)

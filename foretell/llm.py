@@ -23,6 +23,7 @@ from .outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 from .types import Delta, Request, SpeculationChoice, TokenLogprob
+from .vllm_config import speculation_from_vllm
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -191,7 +192,7 @@ def _configs(
     speculation = (
         SpeculationConfig(**guesses)
         if speculative is None
-        else SpeculationConfig.from_vllm(speculative if isinstance(speculative, str) else dict(speculative), **guesses)
+        else speculation_from_vllm(speculative if isinstance(speculative, str) else dict(speculative), **guesses)
     )
     return engine, speculation, isolated(drafter) if isinstance(drafter, Drafter) else None
 

@@ -14,6 +14,7 @@ from foretell.options import add_options, given_options, nearest
 from foretell.server.compat_flags import CompatFlags, add_foreign_flags, check_speculation, merge
 from foretell.server.config import ServerConfig
 from foretell.utils.system import uncollected
+from foretell.vllm_config import speculation_from_vllm
 
 from .command import Command
 from .common import add_engine_arguments
@@ -62,7 +63,7 @@ def settings(args: argparse.Namespace) -> Settings:
     engine = merge(given_options(args, EngineConfig), theirs.engine_options())
     guesses = merge(given_options(args, SpeculationConfig), theirs.speculation_options())
     config = getattr(args, "speculative_config", None)
-    speculation = SpeculationConfig(**guesses) if config is None else SpeculationConfig.from_vllm(config, **guesses)
+    speculation = SpeculationConfig(**guesses) if config is None else speculation_from_vllm(config, **guesses)
     check_speculation(speculation)
     foreign = [*dict.fromkeys(getattr(args, "foreign", [])), *theirs.remarks]
     server = ServerConfig(**given_options(args, ServerConfig))

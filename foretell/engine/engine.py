@@ -9,8 +9,7 @@ from time import perf_counter
 
 from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
-from foretell.errors import CapacityError
-from foretell.kv.shortage import lacks_memory
+from foretell.errors import CapacityError, is_oom
 from foretell.runner.cuda.graphs import TimingGuard, note_odd
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.grammar import Grammar
@@ -28,11 +27,10 @@ from foretell.types import (
     StepTimes,
 )
 
-from .async_step import InFlightStep, StepTimer, draws_of, followers, may_stay_unseen, next_shares
+from .async_scheduling import InFlightStep, StepTimer, draws_of, followers, may_stay_unseen, next_shares
 from .detokenizer import Detokenizer
 from .draft_guard import SafeDrafter, constrain
-from .oom_backoff import OomBackoff
-from .scheduler import Scheduler
+from .scheduler import OomBackoff, Scheduler
 from .sequence_state import PendingDelta, SequenceState, told
 from .stats import Speculation, Stats
 from .verifier import SequenceVerifier, Verifier
@@ -132,7 +130,7 @@ class Engine:
                 self._prepare(flight)
             outcomes, curious = self.verifier(flight)
         except (RuntimeError, MemoryError) as error:
-            if not lacks_memory(error):
+            if not is_oom(error):
                 raise
             self._shed([share for share in flight.plan if self.lives(share)], error)
             return []
@@ -178,7 +176,7 @@ class Engine:
         try:
             return self._launch(plan, began)
         except (RuntimeError, MemoryError) as error:
-            if not lacks_memory(error):
+            if not is_oom(error):
                 raise
             self._shed(plan, error)
             return None

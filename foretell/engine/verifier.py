@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from foretell.engine.async_step import InFlightStep
+from foretell.engine.async_scheduling import InFlightStep
 from foretell.engine.token_details import details_of
 from foretell.runner.batch_layout import logit_rows
 from foretell.runner.executor import StepOutput

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from foretell.draft.heads.wiring_check import write
-from foretell.engine import async_step as stopwatch
-from foretell.engine.async_step import UNSEEN_ROWS, InFlightStep, StepTimer, may_stay_unseen
+from foretell.engine import async_scheduling as stopwatch
+from foretell.engine.async_scheduling import UNSEEN_ROWS, InFlightStep, StepTimer, may_stay_unseen
 from foretell.runner.cuda.graphs import note_odd
 from foretell.runner.executor import StepOutput
 from foretell.sampling_params import SamplingParams
@@ -92,7 +92,7 @@ class Heard:
 
 def test_a_step_that_was_recorded_when_it_was_sent_tells_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does the one that had to wait for that."""
-    monkeypatch.setattr("foretell.engine.async_step.LATE", math.inf)  # a busy machine excludes no step
+    monkeypatch.setattr("foretell.engine.async_scheduling.LATE", math.inf)  # a busy machine excludes no step
     engine, executor = outrunning(World(), None)
     heard, before = Heard(engine), executor.forward_async
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from foretell.engine.engine import Engine
-from foretell.engine.oom_backoff import PATIENCE
-from foretell.kv.shortage import lacks_memory
+from foretell.engine.scheduler import PATIENCE
+from foretell.errors import is_oom
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run
 
 SHORTAGES = [
@@ -77,7 +77,7 @@ def test_a_long_prompt_runs_in_smaller_steps(error: Exception) -> None:
 def test_a_shortage_of_this_machine_is_recognised() -> None:
     with pytest.raises(RuntimeError) as failed:
         torch.empty(2**52, dtype=torch.uint8)
-    assert lacks_memory(failed.value)
+    assert is_oom(failed.value)
 
 
 @pytest.mark.parametrize("error", SHORTAGES, ids=str)

@@ -19,7 +19,7 @@ from foretell import LLM
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.oom_backoff import PATIENCE
+from foretell.engine.scheduler import PATIENCE
 from foretell.errors import CapacityError
 from foretell.runner.cuda.graphs import REST, Capture
 from foretell.runner.memory_plan import GIB, MemoryPlan

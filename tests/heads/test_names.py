@@ -27,6 +27,7 @@ from foretell.models.draft_heads import loading as opening
 from foretell.models.draft_heads.layer import initialise
 from foretell.models.hf_config import read_config
 from foretell.models.load import load_model
+from foretell.vllm_config import speculation_from_vllm
 from tests.folder import write_tiny_folder
 from tests.heads.teaching import LAYER
 
@@ -104,7 +105,7 @@ def test_a_folder_is_recognised_by_what_is_in_it(heads: Path, tiny_folder: Path)
         config = SpeculationConfig(drafter=name)
         assert arms(config) == heads_wanted(config) == (f"block:{folder}",) and not models_wanted(config)
     assert models_wanted(SpeculationConfig(drafter=f"model:{tiny_folder}")) == (str(tiny_folder),)
-    theirs = SpeculationConfig.from_vllm({"method": "eagle3", "model": str(heads / "eagle")})
+    theirs = speculation_from_vllm({"method": "eagle3", "model": str(heads / "eagle")})
     assert arms(theirs) == (f"eagle:{heads / 'eagle'}",)
 
 

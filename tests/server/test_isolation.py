@@ -16,7 +16,7 @@ from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.async_engine import FAILURES, AsyncEngine
-from foretell.engine.async_step import InFlightStep
+from foretell.engine.async_scheduling import InFlightStep
 from foretell.engine.engine import Engine
 from foretell.engine.fault_isolation import PartialCommit, rescue
 from foretell.engine.sequence_state import PendingDelta, SequenceState
