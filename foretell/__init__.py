@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from foretell.utils.system import let_idle_threads_sleep
+from foretell.utils.system import limit_openmp_spinning
 
 from .version import VERSION as __version__
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculationChoice", "__version__"]
 
-let_idle_threads_sleep()  # the one thing that happens at import: it must come before torch
+limit_openmp_spinning()  # the one thing that happens at import: it must come before torch
 
 _HOMES = {
     "LLM": "llm",

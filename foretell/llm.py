@@ -10,15 +10,15 @@ from dataclasses import fields
 from typing import Any
 
 from foretell.build.engine_builder import Assembly, build_engine
-from foretell.build.model_source import say_nothing, say_on_stderr
+from foretell.build.model_source import no_progress, print_progress
 from foretell.engine.sequence_state import SequenceState
 
 from .config import EngineConfig, SpeculationConfig
 from .draft.base import Drafter
 from .draft.isolated import isolated
-from .engine.stats import Speculation
+from .engine.stats import SpeculationStats
 from .errors import RequestError
-from .options import known_as, nearest
+from .options import nearest, resolve_alias
 from .outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
@@ -42,7 +42,7 @@ class LLM:
         **options: Any,
     ) -> None:
         self.config, self.speculation, given = _configs(model, drafter, speculative_config, options)
-        say = say_nothing if quiet else say_on_stderr
+        say = no_progress if quiet else print_progress
         self.assembly: Assembly = build_engine(self.config, self.speculation, given, say)
         self.engine = self.assembly.engine
         self.tokenizer = self.assembly.tokenizer
@@ -176,7 +176,7 @@ def _configs(
 ) -> tuple[EngineConfig, SpeculationConfig, Drafter | None]:
     engine_names = {f.name for f in fields(EngineConfig)} - {"model"}
     guess_names = {f.name for f in fields(SpeculationConfig)}
-    options = {known_as(name, EngineConfig): value for name, value in options.items()}
+    options = {resolve_alias(name, EngineConfig): value for name, value in options.items()}
     for name in options:
         if name not in engine_names | guess_names:
             known = sorted(engine_names | guess_names | {"model", "speculative_config", "quiet"})
@@ -227,7 +227,7 @@ def _output(tracks: list[SequenceState], prompt: Any, tokenizer: Tokenizer) -> R
         prompt if isinstance(prompt, str) else None,
         request.prompt,
         tuple(_completion(track, tokenizer) for track in tracks),
-        Speculation.total(track.speculation for track in tracks),
+        SpeculationStats.total(track.speculation for track in tracks),
         _timings(tracks),
         tracks[0].cached_prompt_tokens,
         _prompt_logprobs(tracks[0], tokenizer),
@@ -240,7 +240,7 @@ def _completion(track: SequenceState, tokenizer: Tokenizer) -> CompletionOutput:
     wanted = seq.request.params.logprobs is not None
     return CompletionOutput(
         index=seq.request.choice,
-        text=track.writer.text,
+        text=track.detokenizer.text,
         token_ids=tuple(seq.tokens[len(seq.request.prompt) :]),
         finish_reason=seq.finish_reason,
         seed=seq.request.seed,

@@ -64,7 +64,7 @@ def check_kind(name: str, value: Any, hint: Any) -> None:
         raise RequestError(name, f"must be {words}, not {value!r}")
 
 
-def known_as(name: str, cls: type) -> str:
+def resolve_alias(name: str, cls: type) -> str:
     """The field of `cls` that other systems call `name`, or `name` itself."""
     flag = "--" + name.replace("_", "-")
     return next((f.name for f in fields(cls) if flag in f.metadata.get("aliases", ())), name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .types import FinishReason
 
 if TYPE_CHECKING:
-    from .engine.stats import Speculation
+    from .engine.stats import SpeculationStats
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     seed: int
-    speculation: Speculation
+    speculation: SpeculationStats
     logprobs: list[dict[int, Logprob]] | None = None  # for each token: itself and the likeliest
 
 
@@ -55,7 +55,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
-    speculation: Speculation
+    speculation: SpeculationStats
     timings: RequestTimings
     cached_tokens: int  # of the prompt, found in the prefix cache
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -16,7 +16,7 @@ from foretell.draft.base import Drafter
 from foretell.engine.request_builder import AUTO
 from foretell.models.quantize import native_for
 from foretell.types import SpeculationChoice
-from foretell.utils.system import home, processor
+from foretell.utils.system import cpu_name, home
 from foretell.verify.lossy import ThresholdSettings
 
 COSTS = 4  # what was learnt of others, or of other heads under the same names, is not gone on with
@@ -24,10 +24,10 @@ COSTS = 4  # what was learnt of others, or of other heads under the same names, 
 
 def costs_file(model: str, target: ModelSource) -> Path:
     """Where what steps cost is kept: for this model on this device with so many threads."""
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else cpu_name()
     kernels = (target.bits or target.rounding, native_for(target.device) is not None)
     parts: tuple[object, ...] = (model, target.config, target.dtype, kernels, device, torch.get_num_threads())
-    parts += (() if target.shard is None else (target.shard,), target.sizes, COSTS)
+    parts += (() if target.shard is None else (target.shard,), target.padded_sizes, COSTS)
     return home() / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
 
 
@@ -42,14 +42,14 @@ def build_controller(config: SpeculationConfig, drafter: Drafter, target: ModelS
     )
     arms = drafter.drafters.items()
     traits = {name: DrafterTraits.of(arm) for name, arm in arms}
-    costs = StepCosts(_cost_prior(target), target.sizes)
+    costs = StepCosts(_cost_prior(target), target.padded_sizes)
     return AdaptiveController(traits, settings, costs, presence=drafter)
 
 
 def _cost_prior(target: ModelSource) -> CostPrior:
     """Before anything ran: a GPU takes many rows for the price of one, and a cached token costs its share of bytes."""
     row = 0.03 if target.device.type == "cpu" else 0.002
-    return CostPrior(row=row, token=target.token_bytes / target.weights)
+    return CostPrior(row=row, token=target.token_bytes / target.weight_bytes)
 
 
 def default_choice(config: SpeculationConfig) -> SpeculationChoice:

@@ -23,7 +23,7 @@ LARGE = 0.5  # of the target's weights; a larger draft seldom pays
 REMEDY = "take a draft of the target's family"
 
 
-class Described(Protocol):
+class ModelInfo(Protocol):
     """A model that was looked at; its weights need not be there."""
 
     @property
@@ -33,7 +33,7 @@ class Described(Protocol):
 
 
 @dataclass(frozen=True)
-class Model:
+class DescribedModel:
     """What a model's small files say."""
 
     config: ModelConfig
@@ -45,10 +45,10 @@ class DraftCompat:
     """How a draft can guess for a target, or why it cannot."""
 
     kind: Kind
-    words: str
+    message: str
     notes: tuple[str, ...] = ()
     parameters: tuple[int, int] | None = None  # of the target and of the draft
-    vocabularies: VocabMap | None = field(default=None, repr=False, compare=False)  # to translate with
+    vocab_map: VocabMap | None = field(default=None, repr=False, compare=False)  # to translate with
 
     @property
     def works(self) -> bool:
@@ -62,11 +62,11 @@ class DraftCompat:
     @property
     def agreement(self) -> float | None:
         """The share of the target's tokens of ordinary text that the draft cuts the same."""
-        shared = self.vocabularies
+        shared = self.vocab_map
         return 1.0 if self.kind == "same" else None if shared is None else shared.agreement
 
 
-def judge_pair(target: Described, draft: Described) -> DraftCompat:
+def check_draft_compat(target: ModelInfo, draft: ModelInfo) -> DraftCompat:
     """Compare the tokens themselves: sizes say little, for vocabularies are padded."""
     counts = (parameters(target.config), parameters(draft.config))
     notes = tuple(cautions(target, draft, counts[1] / counts[0]))
@@ -88,14 +88,14 @@ def unfit(tokenizer: Tokenizer) -> str | None:
     return None if keeps_text(tokenizer) else "tokens do not keep text as it was written"
 
 
-def where(place: int | None, target: Described, draft: Described) -> str:
+def where(place: int | None, target: ModelInfo, draft: ModelInfo) -> str:
     """The first difference, for people to look at."""
     if place is None:
         return f": the draft's has {draft.config.vocab} tokens and the target's {target.tokenizer.vocab_size}"
     return f", first at token {place}: {target.tokenizer.piece(place)!r} and {draft.tokenizer.piece(place)!r}"
 
 
-def cautions(target: Described, draft: Described, ratio: float) -> Iterator[str]:
+def cautions(target: ModelInfo, draft: ModelInfo, ratio: float) -> Iterator[str]:
     """What to know beforehand of a pair that works."""
     pays = ", so it cannot pay" if ratio >= 1 else " and will seldom pay; a tenth is usual" if ratio >= LARGE else ""
     yield f"the draft has {ratio:.0%} of the target's weights{pays}"
@@ -116,24 +116,24 @@ def parameters(config: ModelConfig) -> int:
     return config.layers * layer + width + config.vocab * width * (1 if config.tied else 2)
 
 
-def check_pair(target: str, draft: str, say: Callable[[str], None]) -> DraftCompat:
+def check_model_names(target: str, draft: str, say: Callable[[str], None]) -> DraftCompat:
     """Judge two models by name; one that is not served is a pair that does not work."""
-    models: list[Model] = []
+    models: list[DescribedModel] = []
     for name in (target, draft):
         try:
             models.append(look_up(name, say))
         except UnsupportedModelError as error:
             return DraftCompat("refused", f"{name}: {error}")
-    return judge_pair(*models)
+    return check_draft_compat(*models)
 
 
-def look_up(name: str, say: Callable[[str], None]) -> Model:
+def look_up(name: str, say: Callable[[str], None]) -> DescribedModel:
     """What a model is made of. Of a folder or a Hugging Face id only the small files are needed and fetched."""
     checkpoint = light_checkpoint(name, say)
     config = read_config(checkpoint)
     if checkpoint.kind == "gguf":
-        return Model(config, Tokenizer.from_gguf(checkpoint.config))
-    return Model(config, Tokenizer.from_files(checkpoint.tokenizer_files))
+        return DescribedModel(config, Tokenizer.from_gguf(checkpoint.config))
+    return DescribedModel(config, Tokenizer.from_files(checkpoint.tokenizer_files))
 
 
 def light_checkpoint(name: str, say: Callable[[str], None]) -> Checkpoint:

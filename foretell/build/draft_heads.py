@@ -81,12 +81,12 @@ class DraftHeadSet:
         return tuple(head.config for head in self.found.values())
 
     @property
-    def weights(self) -> int:
+    def weight_bytes(self) -> int:
         """Bytes of all their weights, or of the first rank's part of them."""
         return sum(head.bytes(self.target.shard) for head in self.found.values())
 
     @property
-    def examining(self) -> int:
+    def check_bytes(self) -> int:
         """Bytes that are held for a while where a head of others has to be examined and is split: all of it."""
         if self.target.shard is None or all(head.ours for head in self.found.values()):
             return 0
@@ -99,20 +99,20 @@ class DraftHeadSet:
         return tuple(head.folder for head in self.found.values())
 
     @property
-    def beside(self) -> tuple[LayerShape, ...]:
+    def kv_layers(self) -> tuple[LayerShape, ...]:
         """The layers they need in the target's cache."""
         return tuple(shape for head in self.found.values() for shape in beside(head.config, self.target.shard))
 
     @property
     def token_bytes(self) -> int:
         """Bytes of cache they take for a token."""
-        return sum(shape.bytes_per_token(self.target.dtype) for shape in self.beside)
+        return sum(shape.bytes_per_token(self.target.dtype) for shape in self.kv_layers)
 
     def needs(self, asked: MostAsked) -> HeadNeeds:
         """What they ask of memory on a GPU; elsewhere what they work with is not counted."""
         shard, dtype = self.target.shard, self.target.dtype
         each = [head_step_bytes(config, beside(config, shard), asked, dtype) for config in self.configs]
-        return HeadNeeds(self.weights, self.token_bytes, sum(each), self.examining)
+        return HeadNeeds(self.weight_bytes, self.token_bytes, sum(each), self.check_bytes)
 
     def load(self, model: Decoder, context: int) -> None:
         """Read the weights and borrow the target's, before a runner packs those away."""
@@ -152,7 +152,7 @@ class DraftHeadSet:
 Model = TypeVar("Model", bound=Target)
 
 
-def distilled(name: str, target: Model, model: str) -> Model | None:
+def open_distilled(name: str, target: Model, model: str) -> Model | None:
     """A draft model made from the target: it speaks the target's tokens, and is rounded as that is. None: another."""
     kind, _, folder = name.partition(":")
     if kind != "distilled":
@@ -178,7 +178,7 @@ def _found(folder: str) -> Path:
         raise ModelError(f"{error}; pickled weights are not read, and this converts them: {CONVERT}") from error
 
 
-def settled(speculation: SpeculationConfig, model: str) -> SpeculationConfig:
+def with_shipped_heads(speculation: SpeculationConfig, model: str) -> SpeculationConfig:
     """With `auto`, also those of the heads that come with the package for a model that its file `auto` names."""
     file = SHIPPED / model / "auto"
     names = [name.strip() for name in speculation.drafter.split(",")]

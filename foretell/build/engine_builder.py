@@ -14,18 +14,18 @@ import torch
 
 from foretell import draft
 from foretell.build.controller_factory import build_controller, costs_file, default_choice
-from foretell.build.draft_compat import DraftCompat, judge_pair
-from foretell.build.draft_heads import DraftHeadSet, distilled, settled
-from foretell.build.model_source import CacheSize, ModelSource, choose_device, open_model, say_nothing
+from foretell.build.draft_compat import DraftCompat, check_draft_compat
+from foretell.build.draft_heads import DraftHeadSet, open_distilled, with_shipped_heads
+from foretell.build.model_source import CacheSize, ModelSource, choose_device, no_progress, open_model
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter
 from foretell.draft.heads.tree import MOST_WIDE
 from foretell.draft.heads.warmup import DummyHeads
 from foretell.engine.cost_profiler import CostProfiler
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder, check_rule
+from foretell.engine.request_builder import RequestBuilder, RequestLimits, check_rule
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import Warmup, all_pieces
+from foretell.engine.warmup import Warmup, warmup_tasks
 from foretell.errors import RequestError
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
@@ -62,24 +62,24 @@ class Assembly:
     memory: MemoryPlan
     sampling_defaults: dict[str, Any]
     profiler: CostProfiler
-    rehearsal: Warmup
-    team: TensorParallelGroup | None = None  # the ranks of a model that is split
+    warmup: Warmup
+    workers: TensorParallelGroup | None = None  # the ranks of a model that is split
 
     def while_idle(self) -> bool:
         """Do a piece of what nobody waits for; False when nothing is left. What is recorded is measured after that."""
-        return self.rehearsal.piece() or self.profiler.piece()
+        return self.warmup.run_one() or self.profiler.run_one()
 
     def close(self) -> None:
         """End what runs beside this process."""
-        if self.team is not None:
-            self.team.close()
+        if self.workers is not None:
+            self.workers.close()
 
 
 def build_engine(
     config: EngineConfig,
     speculation: SpeculationConfig,
     drafter: Drafter | None = None,
-    say: Callable[[str], None] = say_nothing,
+    say: Callable[[str], None] = no_progress,
 ) -> Assembly:
     """Find the models, count the memory, load them, and make the loop. `drafter` overrides the config's."""
     with ExitStack() as failing:
@@ -98,7 +98,7 @@ def _build(
     """`failing` ends what was started, should it come to that."""
     ranks = config.tensor_parallel_size
     set_threads(config.threads, ranks)
-    speculation = settled(speculation, config.model)
+    speculation = with_shipped_heads(speculation, config.model)
     check_rule(speculation.rule)  # wrong names fail before a long load
     if drafter is not None and not drafter.name:
         raise RequestError("drafter", f"{type(drafter).__name__} has no name; give it one, for the records")
@@ -120,7 +120,7 @@ def _build(
         return _plan_memory(config, target, models, extra, context, few.needs(_most_asked(config, chosen, context)))
 
     def run_helper(name: str) -> ModelRunner:
-        helper = helpers[name].runner(helpers[name].load_packed(team), room)
+        helper = helpers[name].make_runner(helpers[name].load_packed(team), room)
         helper.logits_device = target.device
         if team is not None and name in shared:
             lead(helper, team, 1 + shared.index(name))
@@ -133,18 +133,18 @@ def _build(
     room = CacheSize(memory.pages, config.page_size, context)
     team, shared = None, [name for name, helper in helpers.items() if helper.shard is not None]
     if ranks > 1:
-        parts = [target.part(room, heads.folders), *(helpers[name].part(room) for name in shared)]
+        parts = [target.shard_spec(room, heads.folders), *(helpers[name].shard_spec(room) for name in shared)]
         team = start_team(parts, target.device, ranks)
         failing.callback(team.close)
     copies = () if drafter is not None else draft.copies_wanted(speculation)
-    spare = device_memory(target.device) - max(memory.weights + memory.drafter, target.loading)
-    spare -= heads.weights + context * heads.token_bytes  # of those that stand for them
+    spare = device_memory(target.device) - max(memory.weights + memory.drafter, target.loading_bytes)
+    spare -= heads.weight_bytes + context * heads.token_bytes  # of those that stand for them
     sketched = DummyHeads(heads.configs, speculation.tree > 0) if heads.found else None
-    with target.warming(room, spare, drafter is not None or speculation.budget > 0, sketched):
+    with target.background_warmup(room, spare, drafter is not None or speculation.budget > 0, sketched):
         model = target.load(team) if copies else target.load_packed(team)
     twins = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights away
     heads.load(model, context)  # likewise
-    runner = target.runner(model, room, () if drafter is None else drafter.hidden_layers, heads.beside)
+    runner = target.make_runner(model, room, () if drafter is None else drafter.hidden_layers, heads.kv_layers)
     runner.set_device()
     if team is not None:
         lead(runner, team)
@@ -154,7 +154,7 @@ def _build(
         own = sum(head_bytes(each.head, runner.model) for each in placed.values())
         say(ranks_words([held_bytes(runner.model) + own, *others]))
     if drafter is None:
-        vocabularies = {name: pairing.vocabularies for name, pairing in pairings.items()}
+        vocabularies = {name: pairing.vocab_map for name, pairing in pairings.items()}
         loader = draft.Loader(
             *(speculation, target, runner, helpers, vocabularies, run_helper, room.pages * room.page_size, placed),
             max_rows=config.max_num_batched_tokens,
@@ -178,7 +178,7 @@ def _open_helpers(
         beside = replace(config, revision=speculation.draft_revision)
     split = speculation.draft_tensor_parallel_size
     like = target if split > 1 else replace(target, shard=None)
-    return {name: distilled(name, like, config.model) or open_model(name, beside, say, split) for name in wanted}
+    return {name: open_distilled(name, like, config.model) or open_model(name, beside, say, split) for name in wanted}
 
 
 def _assembled(
@@ -203,7 +203,7 @@ def _assembled(
     profiler.load()
     rehearsal = Warmup(engine, partial(_rehearsed, speculation, team is not None))
     rehearsal.run()
-    limits = Limits(context, target.tokenizer.end_ids | end_ids(target.checkpoint), target.config.vocab)
+    limits = RequestLimits(context, target.tokenizer.end_ids | end_ids(target.checkpoint), target.config.vocab)
     requests = RequestBuilder(limits, target.tokenizer, drafter, default_choice(speculation))
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab)
     defaults = sampling_defaults(target.checkpoint)
@@ -216,7 +216,7 @@ def _rehearsed(speculation: SpeculationConfig, is_split: bool, rehearsal: Warmup
     if rehearsal.engine.runner.device.type != "cuda" or is_split or find_spec("triton") is None:
         return ()
     named = draft.arms(speculation)  # a drafter of the caller's own is shown no text that is none
-    return all_pieces(rehearsal, named, min(speculation.budget, MOST_REHEARSED), speculation.tree)
+    return warmup_tasks(rehearsal, named, min(speculation.budget, MOST_REHEARSED), speculation.tree)
 
 
 def set_threads(wanted: int | None, ranks: int = 1) -> None:
@@ -230,11 +230,11 @@ def set_threads(wanted: int | None, ranks: int = 1) -> None:
 
 def _pair(target: ModelSource, helper: ModelSource, name: str, say: Callable[[str], None]) -> DraftCompat:
     """How the draft model will guess; one that cannot is refused before a long load."""
-    found = judge_pair(target, helper)
+    found = check_draft_compat(target, helper)
     if not found.works:
-        raise RequestError("drafter", f"{name} will not work: {found.words}")
+        raise RequestError("drafter", f"{name} will not work: {found.message}")
     if found.kind != "same":
-        say(f"{name}: {found.words}")
+        say(f"{name}: {found.message}")
     return found
 
 
@@ -250,12 +250,12 @@ def _plan_memory(
     away = [helper for helper in helpers if helper.device != target.device]
     helpers = [helper for helper in helpers if helper.device == target.device]
     token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + heads.token
-    extra += heads.weights + sum(helper.weights for helper in helpers)
+    extra += heads.weights + sum(helper.weight_bytes for helper in helpers)
     page_bytes = config.page_size * token_bytes
-    loading = max(model.loading for model in (target, *helpers)) + extra
+    loading = max(model.loading_bytes for model in (target, *helpers)) + extra
     if heads.examining:  # when the target's weights are what they will be
-        loading = max(loading, target.weights + extra + heads.examining)
-    needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
+        loading = max(loading, target.weight_bytes + extra + heads.examining)
+    needs = Needs(target.weight_bytes, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
     free = device_memory(target.device)
     if target.shard is not None and target.device.type == "cpu":
         free //= target.shard.size  # ranks share the machine's memory; the first one's share has to hold the drafter
@@ -266,7 +266,7 @@ def _plan_memory(
         needs = replace(needs, taken=config.gpu_memory_utilization)
     plan = plan_memory(needs, free, config.kv_memory)
     for helper in away:
-        check_room(helper.weights + plan.pages * config.page_size * helper.token_bytes, helper.device)
+        check_room(helper.weight_bytes + plan.pages * config.page_size * helper.token_bytes, helper.device)
     return plan
 
 

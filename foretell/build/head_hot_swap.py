@@ -40,10 +40,10 @@ class HeadHotSwap:
         if not engine.runner.model.lends:
             raise ModelError("this target's output matrix is packed away, and a new head has to borrow from it")
         self.folder, self.engine = folder, engine
-        self._seen = self.mark()
+        self._seen = self.signature()
         self._postponed: HeadCandidate | None = None  # could not be measured yet
 
-    def mark(self) -> Mark | None:
+    def signature(self) -> Mark | None:
         """What tells one head in the folder from the next; None where there is none."""
         try:
             weights, config = (self.folder / WEIGHTS).stat(), (self.folder / CONFIG).stat()
@@ -51,9 +51,9 @@ class HeadHotSwap:
             return None
         return weights.st_mtime, weights.st_size, config.st_mtime
 
-    def read(self) -> HeadCandidate | None:
+    def load_candidate(self) -> HeadCandidate | None:
         """Return the folder's head if it is new or still to be measured, ready to draft; not in the engine's thread."""
-        mark = self.mark()
+        mark = self.signature()
         if mark is None or mark == self._seen:
             return self._postponed
         self._seen, self._postponed = mark, None
@@ -67,7 +67,7 @@ class HeadHotSwap:
         raise ModelError(f"{self.folder}: a head of another shape than the one that guesses now")
 
     @torch.inference_mode()
-    def judge(self, candidate: HeadCandidate) -> str:
+    def replace_if_better(self, candidate: HeadCandidate) -> str:
         """Replace the served head if this one is more accurate; return what was done, "" if that was reported before.
 
         Runs between two steps, in the engine's thread. Without sequences to measure with, or without pages for them,
@@ -99,10 +99,10 @@ class HeadHotSwap:
         return [self.engine.tokenizer.encode(text) for text in OPENINGS]
 
 
-def read_or_say(replacement: HeadHotSwap) -> HeadCandidate | str | None:
+def load_or_report(replacement: HeadHotSwap) -> HeadCandidate | str | None:
     """As `read`; a folder that cannot be read is told of, and looked at again when it changes."""
     try:
-        return replacement.read()
+        return replacement.load_candidate()
     except (ForetellError, OSError, ValueError) as error:
         return str(error)
 

@@ -13,7 +13,7 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 from foretell.server.compat_flags import CompatFlags, add_foreign_flags, check_speculation, merge
 from foretell.server.config import ServerConfig
-from foretell.utils.system import uncollected
+from foretell.utils.system import gc_paused
 from foretell.vllm_config import speculation_from_vllm
 
 from .command import Command
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         from foretell.cluster.run import serve_replicas
 
         return serve_replicas(cluster, ReplicaSpec(server, engine, speculation), foreign)
-    with uncollected():
+    with gc_paused():
         from foretell.server.run import serve
 
     return serve(server, engine, speculation, foreign)

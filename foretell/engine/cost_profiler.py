@@ -35,12 +35,12 @@ MOST_BYTES = 1 << 20  # of a file of costs
 class ProfileStep:
     """One measurement: a step of the target, or with an arm named a draft. One that warms up is not counted."""
 
-    texts: int
+    num_sequences: int
     rows: int
     cached: int
-    arm: str = ""
-    warms_up: bool = False
-    levels: int = 0  # of a tree
+    drafter: str = ""
+    is_warmup: bool = False
+    depth: int = 0  # of a tree
 
 
 def read_costs(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -73,8 +73,8 @@ class CostProfiler:
         paid = [name for name, traits in self.controller.arms.items() if not traits.free]
         arms = [name for name in paid if wanted is None or name in wanted or name + OF_TREES in wanted]
         for turn in range(ROUNDS + 1):
-            yield from (ProfileStep(texts, rows, short, warms_up=not turn) for texts, rows in steps)
-            yield from (ProfileStep(1, rows, long, warms_up=not turn) for rows in ROWS_OF_LONG if steps)
+            yield from (ProfileStep(texts, rows, short, is_warmup=not turn) for texts, rows in steps)
+            yield from (ProfileStep(1, rows, long, is_warmup=not turn) for rows in ROWS_OF_LONG if steps)
             yield from (
                 ProfileStep(texts, depth, short, arm, not turn) for arm in arms for texts, depth in TEXTS_AND_DEPTHS
             )
@@ -100,17 +100,17 @@ class CostProfiler:
         self._left = self._pieces(missing)
         return True
 
-    def piece(self) -> bool:
+    def run_one(self) -> bool:
         """Measure one thing, in about the time of a step; False when all is known."""
         found = next(self._left, None)
         if found is None:
             return False
-        with freely(), self._made_up.texts(found.texts, found.cached, room=found.rows) as seqs:
+        with freely(), self._made_up.texts(found.num_sequences, found.cached, room=found.rows) as seqs:
             if seqs:
                 try:
                     self._measure(found, seqs)
                 finally:
-                    self._forget(found.arm, seqs)
+                    self._forget(found.drafter, seqs)
         return True
 
     def _forget(self, arm: str, seqs: list[Sequence]) -> None:
@@ -122,20 +122,20 @@ class CostProfiler:
     def run(self) -> None:
         """Measure all of it, anew."""
         self._left = self._pieces()
-        while self.piece():
+        while self.run_one():
             pass
 
     def _measure(self, piece: ProfileStep, seqs: list[Sequence]) -> None:
-        if piece.arm:
-            budgets = [Budget(piece.rows, piece.arm, max_depth=piece.levels)] * len(seqs)
+        if piece.drafter:
+            budgets = [Budget(piece.rows, piece.drafter, max_depth=piece.depth)] * len(seqs)
             self.engine.drafter.propose(seqs, budgets)  # reads the texts, and is not what is to be measured
             began = perf_counter()
             drafts = self.engine.drafter.propose(seqs, budgets)
             seconds, nodes = perf_counter() - began, sum(map(len, drafts))
-            if nodes and not piece.warms_up:
-                costs = self.controller.drafting.of(piece.arm, piece.levels > 0)
-                depth = piece.levels or piece.rows
-                if not self.controller.arms[piece.arm].whole:
+            if nodes and not piece.is_warmup:
+                costs = self.controller.drafting.of(piece.drafter, piece.depth > 0)
+                depth = piece.depth or piece.rows
+                if not self.controller.arms[piece.drafter].whole:
                     depth = max(max(draft.depths(), default=0) for draft in drafts)
                 costs.observe(depth, nodes, 0, seconds, self.controller.costs.seconds(1))
             return
@@ -147,11 +147,11 @@ class CostProfiler:
             output.argmax()
         else:
             output.logits.argmax(-1).tolist()  # a device is done when its answer is here
-        if piece.warms_up:
+        if piece.is_warmup:
             return
-        context = piece.cached * piece.texts
+        context = piece.cached * piece.num_sequences
         seconds = perf_counter() - began
-        self.controller.costs.observe(piece.texts * piece.rows, context, seconds, context * (piece.rows - 1))
+        self.controller.costs.observe(piece.num_sequences * piece.rows, context, seconds, context * (piece.rows - 1))
 
     def save(self) -> None:
         """Keep what was learnt, whole or not at all."""

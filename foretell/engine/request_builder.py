@@ -31,7 +31,7 @@ def check_rule(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What the model sets for every request."""
 
     context: int
@@ -54,7 +54,7 @@ class RequestBuilder:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: RequestLimits,
         tokenizer: Tokenizer | None,
         drafter: Drafter,
         defaults: SpeculationChoice = SpeculationChoice(rule="match"),
@@ -75,14 +75,14 @@ class RequestBuilder:
         self._check_tokens(prompt, params)
         if speculation.rule is None:
             speculation = self._with_defaults(speculation)
-        speculation, drafters = settle_drafters(self.drafter, speculation)
-        check_pace(speculation, drafters)
+        speculation, drafters = resolve_drafters(self.drafter, speculation)
+        check_slo(speculation, drafters)
         request = Request(
             id=request_id,
             prompt=tuple(prompt),
             params=params,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
-            max_tokens=settle_max_tokens(prompt, params, self.limits.context),
+            max_tokens=resolve_max_tokens(prompt, params, self.limits.context),
             end_ids=self.limits.end_ids,
             tenant=tenant,
             speculation=speculation,
@@ -194,7 +194,7 @@ class RequestBuilder:
         return ReasoningMarkers(opens, closes)
 
 
-def check_pace(choice: SpeculationChoice, drafters: tuple[str, ...]) -> None:
+def check_slo(choice: SpeculationChoice, drafters: tuple[str, ...]) -> None:
     """Refuse an SLO outside its range, or for a request without drafters."""
     for name, most in LARGEST_SLO.items():
         value = getattr(choice, name)
@@ -206,7 +206,7 @@ def check_pace(choice: SpeculationChoice, drafters: tuple[str, ...]) -> None:
             raise RequestError(name, "is kept by guessing ahead, and nobody guesses for this request; leave it out")
 
 
-def settle_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[SpeculationChoice, tuple[str, ...]]:
+def resolve_drafters(engine: Drafter, choice: SpeculationChoice) -> tuple[SpeculationChoice, tuple[str, ...]]:
     """Who may guess for a request: whom it names, or the engine's own, and `prediction` where it brings one."""
     arms = engine.drafters
     if choice.drafter == "none" or not choice.enabled or choice.max_draft == 0:
@@ -240,7 +240,7 @@ def _check_drafter(name: str, engine: Drafter, choice: SpeculationChoice) -> Non
         raise RequestError("drafter", "prediction copies the text you expect; give that as prediction")
 
 
-def settle_max_tokens(prompt: list[int], params: SamplingParams, context: int) -> int:
+def resolve_max_tokens(prompt: list[int], params: SamplingParams, context: int) -> int:
     """How many tokens may be written; what cannot fit is refused before any is made."""
     if not prompt:
         raise RequestError("prompt", "is empty; give it some text")

@@ -48,18 +48,18 @@ class Warmup:
     """
 
     def __init__(self, engine: Engine, pieces: Callable[[Warmup], Iterable[Callable[[], None]]]) -> None:
-        """`pieces`: what is to be done, such as `all_pieces`."""
-        self.engine, self.made_up = engine, DummySequences(engine.runner)
-        self.done = self.failures = 0  # pieces
+        """`pieces`: what is to be done, such as `warmup_tasks`."""
+        self.engine, self.dummies = engine, DummySequences(engine.runner)
+        self.num_done = self.failures = 0  # pieces
         self._left: Iterator[Callable[[], None]] = iter(pieces(self))
 
     def run(self, seconds: float = SECONDS) -> None:
         """As much as can be begun in this time."""
         until = perf_counter() + seconds
-        while perf_counter() < until and self.piece():
+        while perf_counter() < until and self.run_one():
             pass
 
-    def piece(self) -> bool:
+    def run_one(self) -> bool:
         """Do one thing, in the time of a few steps; False when all is done."""
         try:
             do = next(self._left, None)
@@ -69,7 +69,7 @@ class Warmup:
                 do()
         except Exception:  # what nobody asked for must not keep an engine from its work
             return self._failed()
-        self.done += 1
+        self.num_done += 1
         return True
 
     def _failed(self) -> bool:
@@ -85,7 +85,7 @@ class Warmup:
     def step(self, step: DummyStep) -> None:
         """A step of the target, and what its logits are asked for."""
         cached = max(0, min(step.cached, self.engine.runner.context - step.take - len(step.draft)))
-        with self.made_up.texts(step.texts, cached, step.take, len(step.draft)) as seqs:
+        with self.dummies.texts(step.texts, cached, step.take, len(step.draft)) as seqs:
             shares = [ScheduledSequence.of(seq, step.take) for seq in seqs]
             for _ in range(TIMES if shares else 0):
                 output = self.engine.runner.forward(shares, [step.draft] * len(shares))
@@ -99,15 +99,15 @@ class Warmup:
         for drawn in (False, True):
             rows = [_drawn(share) if drawn else share for share in shares]
             cases = [VerifyCase(share, draft, output.logits, i * (1 + len(draft))) for i, share in enumerate(rows)]
-            self.engine.sequence_verifier(cases, output.logits, output.argmax)
+            self.engine.verifier.sequence_verifier.verify_cases(cases, output.logits, output.argmax)
         if self.engine.drafter.top_k:
             top(output.logits, self.engine.drafter.top_k)
 
-    def guess(self, name: str, guessing: Guessing) -> None:
+    def draft(self, name: str, guessing: Guessing) -> None:
         """A draft of who has this name now, if it is here."""
         drafter = self.engine.drafter.drafters.get(name)
         if drafter is not None and drafter.is_ready:
-            rehearse_guess(drafter, self.made_up, guessing, TIMES)
+            rehearse_guess(drafter, self.dummies, guessing, TIMES)
 
 
 def _drawn(share: ScheduledSequence) -> ScheduledSequence:
@@ -117,7 +117,7 @@ def _drawn(share: ScheduledSequence) -> ScheduledSequence:
     return replace(share, seq=Sequence(seq.id, request, seq.tokens, seq.cached, seq.pages))
 
 
-def all_pieces(rehearsal: Warmup, named: Container[str], nodes: int, most: int) -> Iterator[Callable[[], None]]:
+def warmup_tasks(rehearsal: Warmup, named: Container[str], nodes: int, most: int) -> Iterator[Callable[[], None]]:
     """For these drafters, chains and trees of up to `nodes` nodes, and trees of heads of up to `most`. The likeliest
     come first: a prompt, one text alone, what drafters that take time do for it, greedy and drawn, and drafts of all
     sizes behind it; then what serves for longer texts and for several; and in the end what would do that in less time.
@@ -133,7 +133,7 @@ def all_pieces(rehearsal: Warmup, named: Container[str], nodes: int, most: int) 
     def guesses(depths: Container[int] | None = None, **changes: Any) -> Iterator[Callable[[], None]]:
         for several, names in shapes:
             some = (replace(each, **changes) for each in several if depths is None or each.budget.depth in depths)
-            yield from (partial(rehearsal.guess, name, each) for each in some for name in names)
+            yield from (partial(rehearsal.draft, name, each) for each in some for name in names)
 
     def steps(several: Iterable[DummyStep]) -> Iterator[Callable[[], None]]:
         return (partial(rehearsal.step, each) for each in several)
@@ -141,7 +141,7 @@ def all_pieces(rehearsal: Warmup, named: Container[str], nodes: int, most: int) 
     yield from steps((DummyStep(cached=0, take=PROMPT), DummyStep(cached=TEXT)))
     yield from guesses()
     unread = [Guessing(Budget(min(2, nodes)), cached=cached) for cached in UNREAD]
-    yield from (partial(rehearsal.guess, name, each) for each in unread for name in readers if nodes)
+    yield from (partial(rehearsal.draft, name, each) for each in unread for name in readers if nodes)
     yield from steps(_drafts(nodes, widest, TEXT))
     yield from guesses(temperature=1.0)
     yield from steps((DummyStep(cached=LONG), *_drafts(nodes, widest, LONG, (7,), (15, 30))))

@@ -12,7 +12,7 @@ from foretell.kernels.norm import rms_norm
 from foretell.kernels.rotary import rotate
 from foretell.kernels.store import store
 from foretell.kv.cache import KVCache, LayerShape
-from foretell.utils.system import give_back
+from foretell.utils.system import trim_memory
 
 from .batch import Batch
 from .config import ModelConfig, Rope
@@ -145,7 +145,7 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack(room)
-        give_back()
+        trim_memory()
         for rope in set(self.config.ropes):
             table = rope_table(rope, self.config.head_dim, context)
             self.tables[rope] = table.to(self.embed.device, self.embed.dtype)

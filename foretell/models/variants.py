@@ -11,7 +11,7 @@ from torch import nn
 
 from foretell.kernels.native.huge_pages import Room
 from foretell.kernels.quant import Rounding
-from foretell.utils.system import give_back
+from foretell.utils.system import trim_memory
 
 from .config import ModelConfig
 from .decoder import Decoder
@@ -62,7 +62,7 @@ def quantize_weights(model: Decoder, bits: Bits) -> Decoder:
             if isinstance(child, Linear):
                 module._modules[name] = quantize_linear(child, bits_of(name, bits), room)
                 child.weight = None
-    give_back()
+    trim_memory()
     return model
 
 

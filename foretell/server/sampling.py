@@ -23,7 +23,7 @@ OPENAI = {"temperature": 1.0}  # where neither the request nor the model says ot
 def sampling_params(
     body: Generation, defaults: Mapping[str, Any], config: ServerConfig, grammar: GrammarSpec | None, **settled: Any
 ) -> SamplingParams:
-    """The model's own defaults, what the request says, and what was `settled` from it."""
+    """The model's own defaults, what the request says, and what was `with_shipped_heads` from it."""
     given = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     params = SamplingParams(**(OPENAI | dict(defaults) | given | settled), structured_outputs=grammar)
     if params.n > config.max_n:

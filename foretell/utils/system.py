@@ -25,7 +25,7 @@ def home() -> Path:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+def folder_lock(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold the folder's lock, which the system frees when a process dies; call `on_wait` where another holds it.
 
     It is on a file opened for writing, because NFS refuses an exclusive lock on a folder.
@@ -39,14 +39,14 @@ def locked(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator
         yield
 
 
-def give_back() -> None:
+def trim_memory() -> None:
     """Let the system have what was freed; after a load the C library would keep a few hundred megabytes of it."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """While much is made that stays: to look for garbage in it would take a fifth of the time, now and ever after."""
     was_on = gc.isenabled()
     gc.disable()
@@ -59,7 +59,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def processor() -> str:
+def cpu_name() -> str:
     """The name of the CPU, where the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -95,7 +95,7 @@ def _quota(system: Path) -> int:
 SPINS = "5000"  # about as long as the gap between two products of a step; see docs/log/
 
 
-def let_idle_threads_sleep() -> None:
+def limit_openmp_spinning() -> None:
     """Tell GNU OpenMP to spin briefly. It reads this when torch is loaded, so it must be said before.
 
     A guard against a rare, bad case: beside another process a step has been seen to take 0.3 to 1.2 s instead of 33 ms,

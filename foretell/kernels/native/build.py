@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from foretell.utils.system import home, locked
+from foretell.utils.system import folder_lock, home
 
 from .library_file import install, is_whole, make_private
 
@@ -34,7 +34,7 @@ def built_library() -> Path:
         path = home() / "native" / f"foretell-{_key(compiler)}.so"
         make_private(path.parent)
         if not is_whole(path):
-            with locked(path.parent):
+            with folder_lock(path.parent):
                 if not is_whole(path):  # another process may have built it meanwhile
                     _compile(compiler, path)
     except OSError as error:

@@ -23,7 +23,7 @@ from foretell.models.layers import Linear
 from foretell.models.quantize import native_for, quantize_linear, round_linear
 from foretell.models.sharding import Shard
 from foretell.models.weights import is_module
-from foretell.utils.system import give_back
+from foretell.utils.system import trim_memory
 
 from .base import DraftHead, TargetWeights
 from .config import FORMAT, HeadConfig, read_head_config
@@ -154,7 +154,7 @@ def pack_head(head: DraftHead[Any], target: Decoder) -> None:
                 module._modules[name] = ready(child)
         if isinstance(module, HeadAttention):
             del module.q  # what it had stands above keys and values now; those are asked for alone, too
-    give_back()
+    trim_memory()
 
 
 def _way_to_pack(head: DraftHead[Any], room: Room) -> Callable[[Linear], Linear]:
