@@ -134,7 +134,10 @@ class Bench:
         every way."""
         if self.args.device == "cuda":
             some = partial(
-                warmup_tasks, named=set(self.drafter.drafters), nodes=16, most=max(DEFAULT_TREE, *self.args.nodes)
+                warmup_tasks,
+                names=set(self.drafter.drafters),
+                max_draft=16,
+                max_tree=max(DEFAULT_TREE, *self.args.nodes),
             )
             Warmup(self.engine, some).run(REHEARSING)
         sizes = {min(size for size in SIZES if len(text.prompt) < size): text for text in self.texts}

@@ -53,7 +53,7 @@ def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCon
     from foretell.build.engine_builder import build_engine
     from foretell.build.model_source import print_progress
 
-    assembly = build_engine(engine, speculation, say=print_progress)
+    assembly = build_engine(engine, speculation, progress=print_progress)
     assembly.grammars.prepare()
     trim_memory()
     return Service(assembly, config, engine, speculation)

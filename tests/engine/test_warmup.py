@@ -24,7 +24,7 @@ from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import MOST_FAILURES, Warmup, warmup_tasks
+from foretell.engine.warmup import MAX_FAILURES, Warmup, warmup_tasks
 from foretell.models.draft_heads import HeadConfig
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.draft_chain import PendingChains
@@ -198,12 +198,12 @@ def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) ->
         raise RuntimeError("planted")
 
     done: list[int] = []
-    pieces = [fails, partial(done.append, 1), *[fails] * (MOST_FAILURES - 1), partial(done.append, 2)]
+    pieces = [fails, partial(done.append, 1), *[fails] * (MAX_FAILURES - 1), partial(done.append, 2)]
     rehearsal = Warmup(long_engine(TokenRecyclingDrafter()), lambda _: pieces)
     with caplog.at_level(logging.ERROR):
         rehearsal.run(60)
     assert done == [1] and rehearsal.num_done == 1 and not rehearsal.run_one()
-    assert caplog.text.count("the first requests wait") == MOST_FAILURES
+    assert caplog.text.count("the first requests wait") == MAX_FAILURES
 
 
 def test_pages_come_back_from_a_step_that_fails() -> None:

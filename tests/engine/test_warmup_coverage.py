@@ -90,7 +90,7 @@ def rehearsed() -> tuple[Engine, Tape]:
     runner.executor = MadeUpSteps(VOCAB, CONFIG.width, random.Random(0))
     tape = play(engine, head)
     make_up(head, VOCAB)
-    rehearsal = Warmup(engine, partial(warmup_tasks, named=("eagle",), nodes=LONGEST, most=NODES))
+    rehearsal = Warmup(engine, partial(warmup_tasks, names=("eagle",), max_draft=LONGEST, max_tree=NODES))
     while rehearsal.run_one():
         pass
     assert rehearsal.num_done and engine.runner.pool.held == 0

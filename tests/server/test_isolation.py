@@ -273,14 +273,14 @@ def test_a_text_whose_grammar_went_ahead_of_it_is_lost() -> None:
 def test_a_text_that_cannot_be_taken_up_is_lost_and_those_behind_it_are_not() -> None:
     async def play(engine: AsyncEngine) -> None:
         scheduler = engine.engine.scheduler
-        enter = scheduler._enter
+        try_admit = scheduler._try_admit
 
         def broken(seq: Sequence, force: bool) -> bool:
             if seq.request.id == BAD:
                 raise RuntimeError("planted")
-            return enter(seq, force)
+            return try_admit(seq, force)
 
-        scheduler._enter = broken  # type: ignore[method-assign]
+        scheduler._try_admit = broken  # type: ignore[method-assign]
         for _ in range(MAX_FAILED_STEPS + 1):
             lost, *texts = await asyncio.gather(*(outcome_of(engine, name) for name in (BAD, "b", "c")))
             assert isinstance(lost, StepFailed) and texts == [alone(), alone()]

@@ -53,7 +53,7 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(place: Path, tmp_path: Pa
     assert replacement.load_candidate() is None, "there is nothing there yet"
     put(place / "good", tmp_path / "new", 1)
     better = replacement.load_candidate()
-    assert better is not None and ": taken for eagle" in replacement.replace_if_better(better)
+    assert better is not None and ": replaced the head of eagle" in replacement.replace_if_better(better)
     arm: Any = llm.engine.drafter.drafters[better.name]
     assert arm.head is arm.work.head is better.head
     assert arm._native is None or arm._native.head is better.head, "and it is the one that guesses"
@@ -61,7 +61,7 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(place: Path, tmp_path: Pa
     assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)] == before
     put(place / "poor", tmp_path / "new", 2)
     worse = replacement.load_candidate()
-    assert worse is not None and "not taken" in replacement.replace_if_better(worse)
+    assert worse is not None and "not used" in replacement.replace_if_better(worse)
     assert llm.engine.drafter.arms[better.name].head is better.head  # type: ignore[attr-defined]
 
 
@@ -94,5 +94,7 @@ def test_a_head_that_could_not_be_measured_is_tried_again(place: Path, tmp_path:
     llm.engine.tokenizer = None  # nothing runs, and there are no prompts to measure with
     assert replacement.replace_if_better(better) == ""
     llm.engine.tokenizer = tokenizer
-    assert replacement.load_candidate() is better and ": taken for eagle" in replacement.replace_if_better(better)
+    assert replacement.load_candidate() is better and ": replaced the head of eagle" in replacement.replace_if_better(
+        better
+    )
     assert replacement.load_candidate() is None
