@@ -25,7 +25,7 @@ from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.kernels.quant import QuantFormat
 from foretell.models.decoder import Decoder
@@ -78,7 +78,9 @@ class Arm:
         self.runner = runner
         scheduler = Scheduler(runner, None, most, 4096)
         self.engine = Engine(runner, drafter or NoDrafter(), FixedController(nodes), scheduler)
-        self.maker = RequestBuilder(Limits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter)
+        self.maker = RequestBuilder(
+            RequestLimits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter
+        )
         self.rates: list[float] = []  # tokens a second
         self.steps: list[float] = []  # milliseconds, each
         self.accepted = 0.0

@@ -18,7 +18,7 @@ from foretell.draft.registry import head_drafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.self_draft import SelfDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
 from foretell.kv.prefix import PrefixIndex
@@ -197,7 +197,7 @@ def add(
     engine: Engine, name: str, prompt: list[int], speculation: SpeculationChoice = SpeculationChoice(), **params: object
 ) -> list[SequenceState]:
     prediction = tuple(params.pop("prediction", ()))  # type: ignore[arg-type]
-    maker = RequestBuilder(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
     wanted = SamplingParams(**{"max_tokens": 24, "seed": int(name), **params})  # type: ignore[arg-type]
     requests = maker.make(name, prompt, wanted, speculation)
     return [engine.add(replace(request, prediction=prediction)) for request in requests]

@@ -64,7 +64,7 @@ class TensorParallelGroup:
         return self._crew.lost(error)
 
     def listen(self, told: Callable[[RankError], None]) -> None:
-        """Have `told` called once, from another thread, should a rank be lost."""
+        """Have `flush` called once, from another thread, should a rank be lost."""
         self._crew.listen(told)
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ def test_costs_are_measured_kept_and_taken_up_again(
     (kept,) = (tmp_path / "costs").iterdir()
     again = LLM(tiny_folder, drafter="ngram", quiet=True)
     assert again.engine.plain_seconds(1, 0) == pytest.approx(controller.costs.seconds(1))
-    assert not again.assembly.profiler.piece(), "nothing is left to measure"
+    assert not again.assembly.profiler.run_one(), "nothing is left to measure"
     kept.write_text("{")
     spoilt = LLM(tiny_folder, drafter="ngram", quiet=True)
     assert spoilt.engine.plain_seconds(1, 0) is None

@@ -19,7 +19,7 @@ from foretell.runner.cuda.executor import CudaExecutor
 from foretell.runner.cuda.graphs import freely
 from foretell.runner.cuda.warmup import tree
 from foretell.types import Draft
-from tests.engine.test_rehearsal import long_engine, of_all_sizes, pieces, write
+from tests.engine.test_warmup import long_engine, of_all_sizes, pieces, write
 from tests.kernels_triton.test_forward import BASE, TREE, step, world
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, run
 

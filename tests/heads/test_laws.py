@@ -16,7 +16,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.draft_heads import HeadConfig, TargetWeights
 from foretell.runner.model_runner import ModelRunner
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, SpeculationChoice, StepResult
-from tests.laws.test_same_text import FAMILIES, SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
+from tests.laws.test_losslessness import FAMILIES, SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
 from tests.tiny import CONFIG, CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tiny_decoder, tree_around
 
 

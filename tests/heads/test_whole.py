@@ -24,8 +24,8 @@ from foretell.runner.heads.tables import DraftRow, DraftShape, DraftTable
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import Compared
-from tests.laws.test_same_text import SAMPLING, preempt_youngest, truth_for
-from tests.laws.test_same_text import WORLDS as LAWS
+from tests.laws.test_losslessness import SAMPLING, preempt_youngest, truth_for
+from tests.laws.test_losslessness import WORLDS as LAWS
 from tests.recordings import Tape
 from tests.tiny import CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
 

@@ -57,7 +57,7 @@ def test_without_native_kernels_it_works_too(tiny_folder: Path, monkeypatch: pyt
     for module in (quantize, linear, native):
         monkeypatch.setattr(module, "library", lambda: None)
     lines: list[str] = []
-    monkeypatch.setattr("foretell.llm.say_on_stderr", lines.append)
+    monkeypatch.setattr("foretell.llm.print_progress", lines.append)
     params = SamplingParams(max_tokens=20, temperature=0)
     outputs = [
         LLM(str(tiny_folder), quantization="int8", drafter=drafter).generate(PROMPTS[0], params)[0]
@@ -165,7 +165,7 @@ def test_weights_are_rounded_where_the_file_rounds_them(
 @pytest.mark.skipif(library() is None, reason="no C++ compiler is here")
 def test_no_drafter_changes_what_the_target_is(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr("foretell.llm.say_on_stderr", lines.append)
+    monkeypatch.setattr("foretell.llm.print_progress", lines.append)
     alone, copied = (LLM("smollm2-135m", drafter=name) for name in ("none", "self:int8"))
     assert alone.assembly.memory.weights == copied.assembly.memory.weights
     assert any("is the target itself" in line for line in lines)

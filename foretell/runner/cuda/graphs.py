@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from foretell.kv.shortage import lacks_memory
+from foretell.errors import is_oom
 
 OFTEN = 64  # times that sizes were wished for and others served, before they are worth a recording
 SHARE = 0.01  # of the time, at most, that recordings of one kind take while texts are written
@@ -154,7 +154,7 @@ class Capture:
                 graph.capture_end()
             except RuntimeError as error:
                 self._abandon(graph)
-                if not lacks_memory(error):
+                if not is_oom(error):
                     raise
                 return None
         return graph, found

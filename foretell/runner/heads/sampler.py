@@ -21,13 +21,13 @@ LEAST_HEAT = 1e-6
 
 @dataclass(frozen=True)
 class DraftOutput:
-    """What comes back of a draft: `told` in one transfer, by a `LandingRecorder`; `probs` stay where they are."""
+    """What comes back of a draft: `flush` in one transfer, by a `LandingRecorder`; `probs` stay where they are."""
 
     told: Tensor  # of chains [tokens and how sure, depth, texts], in float32
     probs: Tensor | None = None  # [depth, texts, outputs]: what each was drawn from, where any was
 
     def of(self, texts: int) -> DraftOutput:
-        """Without those that only fill up, and never written over. `told` has landed."""
+        """Without those that only fill up, and never written over. `flush` has landed."""
         return DraftOutput(
             self.told[:, :, :texts].clone(), None if self.probs is None else self.probs[:, :texts].clone()
         )
@@ -179,7 +179,7 @@ def all_scores(head: DraftHead[Any], scores: Tensor, top: int) -> Tensor:
 
 
 def _spread(told: Tensor, top: int, outputs: int) -> Tensor:
-    """`told` [rows, ranks, logits and tokens of the likeliest, and the sum of all]."""
+    """`flush` [rows, ranks, logits and tokens of the likeliest, and the sum of all]."""
     best, chosen = told[..., :top].flatten(1).topk(top)
     tokens = told[..., top:-1].flatten(1).gather(1, chosen).long()
     total = told[..., -1].logsumexp(-1, keepdim=True)

@@ -22,9 +22,9 @@ from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import MOST_FAILURES, Warmup, all_pieces
+from foretell.engine.warmup import MAX_FAILURES, Warmup, warmup_tasks
 from foretell.models.draft_heads import HeadConfig
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.draft_chain import PendingChains
@@ -42,7 +42,7 @@ CONTEXT, NODES = 2048, 16
 
 
 def pieces(rehearsal: Warmup, names: tuple[str, ...] = ()) -> Iterable[Callable[[], None]]:
-    return all_pieces(rehearsal, names, NODES, 64)
+    return warmup_tasks(rehearsal, names, NODES, 64)
 
 
 def long_engine(drafter: Drafter, device: str = "cpu") -> Engine:
@@ -60,10 +60,10 @@ def test_no_text_can_tell_that_it_was(config: HeadConfig) -> None:
     drafter.grows = True
     some = partial(pieces, names=(drafter.name,))
     rehearsal = Warmup(engine, lambda rehearsal: islice(some(rehearsal), 0, None, 9))  # of each kind one
-    while rehearsal.piece():
+    while rehearsal.run_one():
         pass
     head = drafter.inner
-    assert rehearsal.done and engine.runner.pool.num_held == engine.stats.forwards == 0
+    assert rehearsal.num_done and engine.runner.pool.num_held == engine.stats.forwards == 0
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None and not head._trails
     tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     run(engine)
@@ -152,7 +152,7 @@ def of_all_sizes(seq: Sequence, budget: Budget) -> Draft:
 
 def write(engine: Engine, prompt: int) -> None:
     """A text of 64 tokens behind a prompt of so many."""
-    maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
     params = SamplingParams(max_tokens=64, temperature=0.0, seed=0)
     (request,) = maker.make("0", [1 + i % 30 for i in range(prompt)], params)
     engine.add(request)
@@ -178,9 +178,9 @@ def test_who_learns_hears_nothing_of_it_and_a_stranger_is_not_asked() -> None:
     recycle = TokenRecyclingDrafter()
     engine = long_engine(MixDrafter([recycle, ScriptedDrafter(refuse)]))
     rehearsal = Warmup(engine, partial(pieces, names=("recycle",)))
-    while rehearsal.piece():
+    while rehearsal.run_one():
         pass
-    assert rehearsal.done > 60 and recycle.memory == engine.stats.forwards == engine.runner.pool.num_held == 0
+    assert rehearsal.num_done > 60 and recycle.memory == engine.stats.forwards == engine.runner.pool.num_held == 0
 
 
 def test_it_ends_with_its_time_and_goes_on_when_nobody_waits() -> None:
@@ -188,9 +188,9 @@ def test_it_ends_with_its_time_and_goes_on_when_nobody_waits() -> None:
     rehearsal = Warmup(long_engine(TokenRecyclingDrafter()), lambda _: (partial(done.append, i) for i in range(3)))
     rehearsal.run(0)
     assert not done
-    assert rehearsal.piece() and done == [0]
+    assert rehearsal.run_one() and done == [0]
     rehearsal.run(60)
-    assert done == [0, 1, 2] and rehearsal.done == 3 and not rehearsal.piece()
+    assert done == [0, 1, 2] and rehearsal.num_done == 3 and not rehearsal.run_one()
 
 
 def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) -> None:
@@ -198,12 +198,12 @@ def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) ->
         raise RuntimeError("planted")
 
     done: list[int] = []
-    pieces = [fails, partial(done.append, 1), *[fails] * (MOST_FAILURES - 1), partial(done.append, 2)]
+    pieces = [fails, partial(done.append, 1), *[fails] * (MAX_FAILURES - 1), partial(done.append, 2)]
     rehearsal = Warmup(long_engine(TokenRecyclingDrafter()), lambda _: pieces)
     with caplog.at_level(logging.ERROR):
         rehearsal.run(60)
-    assert done == [1] and rehearsal.done == 1 and not rehearsal.piece()
-    assert caplog.text.count("the first requests wait") == MOST_FAILURES
+    assert done == [1] and rehearsal.num_done == 1 and not rehearsal.run_one()
+    assert caplog.text.count("the first requests wait") == MAX_FAILURES
 
 
 def test_pages_come_back_from_a_step_that_fails() -> None:
