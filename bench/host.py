@@ -37,8 +37,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.draft_heads import EagleConfig, LayerConfig, TargetWeights, make_head
 from foretell.models.draft_heads.layer import initialise
 from foretell.runner.batch_layout import BatchLayout
-from foretell.runner.cuda.graph_shapes import ROWS, fit
-from foretell.runner.cuda.split_prefill import passes
+from foretell.runner.cuda.graph_shapes import ROWS, fit, passes
 from foretell.runner.cuda.tables import PageTable, fill
 from foretell.runner.executor import StepOutput
 from foretell.runner.heads.kv import beside

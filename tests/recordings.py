@@ -15,9 +15,8 @@ from foretell.draft.heads.base import HeadDrafter
 from foretell.engine.engine import Engine
 from foretell.kernels.triton.row_tables import Sizes
 from foretell.runner.batch_layout import BatchLayout
-from foretell.runner.cuda.graph_shapes import ROWS, fit
+from foretell.runner.cuda.graph_shapes import ROWS, fit, passes
 from foretell.runner.cuda.graphs import GraphCache
-from foretell.runner.cuda.split_prefill import passes
 from foretell.runner.cuda.tables import TOKENS, fill
 from foretell.runner.executor import Executor, StepOutput
 from foretell.runner.heads.prefill import PrefillShape

@@ -34,7 +34,7 @@ from foretell.models.hf_config import read_config
 from foretell.models.sharding import Shard
 from foretell.models.tied_weights import lend, read_whole, whole_bytes
 from foretell.runner.heads.kv import beside
-from foretell.runner.heads.memory import HeadNeeds, MostAsked, head_step_bytes
+from foretell.runner.memory_plan import HeadNeeds, MostAsked, head_step_bytes
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 

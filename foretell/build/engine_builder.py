@@ -32,8 +32,16 @@ from foretell.kv.swap import Swap
 from foretell.models.config import ModelConfig
 from foretell.models.hf_config import end_ids, sampling_defaults
 from foretell.models.variants import quantized
-from foretell.runner.heads.memory import HeadNeeds, MostAsked
-from foretell.runner.memory_plan import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory
+from foretell.runner.memory_plan import (
+    GIB,
+    HeadNeeds,
+    MemoryPlan,
+    MostAsked,
+    Needs,
+    check_room,
+    device_memory,
+    plan_memory,
+)
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.grammar import GrammarCompiler
 from foretell.tensor_parallel import (

@@ -15,7 +15,7 @@ from typing import Any
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.draft_latency import TREES as OF_TREES
 from foretell.runner.cuda.graphs import freely
-from foretell.runner.dummy_sequences import DummySequences
+from foretell.runner.cuda.warmup import DummySequences
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 
 from .engine import Engine

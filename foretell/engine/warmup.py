@@ -14,8 +14,7 @@ from foretell.draft.base import Drafter
 from foretell.draft.heads.warmup import SERVING, TEXT, Guessing, chains, model_chains, rehearse_guess, trees
 from foretell.draft.tree_merge import MergedDrafter
 from foretell.runner.cuda.graphs import freely
-from foretell.runner.cuda.warmup import DummyStep, chain, tree
-from foretell.runner.dummy_sequences import DummySequences
+from foretell.runner.cuda.warmup import DummySequences, DummyStep, chain, tree
 from foretell.runner.executor import StepOutput
 from foretell.sampling.topk import top
 from foretell.sampling_params import SamplingParams

@@ -9,8 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from foretell.kernels.triton.row_tables import NO_PARTS, parts
-from foretell.runner.cuda.graph_shapes import FEW, HIGH, LOW, ROWS, ChainSizes, fit, fit_chain
-from foretell.runner.cuda.split_prefill import passes, readers
+from foretell.runner.cuda.graph_shapes import FEW, HIGH, LOW, ROWS, ChainSizes, fit, fit_chain, passes, readers
 from foretell.runner.executor import EagerExecutor
 from foretell.types import Draft
 from tests.kernels_triton.test_forward import BASE, TREE, step, world

@@ -16,7 +16,7 @@ import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.errors import ForetellError, RankError, RequestError
-from foretell.tensor_parallel.launch import check_devices
+from foretell.tensor_parallel.tp_group import check_devices
 from tests.folder import write_tiny_folder
 from tests.parallel.test_lost import gone
 from tests.server.process import ServerProcess

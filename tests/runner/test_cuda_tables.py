@@ -7,7 +7,7 @@ import pytest
 
 from foretell.kernels.triton.row_tables import Sizes
 from foretell.runner.batch_layout import BatchLayout, pack
-from foretell.runner.cuda.split_prefill import passes, single
+from foretell.runner.cuda.graph_shapes import passes, single
 from foretell.runner.cuda.tables import fill, make_tiles
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence

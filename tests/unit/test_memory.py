@@ -13,13 +13,14 @@ from foretell.errors import CapacityError
 from foretell.models.draft_heads import EagleConfig, HeadConfig, LayerConfig
 from foretell.runner import memory_plan as memory
 from foretell.runner.heads.kv import beside
-from foretell.runner.heads.memory import MostAsked, head_step_bytes
 from foretell.runner.memory_plan import (
     GIB,
+    MostAsked,
     Needs,
     available_memory,
     device_memory,
     group_memory,
+    head_step_bytes,
     plan_memory,
     recorded_bytes,
     step_bytes,

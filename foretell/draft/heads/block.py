@@ -16,7 +16,7 @@ from foretell.draft.heads.graph_draft import chain_whole, goes_whole, grow_alike
 from foretell.draft.heads.sampling import TreeInProgress
 from foretell.draft.heads.tree import MOST_WIDE, EagleTree, FixedTree
 from foretell.models.draft_heads import BlockHead
-from foretell.runner.heads.graph_block import GraphBlockDraft
+from foretell.runner.heads.graph_draft import GraphBlockDraft
 from foretell.runner.heads.kv import HeadPages
 from foretell.runner.heads.ops import BlockForwardOp, BlockForwardOutput, BlockLevelOp, BlockOps, HeadLogits, flat
 from foretell.runner.model_runner import ModelRunner

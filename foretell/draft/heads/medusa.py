@@ -13,7 +13,7 @@ from foretell.draft.heads.graph_draft import chain_whole, goes_whole, grow_alike
 from foretell.draft.heads.sampling import TreeInProgress
 from foretell.draft.heads.tree import MOST_WIDE, FixedTree
 from foretell.models.draft_heads import MedusaHead
-from foretell.runner.heads.graph_block import GraphMedusaDraft
+from foretell.runner.heads.graph_draft import GraphMedusaDraft
 from foretell.runner.heads.kv import HeadPages
 from foretell.runner.heads.ops import MedusaForwardOp
 from foretell.runner.model_runner import ModelRunner

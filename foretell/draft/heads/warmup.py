@@ -16,8 +16,7 @@ from foretell.kv.cache import LayerShape
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, HeadConfig, TargetWeights, make_head
 from foretell.models.draft_heads.loading import pack_head
-from foretell.runner.cuda.warmup import EVEN
-from foretell.runner.dummy_sequences import DummySequences
+from foretell.runner.cuda.warmup import EVEN, DummySequences
 from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
 from foretell.types import Budget, ScheduledSequence, Sequence, StepResult

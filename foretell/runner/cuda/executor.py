@@ -17,9 +17,19 @@ from foretell.models.decoder import Decoder
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.draft_chain import CudaChain, PendingChains
 from foretell.runner.cuda.forward import CudaForward
-from foretell.runner.cuda.graph_shapes import DEEP, HIGH, ROWS, WHOLE, ChainSizes, fit, fit_chain, levels_for, power
+from foretell.runner.cuda.graph_shapes import (
+    DEEP,
+    HIGH,
+    ROWS,
+    WHOLE,
+    ChainSizes,
+    fit,
+    fit_chain,
+    levels_for,
+    passes,
+    power,
+)
 from foretell.runner.cuda.graphs import Capture, GraphCache
-from foretell.runner.cuda.split_prefill import passes
 from foretell.runner.cuda.tables import Numbers, PageTable, Tiles, fill, make_tiles
 from foretell.runner.executor import AsyncStep, StepOutput, StepTokens
 from foretell.sampling.cuda_sampler import Draws, leave_there

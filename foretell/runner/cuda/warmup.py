@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Event, Thread
 from time import perf_counter
@@ -197,3 +198,29 @@ class BackgroundWarmup:
         self._thread.join()
         if torch.cuda.is_available():  # where they were rehearsed
             torch.cuda.empty_cache()
+
+
+class DummySequences:
+    """Gives such texts out, and takes their pages back."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self._ids = itertools.count(-1, -1)  # no text of an engine's own has such a number
+
+    @contextmanager
+    def texts(
+        self, count: int, cached: int, take: int = 1, room: int = 0, temperature: float = 0.0
+    ) -> Iterator[list[Sequence]]:
+        """So many texts of `cached` tokens and `take` that are still to be run, with pages for `room` more; none where
+        the pages or the model's context do not suffice."""
+        seqs: list[Sequence] = []
+        try:
+            enough = cached + take + room <= self.runner.context
+            for _ in range(count if enough else 0):
+                request = Request("made up", (0,), SamplingParams(temperature=temperature), 0, cached)
+                seqs.append(Sequence(next(self._ids), request, [0] * (cached + take), cached))
+                enough = enough and self.runner.reserve(seqs[-1], cached + take + room)
+            yield seqs if enough else []
+        finally:
+            for seq in seqs:
+                self.runner.trim(seq, 0)
