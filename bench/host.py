@@ -39,7 +39,7 @@ from foretell.models.draft_heads.layer import initialise
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.graph_shapes import ROWS, fit, passes
 from foretell.runner.cuda.tables import PageTable, fill
-from foretell.runner.executor import StepOutput
+from foretell.runner.executor import Executor, StepOutput
 from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
@@ -101,7 +101,7 @@ class Replay:
         return self.known[sizes]
 
 
-class Unreal:
+class Unreal(Executor):
     """An executor that makes a GPU's tables and knows what the target says: a branch of the draft, then anything."""
 
     def __init__(self, share: int, taps: int) -> None:
@@ -110,8 +110,8 @@ class Unreal:
         self.host, self.device = torch.zeros(1 << 17, dtype=torch.int32), torch.zeros(1 << 17, dtype=torch.int32)
         self.features = torch.zeros(ROWS[-1], taps * MODEL.width)
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
-        if packed.rows > ROWS[-1] or len(packed.wanted) < len(packed.spans):
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+        if packed.rows > ROWS[-1] or len(packed.logits_indices) < len(packed.spans):
             return self.answer(packed)  # a prompt
         self.send(packed)
         return self.answer(packed)
@@ -125,8 +125,8 @@ class Unreal:
 
     def answer(self, packed: BatchLayout) -> StepOutput:
         tokens = packed.table[0].tolist()
-        said = [self.rng.randrange(VOCAB) for _ in packed.wanted]
-        wanted = {row: place for place, row in enumerate(packed.wanted)}
+        said = [self.rng.randrange(VOCAB) for _ in packed.logits_indices]
+        wanted = {row: place for place, row in enumerate(packed.logits_indices)}
         for span in packed.spans:
             for parent, child in self.branch(span):
                 if parent in wanted:

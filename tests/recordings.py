@@ -56,14 +56,14 @@ class Tape:
         return GraphCache(CPU, self)  # type: ignore[arg-type]
 
 
-class Filled:
+class Filled(Executor):
     """An executor whose steps are laid out in the sizes of a CUDA device, and run by another."""
 
     def __init__(self, inner: Executor, share: int, tape: Tape) -> None:
         self.inner, self.share, self.recorder = inner, share, tape.recorder()
         self.asked = Counter[Sizes]()
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         for some in passes(packed, ROWS[-1]):
             wanted, tiles = fit(some, self.share)
             if wanted.rows <= ROWS[-1]:
@@ -71,7 +71,7 @@ class Filled:
                 sizes = self.recorder.serving(wanted)
                 fill(np.zeros(sizes.numbers, np.int32), some, tiles, sizes)
                 self.recorder(sizes, lambda: None)
-        return self.inner(packed, taps)
+        return self.inner.forward(packed, taps)
 
 
 def play(engine: Engine, *heads: HeadDrafter) -> Tape:
@@ -86,17 +86,18 @@ def play(engine: Engine, *heads: HeadDrafter) -> Tape:
 
 
 @dataclass
-class MadeUpSteps:
+class MadeUpSteps(Executor):
     """An executor without a model: mostly the next row's token is the likeliest, so that guesses stand."""
 
     vocab: int
     width: int
     rng: random.Random
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         tokens = [*packed.table[TOKENS].tolist(), 0]
         chosen = [
-            tokens[row + 1] if self.rng.random() < RIGHT else self.rng.randrange(self.vocab) for row in packed.wanted
+            tokens[row + 1] if self.rng.random() < RIGHT else self.rng.randrange(self.vocab)
+            for row in packed.logits_indices
         ]
         logits = torch.zeros(len(chosen), self.vocab).scatter_(1, torch.tensor(chosen)[:, None], 50.0)
         return StepOutput(logits, torch.zeros(packed.rows, len(taps) * self.width) if taps else None)

@@ -145,7 +145,7 @@ class DraftHeadSet:
         words = examine(runner, whole, starts, name)
         head.config = whole.config
         assert runner.workers is not None, "the other parts are there"
-        runner.workers.wire(first, whole.config)
+        runner.workers.configure_head(first, whole.config)
         return words
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from foretell.draft.heads.sampling import must_draw
-from foretell.runner.cuda.draft_chain import PendingChains
 from foretell.runner.cuda.graph_shapes import FEW
+from foretell.runner.executor import PendingChains
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.cuda_sampler import Draws
 from foretell.types import NO_DRAFT, Budget, Draft, ScheduledSequence, Sequence
@@ -64,7 +64,7 @@ class GraphModelDrafter(ModelDrafter):
 
     def _unseen(self, left: _Left, text: int, budget: Budget) -> Draft:
         """All nodes that were asked for: nobody knows how likely they are."""
-        places = left.found.places(text, budget.depth)
+        places = left.found.token_indices(text, budget.depth)
         parents = tuple(range(-1, len(places) - 1))
         return Draft(tuple(-1 - place for place in places), parents, self.name, device_draft=_Unseen(left, text))
 

@@ -124,7 +124,7 @@ class AsyncEngine:
         self._calls.open(self._loop)
         self._thread.start()
         if self.engine.runner.workers is not None:
-            self.engine.runner.workers.listen(lambda error: self._inbox.put(partial(_give, error)))
+            self.engine.runner.workers.on_failure(lambda error: self._inbox.put(partial(_give, error)))
 
     def submit(
         self,

@@ -24,7 +24,7 @@ class BatchLayout:
     positions: list[int]
     slots: list[int]
     spans: list[Span]  # one a share, in the order of the rows
-    wanted: list[int]  # rows whose logits are wanted, rising
+    logits_indices: list[int]  # rows whose logits are wanted, rising
 
     @property
     def rows(self) -> int:
@@ -66,7 +66,7 @@ def pack(shares: list[ScheduledSequence], drafts: list[Draft], page_size: int) -
     return BatchLayout(tokens, positions, slots, spans, wanted)
 
 
-def pack_ahead(shares: list[ScheduledSequence], rows: list[int], page_size: int) -> BatchLayout:
+def pack_async(shares: list[ScheduledSequence], rows: list[int], page_size: int) -> BatchLayout:
     """One row for each share: the token that this row of the step before comes to, which nobody knows yet."""
     starts = [share.start for share in shares]
     pages = [tuple(share.seq.pages[: share.start // page_size + 1]) for share in shares]

@@ -36,7 +36,7 @@ def split_runner(part: ModelShardSpec, model: Decoder, ranks: Ranks) -> tuple[Mo
     shapes = [beside(head.config, model.shard) for head in loaded]
     ready = part.ready(model)
     runner = ModelRunner(
-        ready, part.pages, part.page_size, part.context, beside=tuple(shape for few in shapes for shape in few)
+        ready, part.pages, part.page_size, part.context, extra_layers=tuple(shape for few in shapes for shape in few)
     )
     works, first = dict[int, TorchHeadOps](), len(ready.layer_shapes)
     for head, own in zip(loaded, shapes, strict=True):

@@ -29,14 +29,15 @@ def lead(runner: ModelRunner, team: TensorParallelGroup, model: int = 0) -> None
     runner.workers = TensorParallelWorkers(team, model)
 
 
-class LeaderExecutor:
+class LeaderExecutor(Executor):
     """What the first rank's own executor gives: the others' parts are in its sums and logits."""
 
     def __init__(self, own: Executor, team: TensorParallelGroup, model: int) -> None:
         self.own, self.team, self.model = own, team, model
+        self.is_batch_invariant = own.is_batch_invariant
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
-        return together(self.team, step_message(self.model, packed), lambda: self.own(packed, taps))
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+        return together(self.team, step_message(self.model, packed), lambda: self.own.forward(packed, taps))
 
 
 class LeaderHeadOps:
@@ -77,11 +78,11 @@ class TensorParallelWorkers:
         if source != target:
             self._team.tell(move_message(self._model, source, target))
 
-    def lead(self, work: TorchHeadOps) -> LeaderHeadOps:
+    def leader_ops(self, ops: TorchHeadOps) -> LeaderHeadOps:
         """The first rank's part of a head, with theirs."""
-        return LeaderHeadOps(work, self._team)
+        return LeaderHeadOps(ops, self._team)
 
-    def wire(self, head: int, config: HeadConfig) -> None:
+    def configure_head(self, head: int, config: HeadConfig) -> None:
         """Connect their parts of a head as the first rank's is."""
         self._team.tell(wire_message(head, config))
 
@@ -89,8 +90,8 @@ class TensorParallelWorkers:
         """Raise if a rank was lost meanwhile: a CUDA device then ends a step as if all were well."""
         self._team.check()
 
-    def listen(self, told: Callable[[RankError], None]) -> None:
-        self._team.listen(told)
+    def on_failure(self, callback: Callable[[RankError], None]) -> None:
+        self._team.listen(callback)
 
 
 @contextmanager

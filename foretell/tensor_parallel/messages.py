@@ -34,8 +34,8 @@ Numbers = npt.NDArray[np.int64]
 def step_message(model: int, packed: BatchLayout) -> bytes:
     """Rows to run; who reads this answers with sums alone, so it need not know what becomes of them."""
     spans, pages, parents = span_lists(packed.spans)
-    counts = [packed.rows, len(packed.spans), len(pages), len(parents), len(packed.wanted)]
-    head, tail = [STEP, model, *counts], [*spans, *pages, *parents, *packed.wanted]
+    counts = [packed.rows, len(packed.spans), len(pages), len(parents), len(packed.logits_indices)]
+    head, tail = [STEP, model, *counts], [*spans, *pages, *parents, *packed.logits_indices]
     return np.array(head, np.int64).tobytes() + packed.table.tobytes() + np.array(tail, np.int64).tobytes()
 
 

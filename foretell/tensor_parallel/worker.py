@@ -68,7 +68,7 @@ def _obey(message: bytes, runners: list[tuple[ModelRunner, RankHeads]]) -> None:
     number, told = read_message(message)
     if isinstance(told, BatchLayout):
         runner, heads = runners[number]
-        heads.keep(told, runner.executor(told, heads.taps).hidden_states)
+        heads.keep(told, runner.executor.forward(told, heads.taps).hidden_states)
     elif isinstance(told, tuple):
         runners[number][0].cache.move(*told)
     else:

@@ -27,10 +27,9 @@ from foretell.engine.scheduler import Scheduler
 from foretell.engine.warmup import MOST_FAILURES, Warmup, all_pieces
 from foretell.models.draft_heads import HeadConfig
 from foretell.runner.batch_layout import BatchLayout
-from foretell.runner.cuda.draft_chain import PendingChains
 from foretell.runner.cuda.graph_shapes import ChainSizes, fit, fit_chain
 from foretell.runner.cuda.warmup import chain, long_tree, tree
-from foretell.runner.executor import Executor, StepOutput
+from foretell.runner.executor import Executor, PendingChains, StepOutput
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.cuda_sampler import Draws
 from foretell.sampling_params import SamplingParams
@@ -88,16 +87,18 @@ def test_a_head_has_recorded_drafts_of_all_depths_and_all_readings(config: HeadC
     assert {each.rows for each in readings} >= {1, 2, 4, 8, 16, 128}
 
 
-class Chaining:
+class Chaining(Executor):
     """An executor that notes which chains it was asked for, and makes them up."""
+
+    supports_draft_chain = True
 
     def __init__(self, inner: Executor, share: int) -> None:
         self.inner, self.share, self.asked = inner, share, Counter[ChainSizes]()
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
-        return self.inner(packed, taps)
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+        return self.inner.forward(packed, taps)
 
-    def chain(self, packed: BatchLayout, steps: int, vocab: int, draws: Draws | None) -> PendingChains:
+    def draft_chain(self, packed: BatchLayout, steps: int, vocab: int, draws: Draws | None) -> PendingChains:
         first, _ = fit(packed, self.share)
         self.asked[fit_chain(packed, first, self.share, steps, vocab, draws is not None)] += 1
         texts = len(packed.spans)
@@ -215,6 +216,6 @@ def test_pages_come_back_from_a_step_that_fails() -> None:
         tried.append(packed)
         raise RuntimeError("planted")
 
-    engine.runner.executor = fails
+    engine.runner.executor.forward = fails  # type: ignore[method-assign]
     Warmup(engine, pieces).run(60)
     assert tried and engine.runner.pool.held == 0

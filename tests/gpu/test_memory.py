@@ -211,7 +211,7 @@ def test_without_memory_for_a_step_texts_go_on_in_smaller_ones(
         assert texts(engine) == truth
     assert engine.oom_backoff.sheds == sheds
     assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == whole, "larger steps are back"
-    recordings: dict[Any, Any] = engine.runner.executor.recorder(engine.runner.taps).recordings  # type: ignore[attr-defined]
+    recordings: dict[Any, Any] = engine.runner.executor.recorder(engine.runner.hidden_layers).recordings  # type: ignore[attr-defined]
     assert any(recording is not None for recording in recordings.values()), "and steps are recorded"
 
 

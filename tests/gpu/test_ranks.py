@@ -86,7 +86,7 @@ def test_sums_are_in_the_graphs(ranks: Split) -> None:
     add(engine, "0", [1, 2, 3])
     while engine.busy:
         engine.step()
-    recorder = engine.runner.executor.own.recorder(engine.runner.taps)  # type: ignore[attr-defined]
+    recorder = engine.runner.executor.own.recorder(engine.runner.hidden_layers)  # type: ignore[attr-defined]
     assert any(recording is not None for recording in recorder.recordings.values())
 
 

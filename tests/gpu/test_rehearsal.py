@@ -68,10 +68,10 @@ def test_what_serves_for_a_step_has_its_bits() -> None:
                 executor = CudaExecutor(model, cache, layout)
                 if serves:
                     with freely():
-                        executor(step([(900, 1, tree(63))], 8), ())
+                        executor.forward(step([(900, 1, tree(63))], 8), ())
                     model, fresh, _ = world(BASE, 8, dtype)  # what that step wrote is not there any more
                     for mine, old in zip((*cache.keys, *cache.values), (*fresh.keys, *fresh.values), strict=True):
                         mine.copy_(old)
-                found += [executor(packed, ()).logits.clone() for _ in range(3)]
+                found += [executor.forward(packed, ()).logits.clone() for _ in range(3)]
                 assert len(executor.recorder().recordings) == 1
             assert all(torch.equal(each, found[0]) for each in found), f"{dtype}, {shape[0]} cached"

@@ -63,11 +63,11 @@ def a_draft_past_the_pages() -> None:
 def a_slot_past_the_cache() -> None:
     runner = desk(PLAIN).runner
     slots = len(runner.cache.keys[0]) * runner.cache.page_size
-    runner.executor(BatchLayout([1], [0], [slots], [Span(0, 1, 0, (0,))], [0]), ())
+    runner.executor.forward(BatchLayout([1], [0], [slots], [Span(0, 1, 0, (0,))], [0]), ())
 
 
 def a_token_past_the_vocabulary() -> None:
-    desk(PLAIN).runner.executor(BatchLayout([PLAIN.vocab], [0], [0], [Span(0, 1, 0, (0,))], [0]), ())
+    desk(PLAIN).runner.executor.forward(BatchLayout([PLAIN.vocab], [0], [0], [Span(0, 1, 0, (0,))], [0]), ())
 
 
 def a_head_past_the_pages() -> None:

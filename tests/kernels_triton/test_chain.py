@@ -48,7 +48,7 @@ def one_by_one(vocab: int) -> tuple[list[list[int]], list[list[float]]]:
     seqs, sure = sequences(STEPS), [[] for _ in range(3)]  # type: ignore[var-annotated]
     before = [len(seq.tokens) for seq in seqs]
     for _ in range(STEPS):
-        logits = executor(
+        logits = executor.forward(
             pack([ScheduledSequence.of(seq, seq.pending) for seq in seqs], [Draft()] * 3, PAGE), ()
         ).logits[:, :vocab]
         for i, seq in enumerate(seqs):

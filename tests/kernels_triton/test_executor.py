@@ -95,11 +95,11 @@ def test_what_serves_for_a_step_gives_what_the_definition_gives(monkeypatch: pyt
     model, cache, layout = world(BASE, 4, torch.float32)
     executor, definition = CudaExecutor(model, cache, layout), EagerExecutor(model, cache, layout)
     with freely():
-        executor(step([(100, 1, tree(7))], 4), (1,))
+        executor.forward(step([(100, 1, tree(7))], 4), (1,))
     recorded = dict(executor.recorder((1,)).recordings)
     chain = Draft.chain([3, 4])
     for shapes in ([(30, 1, Draft())], [(20, 1, chain)], [(70, 1, TREE)], [(9, 1, chain), (30, 1, Draft())]):
-        mine = executor(packed := step(shapes, 4), (1,))
+        mine = executor.forward(packed := step(shapes, 4), (1,))
         defined = definition(packed, (1,))
         assert mine.hidden_states is not None and defined.hidden_states is not None and mine.argmax is not None
         torch.testing.assert_close(mine.logits, defined.logits, rtol=2e-4, atol=2e-4)
@@ -184,10 +184,10 @@ def test_what_the_likeliest_were_is_told_of_the_step_before(monkeypatch: pytest.
     stand_still(monkeypatch)
     model, cache, layout = world(BASE, 4, torch.float32)
     executor = CudaExecutor(model, cache, layout)
-    first = executor(packed := step([(9, 1, Draft()), (14, 1, Draft())], 4), ())
+    first = executor.forward(packed := step([(9, 1, Draft()), (14, 1, Draft())], 4), ())
     likeliest, best = first.logits.argmax(-1).tolist(), first.logits.topk(3).indices.tolist()
     sent = executor.forward_async(replace(packed, tokens=[-2, -1]), (), None, 3)
     assert sent is not None and sent.wait_previous_tokens() == (likeliest, best)
     found = sent.output.logits.clone()
-    again = executor(replace(packed, tokens=likeliest[::-1]), ())
+    again = executor.forward(replace(packed, tokens=likeliest[::-1]), ())
     assert torch.equal(found, again.logits) and not torch.equal(found, found[[1, 0]])

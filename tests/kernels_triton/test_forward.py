@@ -83,7 +83,7 @@ def run(
     with torch.inference_mode():
         logits, features = CudaForward(model, cache)(rows, rows.wanted, taps)
     assert features is not None
-    return logits[: len(packed.wanted)].float(), features[: packed.rows]
+    return logits[: len(packed.logits_indices)].float(), features[: packed.rows]
 
 
 def exact_fit(packed: BatchLayout, share: int, whole: bool = False) -> Sizes:

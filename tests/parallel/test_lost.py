@@ -53,7 +53,7 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     with split(tmp_path, 2) as ranks:
         engine, told = ranks.engine(), list[RankError]()
         assert engine.runner.workers is not None
-        engine.runner.workers.listen(told.append)
+        engine.runner.workers.on_failure(told.append)
         add(engine, "0", [1, 2, 3])
         engine.step()
         os.kill(ranks.team.processes[0], signal.SIGKILL)
@@ -83,10 +83,10 @@ def test_what_a_step_gives_whose_rank_is_lost_is_not_written(tmp_path: Path) -> 
                 if ranks.team._crew.failure is not None:
                     break
                 time.sleep(0.05)
-            return StepOutput(torch.zeros(len(packed.wanted), VOCAB), None)
+            return StepOutput(torch.zeros(len(packed.logits_indices), VOCAB), None)
 
         assert isinstance(lead, LeaderExecutor)
-        lead.own = go_on_alone
+        lead.own.forward = go_on_alone  # type: ignore[method-assign]
         with pytest.raises(RankError, match="was ended by SIGKILL"):
             engine.step()
         assert track.seq.tokens == written

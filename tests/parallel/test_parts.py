@@ -48,9 +48,9 @@ def run(model: Decoder, make: Callable[[ModelRunner], Executor] | None) -> tuple
     request = Request("x", tuple(text()), SamplingParams(), 0, 4)
     seq = Sequence(0, request, text())
     assert runner.reserve(seq, 40)
-    runner.executor(pack([ScheduledSequence.of(seq, 12)], [Draft()], 4), taps)
+    runner.executor.forward(pack([ScheduledSequence.of(seq, 12)], [Draft()], 4), taps)
     seq.cached = 12
-    output = runner.executor(pack([ScheduledSequence.of(seq, 8)], [TREE], 4), taps)
+    output = runner.executor.forward(pack([ScheduledSequence.of(seq, 8)], [TREE], 4), taps)
     assert output.hidden_states is not None
     return output.logits, output.hidden_states
 
@@ -129,9 +129,11 @@ def test_a_row_of_integers_in_parts_has_the_same_bits_in_any_company() -> None:
         runner = ModelRunner(part, 32, 4, 128)
         seq = Sequence(0, Request("x", tuple(text()), SamplingParams(), 0, 4), text())
         assert runner.reserve(seq, 40)
-        together = runner.executor(pack([ScheduledSequence.of(seq, 20)], [Draft.chain([7, 8, 9])], 4), ()).logits[0]
+        together = runner.executor.forward(
+            pack([ScheduledSequence.of(seq, 20)], [Draft.chain([7, 8, 9])], 4), ()
+        ).logits[0]
         for _ in range(20):
-            alone = runner.executor(pack([ScheduledSequence.of(seq, 1)], [Draft()], 4), ()).logits
+            alone = runner.executor.forward(pack([ScheduledSequence.of(seq, 1)], [Draft()], 4), ()).logits
             seq.cached += 1
         return together, alone[0]
 

@@ -145,7 +145,7 @@ class HeadDrafter(Drafter):
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
         self.is_split = head.shard is not None
         self.whole = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
-        self.work = runner.lead_head_ops(head_work(head, pages)) if self.is_split else head_work(head, pages)
+        self.work = runner.leader_head_ops(head_work(head, pages)) if self.is_split else head_work(head, pages)
         self._columns = _columns(runner.hidden_layers, head.config, runner.device, self.is_split)
         self._reader: NativePrefill | None = None  # where the native library can read for it
         self._whole_reader = whole_reader(head, pages) if self.whole else None

@@ -15,7 +15,7 @@ from foretell.kernels.triton.scatter_tokens import take_up
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 from foretell.runner.batch_layout import BatchLayout
-from foretell.runner.cuda.draft_chain import CudaChain, PendingChains
+from foretell.runner.cuda.draft_chain import CudaChain
 from foretell.runner.cuda.forward import CudaForward
 from foretell.runner.cuda.graph_shapes import (
     DEEP,
@@ -31,18 +31,21 @@ from foretell.runner.cuda.graph_shapes import (
 )
 from foretell.runner.cuda.graphs import Capture, GraphCache
 from foretell.runner.cuda.tables import Numbers, PageTable, Tiles, fill, make_tiles
-from foretell.runner.executor import AsyncStep, StepOutput, StepTokens
+from foretell.runner.executor import AsyncStep, Executor, PendingChains, StepOutput, StepTokens
 from foretell.sampling.cuda_sampler import Draws, leave_there
 
 Left = tuple[Tensor, Tensor | None]  # what a step leaves: logits, and features
 
 
-class CudaExecutor:
+class CudaExecutor(Executor):
     """What `EagerExecutor` defines. Logits are good until the next call."""
+
+    supports_async = True
+    supports_draft_chain = True
 
     def __init__(self, model: Decoder, cache: KVCache, layout: Layout) -> None:
         self.layout, self.vocab = layout, model.outputs
-        self.forward = CudaForward(model, cache)
+        self.decoder = CudaForward(model, cache)
         self.context = max(len(table) for table in model.tables.values())
         most_pages = min(len(cache.keys[0]), -(-self.context // layout.page_size))
         self.pages = PageTable(ROWS[-1], most_pages, layout.device)
@@ -66,21 +69,23 @@ class CudaExecutor:
         # decides must be known to all, and no two of them have the same clock.
         self._shares = model.ranks is None
         chains: GraphCache[ChainSizes, Tensor] = GraphCache(layout.device, self._capture, self._shares)
-        self.chains = CudaChain(self.forward, self.pages, ROWS[-1], layout.page_size, chains)
+        self.chains = CudaChain(self.decoder, self.pages, ROWS[-1], layout.page_size, chains)
 
     def _for_host(self, numbers: int) -> Tensor:
         """Where the device leaves whole numbers for the host."""
         return torch.zeros(numbers, dtype=torch.int32, pin_memory=self.layout.device.type == "cuda")
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         """In passes, so that the bits of what is written hang neither on prompts nor on how many write."""
         self.num_steps += 1
         several = passes(packed, ROWS[-1])
-        if len(several) == 1:
-            return self._step(packed, taps)
-        outputs = [_kept(self._step(some, taps)) for some in several]
-        features = [output.hidden_states for output in outputs if output.hidden_states is not None]
-        return StepOutput(torch.cat([output.logits for output in outputs]), torch.cat(features) if features else None)
+        with torch.inference_mode():
+            if len(several) == 1:
+                return self._step(packed, taps)
+            outputs = [_kept(self._step(some, taps)) for some in several]
+            features = [output.hidden_states for output in outputs if output.hidden_states is not None]
+            logits = torch.cat([output.logits for output in outputs])
+            return StepOutput(logits, torch.cat(features) if features else None)
 
     def recorder(self, taps: tuple[int, ...] = ()) -> GraphCache[Sizes, Left]:
         """Of steps that are tapped there."""
@@ -91,7 +96,8 @@ class CudaExecutor:
     def forward_device_draft(self, packed: BatchLayout, taps: tuple[int, ...], guesses: Tensor) -> StepOutput:
         """See `Outrunner`."""
         self.num_steps += 1
-        return self._step(packed, taps, guesses)
+        with torch.inference_mode():
+            return self._step(packed, taps, guesses)
 
     def _step(self, packed: BatchLayout, taps: tuple[int, ...], guesses: Tensor | None = None) -> StepOutput:
         wanted, tiles = fit(packed, self.layout.share)
@@ -107,11 +113,12 @@ class CudaExecutor:
         """Run what was sent."""
         self._make_room(sizes.rows, taps)
         logits, features = self.recorder(taps)(sizes, lambda: self._run(sizes, taps))
-        count = len(packed.wanted)
+        count = len(packed.logits_indices)
         self._left = logits[:count]
         own = None if features is None else features[: packed.rows].clone()
         return StepOutput(self._left, own, lambda: self._likeliest(count))
 
+    @torch.inference_mode()
     def forward_async(
         self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int
     ) -> AsyncStep | None:
@@ -158,7 +165,8 @@ class CudaExecutor:
             torch.cuda.current_stream(self.layout.device).synchronize()
             self._idle = True
 
-    def chain(self, packed: BatchLayout, steps: int, vocab: int, draws: Draws | None = None) -> PendingChains | None:
+    @torch.inference_mode()
+    def draft_chain(self, packed: BatchLayout, steps: int, vocab: int, draws: Draws | None) -> PendingChains | None:
         """After each sequence `steps` tokens, and how sure the model was; None if it is too much. See `CudaChain`.
 
         The spans hold all pages that their sequences may write to.
@@ -190,7 +198,7 @@ class CudaExecutor:
 
     def _run(self, sizes: Sizes, taps: tuple[int, ...]) -> Left:
         rows = RowTables.over(self._numbers, sizes, self.pages.device)
-        logits, features = self.forward(rows, rows.wanted, taps)
+        logits, features = self.decoder(rows, rows.wanted, taps)
         left = self._logits[: sizes.rows]
         finish(logits, left, self._tokens)
         return left, None if features is None else self._features[: sizes.rows].copy_(features)
@@ -200,9 +208,9 @@ class CudaExecutor:
         not from the graphs' own memory: else each would hold on to some of that."""
         if len(self._logits) < rows:
             self._logits = torch.empty(rows, self.vocab, device=self.layout.device)
-        width = len(taps) * self.forward.model.config.width
+        width = len(taps) * self.decoder.model.config.width
         if self._features.shape[1] != width:
-            dtype = self.forward.model.dtype
+            dtype = self.decoder.model.dtype
             self._features = torch.empty(ROWS[-1], width, dtype=dtype, device=self.layout.device)
 
     def _run_unrecorded(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
@@ -220,7 +228,7 @@ class CudaExecutor:
         rows = RowTables.over(torch.from_numpy(numbers).to(device), sizes, pages.update(packed.spans))
         self._sent.record()
         self._idle = False
-        logits, features = self.forward(rows, rows.wanted[: len(packed.wanted)], taps)
+        logits, features = self.decoder(rows, rows.wanted[: len(packed.logits_indices)], taps)
         return StepOutput(logits.float(), features)
 
 

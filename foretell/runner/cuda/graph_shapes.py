@@ -15,14 +15,14 @@ CATCH_UP = 8  # tokens read beside those whose logits are wanted that do not mak
 
 def single(packed: BatchLayout) -> bool:
     """Whether each sequence has one row, whose logits are wanted: what plain decoding is."""
-    return len(packed.spans) == packed.rows == len(packed.wanted)
+    return len(packed.spans) == packed.rows == len(packed.logits_indices)
 
 
 def readers(packed: BatchLayout) -> list[bool]:
     """For each span whether it is a stretch of a prompt; a few tokens are what a draft model has to catch up with."""
-    if packed.rows - len(packed.wanted) <= CATCH_UP:
+    if packed.rows - len(packed.logits_indices) <= CATCH_UP:
         return [False] * len(packed.spans)
-    wanted = [bisect_left(packed.wanted, span.first) for span in packed.spans] + [len(packed.wanted)]
+    wanted = [bisect_left(packed.logits_indices, span.first) for span in packed.spans] + [len(packed.logits_indices)]
     return [
         span.rows - (behind - before) > CATCH_UP
         for span, before, behind in zip(packed.spans, wanted, wanted[1:], strict=False)
@@ -48,7 +48,7 @@ def _some(packed: BatchLayout, start: int, stop: int) -> BatchLayout:
     """Spans `start` to `stop` as a step of their own."""
     first, last = packed.spans[start].first, packed.spans[stop - 1]
     end = last.first + last.rows
-    wanted = packed.wanted[bisect_left(packed.wanted, first) : bisect_left(packed.wanted, end)]
+    wanted = packed.logits_indices[bisect_left(packed.logits_indices, first) : bisect_left(packed.logits_indices, end)]
     spans = [replace(span, first=span.first - first) for span in packed.spans[start:stop]]
     own = slice(first, end)
     columns = packed.tokens[own], packed.positions[own], packed.slots[own]

@@ -71,13 +71,13 @@ def fill(numbers: Numbers, packed: BatchLayout, tiles: Tiles | None, sizes: Size
     if tiles is None:
         _fill_single(numbers, packed, sizes)
         return
-    n, wanted = packed.rows, len(packed.wanted)
+    n, wanted = packed.rows, len(packed.logits_indices)
     rows = numbers[: ROW_FIELDS * sizes.rows].reshape(ROW_FIELDS, sizes.rows)
     rows[:3, :n] = packed.table
     rows[LIMITS, :n] = rows[REACHES, :n] = packed.table[POSITIONS] + 1
     rows[:, n:] = 0
     rows[SLOTS, n:] = -1
-    rows[WANTED, :wanted] = packed.wanted
+    rows[WANTED, :wanted] = packed.logits_indices
     rows[WANTED, wanted:] = 0
     behind = ROW_FIELDS * sizes.rows + TILE_FIELDS * (sizes.tiles + sizes.nodes)
     every = numbers[ROW_FIELDS * sizes.rows : behind].reshape(-1, TILE_FIELDS)

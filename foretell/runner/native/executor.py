@@ -17,21 +17,25 @@ from foretell.models.decoder import Block, Decoder
 from foretell.models.layers import Linear, Norm
 from foretell.models.sharding import Ranks
 from foretell.runner.batch_layout import BatchLayout, span_lists
-from foretell.runner.executor import StepOutput
+from foretell.runner.executor import Executor, StepOutput
 
 
 def native_executor(model: Decoder, cache: KVCache) -> NativeExecutor | None:
     """The executor, where the library has all of the model's layers and computes where they are."""
-    native = library()
     on_cpu = model.embed.device.type == "cpu" and model.dtype == torch.float32
-    if native is None or not on_cpu or model.config.head_dim % 2:
+    if not on_cpu or model.config.head_dim % 2:
+        return None
+    native = library()
+    if native is None:
         return None
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     return NativeExecutor(native, model, cache) if all(layer.native is not None for layer in layers) else None
 
 
-class NativeExecutor:
+class NativeExecutor(Executor):
     """What `EagerExecutor` gives, rounding aside. A row has the same bits whatever else is in the step."""
+
+    is_batch_invariant = True
 
     def __init__(self, native: Library, model: Decoder, cache: KVCache) -> None:
         self._native, self._model, self._cache = native, model, cache
@@ -43,15 +47,15 @@ class NativeExecutor:
         self._held = (*model.tables.values(), model.embed)  # the records have addresses only
         self._join = AllReduceCallback(model.ranks) if model.ranks is not None else None
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         tokens, positions, slots = packed.tokens, packed.positions, packed.slots
         require(min(tokens) >= 0 and max(tokens) < self._vocab, "tokens of the model's vocabulary")
         require(max(positions) < self._context, "positions within the model's context")
         require(0 <= min(slots) <= max(slots) < self._slots, "slots of the KV cache")
         require(not taps or 0 <= min(taps) <= max(taps) <= len(self._layers), "hidden states of the model's layers")
-        rows, wanted = len(tokens), len(packed.wanted)
+        rows, wanted = len(tokens), len(packed.logits_indices)
         numbers, places = in_a_row(
-            (tokens, positions, slots, *span_lists(packed.spans), packed.wanted, taps, [0] * wanted)
+            (tokens, positions, slots, *span_lists(packed.spans), packed.logits_indices, taps, [0] * wanted)
         )
         logits = torch.empty(wanted, self._model.local.vocab)
         features = torch.empty(rows, len(taps) * self._width) if taps else None
