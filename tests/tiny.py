@@ -40,7 +40,7 @@ from foretell.models.draft_heads.layer import initialise
 from foretell.models.draft_heads.loading import pack_head
 from foretell.models.quantize import Bits
 from foretell.models.variants import first_layers, quantized
-from foretell.runner.heads.kv import beside
+from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
@@ -138,7 +138,7 @@ class OwnHead(Wrapper):
         """`packed`: with weights as they are served, and so by the native library where there is one."""
         super().__init__(NoDrafter())
         self.config, self.seed, self.packed, self.settings = config, seed, packed, settings
-        self.name, self.hidden_layers, self.beside = config.kind, config.taps, beside(config)
+        self.name, self.hidden_layers, self.beside = config.kind, config.taps, head_layer_shapes(config)
         self.draws = self.gives_probability = True
 
     def bind(self, runner: ModelRunner, lender: TargetWeights, first: int) -> None:

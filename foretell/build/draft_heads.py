@@ -33,8 +33,8 @@ from foretell.models.draft_heads.sharding import check_split_head
 from foretell.models.hf_config import read_config
 from foretell.models.sharding import Shard
 from foretell.models.tied_weights import lend, read_whole, whole_bytes
-from foretell.runner.heads.kv import beside
-from foretell.runner.memory_plan import HeadNeeds, MostAsked, head_step_bytes
+from foretell.runner.heads.kv import head_layer_shapes
+from foretell.runner.memory_plan import HeadLimits, HeadMemoryNeeds, head_workspace
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 
@@ -101,18 +101,20 @@ class DraftHeadSet:
     @property
     def beside(self) -> tuple[LayerShape, ...]:
         """The layers they need in the target's cache."""
-        return tuple(shape for head in self.found.values() for shape in beside(head.config, self.target.shard))
+        return tuple(
+            shape for head in self.found.values() for shape in head_layer_shapes(head.config, self.target.shard)
+        )
 
     @property
     def token_bytes(self) -> int:
         """Bytes of cache they take for a token."""
         return sum(shape.bytes_per_token(self.target.dtype) for shape in self.beside)
 
-    def needs(self, asked: MostAsked) -> HeadNeeds:
+    def needs(self, asked: HeadLimits) -> HeadMemoryNeeds:
         """What they ask of memory on a GPU; elsewhere what they work with is not counted."""
         shard, dtype = self.target.shard, self.target.dtype
-        each = [head_step_bytes(config, beside(config, shard), asked, dtype) for config in self.configs]
-        return HeadNeeds(self.weights, self.token_bytes, sum(each), self.examining)
+        each = [head_workspace(config, head_layer_shapes(config, shard), asked, dtype) for config in self.configs]
+        return HeadMemoryNeeds(self.weights, self.token_bytes, sum(each), self.examining)
 
     def load(self, model: Decoder, context: int) -> None:
         """Read the weights and borrow the target's, before a runner packs those away."""
@@ -131,7 +133,7 @@ class DraftHeadSet:
             if runner.model.ranks is not None:
                 head.meet(runner.model.ranks)
             placed[name] = PlacedHead(head, first)
-            first += len(beside(head.config, head.shard))
+            first += len(head_layer_shapes(head.config, head.shard))
         runner.hidden_layers = tuple(sorted({tap for head in self.loaded.values() for tap in head.config.taps}))
         return placed
 

@@ -34,11 +34,11 @@ from foretell.models.hf_config import end_ids, sampling_defaults
 from foretell.models.variants import quantized
 from foretell.runner.memory_plan import (
     GIB,
-    HeadNeeds,
+    HeadLimits,
+    HeadMemoryNeeds,
+    MemoryNeeds,
     MemoryPlan,
-    MostAsked,
-    Needs,
-    check_room,
+    check_draft_fits,
     device_memory,
     plan_memory,
 )
@@ -47,11 +47,11 @@ from foretell.sampling.grammar import GrammarCompiler
 from foretell.tensor_parallel import (
     TensorParallelGroup,
     check_ranks,
+    describe_ranks,
     head_bytes,
-    held_bytes,
-    lead,
-    ranks_words,
-    start_team,
+    launch_workers,
+    make_leader,
+    weight_bytes,
 )
 from foretell.tokenizer import Tokenizer
 from foretell.utils.system import usable_cores
@@ -131,7 +131,7 @@ def _build(
         helper = helpers[name].runner(helpers[name].load_packed(team), room)
         helper.logits_device = target.device
         if team is not None and name in shared:
-            lead(helper, team, 1 + shared.index(name))
+            make_leader(helper, team, 1 + shared.index(name))
         return helper
 
     if drafter is None:
@@ -142,7 +142,7 @@ def _build(
     team, shared = None, [name for name, helper in helpers.items() if helper.shard is not None]
     if ranks > 1:
         parts = [target.part(room, heads.folders), *(helpers[name].part(room) for name in shared)]
-        team = start_team(parts, target.device, ranks)
+        team = launch_workers(parts, target.device, ranks)
         failing.callback(team.close)
     copies = () if drafter is not None else draft.copies_wanted(speculation)
     spare = device_memory(target.device) - max(memory.weights + memory.drafter, target.loading)
@@ -155,12 +155,12 @@ def _build(
     runner = target.runner(model, room, () if drafter is None else drafter.hidden_layers, heads.beside)
     runner.set_device()
     if team is not None:
-        lead(runner, team)
-        others = team.wait()
+        make_leader(runner, team)
+        others = team.wait_ready()
     placed = heads.place(runner, say) if drafter is None else {}
     if team is not None:
         own = sum(head_bytes(each.head, runner.model) for each in placed.values())
-        say(ranks_words([held_bytes(runner.model) + own, *others]))
+        say(describe_ranks([weight_bytes(runner.model) + own, *others]))
     if drafter is None:
         vocabularies = {name: pairing.vocabularies for name, pairing in pairings.items()}
         loader = draft.Loader(
@@ -252,37 +252,37 @@ def _plan_memory(
     helpers: list[ModelSource],
     extra: int,
     context: int,
-    heads: HeadNeeds = HeadNeeds(),
+    heads: HeadMemoryNeeds = HeadMemoryNeeds(),
 ) -> MemoryPlan:
     """A draft model has as many pages as the target, so that it can follow every text; `extra`: bytes of copies."""
     away = [helper for helper in helpers if helper.device != target.device]
     helpers = [helper for helper in helpers if helper.device == target.device]
-    token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + heads.token
+    token_bytes = target.token_bytes + sum(helper.token_bytes for helper in helpers) + heads.kv_bytes_per_token
     extra += heads.weights + sum(helper.weights for helper in helpers)
     page_bytes = config.page_size * token_bytes
     loading = max(model.loading for model in (target, *helpers)) + extra
-    if heads.examining:  # when the target's weights are what they will be
-        loading = max(loading, target.weights + extra + heads.examining)
-    needs = Needs(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
+    if heads.wiring_check:  # when the target's weights are what they will be
+        loading = max(loading, target.weights + extra + heads.wiring_check)
+    needs = MemoryNeeds(target.weights, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
     free = device_memory(target.device)
     if target.shard is not None and target.device.type == "cpu":
         free //= target.shard.size  # ranks share the machine's memory; the first one's share has to hold the drafter
     if target.device.type == "cuda":  # nobody else is to have the rest: the cache takes it, as far as texts can fill it
         free = int(free * config.gpu_memory_utilization)
         work = sum(model.step_bytes(config.max_num_batched_tokens, context) for model in (target, *helpers))
-        needs = replace(needs, workspace=work + heads.workspace, texts=config.max_num_seqs, cache_share=1.0)
-        needs = replace(needs, taken=config.gpu_memory_utilization)
+        needs = replace(needs, workspace=work + heads.workspace, sequences=config.max_num_seqs, cache_fraction=1.0)
+        needs = replace(needs, utilization=config.gpu_memory_utilization)
     plan = plan_memory(needs, free, config.kv_memory)
     for helper in away:
-        check_room(helper.weights + plan.pages * config.page_size * helper.token_bytes, helper.device)
+        check_draft_fits(helper.weights + plan.pages * config.page_size * helper.token_bytes, helper.device)
     return plan
 
 
-def _most_asked(config: EngineConfig, speculation: SpeculationConfig, context: int) -> MostAsked:
+def _most_asked(config: EngineConfig, speculation: SpeculationConfig, context: int) -> HeadLimits:
     """The most that heads will be asked for."""
     wide = MOST_WIDE if speculation.tree else 1
     tokens = config.max_num_batched_tokens
-    return MostAsked(config.max_num_seqs, context, tokens, max(1, speculation.budget), wide, config.page_size)
+    return HeadLimits(config.max_num_seqs, context, tokens, max(1, speculation.budget), wide, config.page_size)
 
 
 def _context(config: EngineConfig, model: ModelConfig) -> int:

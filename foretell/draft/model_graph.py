@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from foretell.draft.heads.sampling import must_draw
-from foretell.runner.cuda.graph_shapes import FEW
+from foretell.runner.cuda.graph_shapes import MAX_CHAIN_PREFILL
 from foretell.runner.executor import PendingChains
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.cuda_sampler import Draws
@@ -72,7 +72,7 @@ class GraphModelDrafter(ModelDrafter):
         """What there is to read of new texts is read by itself: a chain of any length behind many rows would be a
         recording of its own."""
         self._prefill(shadows)
-        new = [shadow for shadow in shadows if shadow.pending > FEW]
+        new = [shadow for shadow in shadows if shadow.pending > MAX_CHAIN_PREFILL]
         if new:
             self.runner.forward(
                 [ScheduledSequence.of(shadow, shadow.pending - 1) for shadow in new], [NO_DRAFT] * len(new)

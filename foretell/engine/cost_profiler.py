@@ -14,7 +14,7 @@ from typing import Any
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.draft_latency import TREES as OF_TREES
-from foretell.runner.cuda.graphs import freely
+from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.cuda.warmup import DummySequences
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 
@@ -105,7 +105,7 @@ class CostProfiler:
         found = next(self._left, None)
         if found is None:
             return False
-        with freely(), self._made_up.texts(found.texts, found.cached, room=found.rows) as seqs:
+        with capture_now(), self._made_up.allocate(found.texts, found.cached, extra_tokens=found.rows) as seqs:
             if seqs:
                 try:
                     self._measure(found, seqs)

@@ -11,7 +11,7 @@ from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
 from foretell.errors import CapacityError
 from foretell.kv.shortage import lacks_memory
-from foretell.runner.cuda.graphs import TimingGuard, note_odd
+from foretell.runner.cuda.graphs import TimingGuard, mark_outlier
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.grammar import Grammar
 from foretell.sampling.grammar_matcher import GrammarError
@@ -138,7 +138,7 @@ class Engine:
             return []
         if self.runner.workers is not None:
             self.runner.workers.check()
-        flight.odd |= watch.odd
+        flight.odd |= watch.is_outlier
         return self._write(flight, outcomes, curious, ahead)
 
     def _write(
@@ -193,7 +193,7 @@ class Engine:
             LOG.warning("a step could not begin early; it is tried again when it is asked for", exc_info=True)
             return None
         if flight is not None:
-            flight.odd = watch.odd
+            flight.odd = watch.is_outlier
         return flight
 
     def _launch(self, plan: list[ScheduledSequence], began: float) -> InFlightStep:
@@ -239,14 +239,14 @@ class Engine:
         began = perf_counter()
         with TimingGuard() as watch:
             sent = self.runner.forward_async(shares, rows, draws_of(flight), self.drafter.top_k if wants else 0)
-        if watch.odd:  # so is the step that it kept the host from
-            note_odd()
+        if watch.is_outlier:  # so is the step that it kept the host from
+            mark_outlier()
         if sent is None:
             return None
         flight.landed = sent.wait_previous_tokens
         times = began, began, perf_counter()
         none = [NO_DRAFT] * len(shares)
-        return InFlightStep(shares, none, sent.output, *times, moment=self._moment, is_ahead=True, odd=watch.odd)
+        return InFlightStep(shares, none, sent.output, *times, moment=self._moment, is_ahead=True, odd=watch.is_outlier)
 
     def _stays_plain(self, running: list[Sequence]) -> bool:
         """A look at texts whose step runs already. What it finds cannot help that step, and costs no time either."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretell.engine.async_step import InFlightStep
 from foretell.engine.token_details import details_of
-from foretell.runner.batch_layout import logit_rows
+from foretell.runner.batch_layout import num_logits
 from foretell.runner.executor import StepOutput
 from foretell.sampling import noise
 from foretell.sampling.grammar_matcher import GrammarError
@@ -316,7 +316,7 @@ class Verifier:
         ends: list[int] = []
         end = 0
         for share, draft in pairs:
-            first, end = end, end + logit_rows(share, draft)
+            first, end = end, end + num_logits(share, draft)
             ends.append(end)
             if not engine.lives(share):
                 continue

@@ -13,8 +13,8 @@ from typing import Any
 from foretell.draft.base import Drafter
 from foretell.draft.heads.warmup import SERVING, TEXT, Guessing, chains, model_chains, rehearse_guess, trees
 from foretell.draft.tree_merge import MergedDrafter
-from foretell.runner.cuda.graphs import freely
-from foretell.runner.cuda.warmup import DummySequences, DummyStep, chain, tree
+from foretell.runner.cuda.graphs import capture_now
+from foretell.runner.cuda.warmup import DummySequences, DummyStep, dummy_chain, dummy_tree
 from foretell.runner.executor import StepOutput
 from foretell.sampling.topk import top
 from foretell.sampling_params import SamplingParams
@@ -64,7 +64,7 @@ class Warmup:
             do = next(self._left, None)
             if do is None:
                 return False
-            with freely():
+            with capture_now():
                 do()
         except Exception:  # what nobody asked for must not keep an engine from its work
             return self._failed()
@@ -83,9 +83,9 @@ class Warmup:
 
     def step(self, step: DummyStep) -> None:
         """A step of the target, and what its logits are asked for."""
-        cached = max(0, min(step.cached, self.engine.runner.context - step.take - len(step.draft)))
-        with self.made_up.texts(step.texts, cached, step.take, len(step.draft)) as seqs:
-            shares = [ScheduledSequence.of(seq, step.take) for seq in seqs]
+        cached = max(0, min(step.cached, self.engine.runner.context - step.num_new_tokens - len(step.draft)))
+        with self.made_up.allocate(step.sequences, cached, step.num_new_tokens, len(step.draft)) as seqs:
+            shares = [ScheduledSequence.of(seq, step.num_new_tokens) for seq in seqs]
             for _ in range(TIMES if shares else 0):
                 output = self.engine.runner.forward(shares, [step.draft] * len(shares))
                 self._judge(shares, step.draft, output)
@@ -137,7 +137,7 @@ def all_pieces(rehearsal: Warmup, named: Container[str], nodes: int, most: int) 
     def steps(several: Iterable[DummyStep]) -> Iterator[Callable[[], None]]:
         return (partial(rehearsal.step, each) for each in several)
 
-    yield from steps((DummyStep(cached=0, take=PROMPT), DummyStep(cached=TEXT)))
+    yield from steps((DummyStep(cached=0, num_new_tokens=PROMPT), DummyStep(cached=TEXT)))
     yield from guesses()
     unread = [Guessing(Budget(min(2, nodes)), cached=cached) for cached in UNREAD]
     yield from (partial(rehearsal.guess, name, each) for each in unread for name in readers if nodes)
@@ -148,12 +148,14 @@ def all_pieces(rehearsal: Warmup, named: Container[str], nodes: int, most: int) 
         yield from guesses(serving, cached=LONG, temperature=heat)
     if (several := min(MANY, rehearsal.engine.scheduler.max_num_seqs)) > 1:
         yield from steps(DummyStep(texts, TEXT) for texts in FEW_TEXTS if texts <= several)
-        guessed = (chain(3), tree(7), tree(11), tree(31)) if nodes else ()  # of eight texts 32, 64, 96 and 256 rows
-        yield from steps(DummyStep(several, LONG, draft=each) for each in (chain(0), *guessed))
-        yield from steps((DummyStep(several, cached=0, take=PROMPT // several),))
+        guessed = (
+            (dummy_chain(3), dummy_tree(7), dummy_tree(11), dummy_tree(31)) if nodes else ()
+        )  # of eight texts 32, 64, 96 and 256 rows
+        yield from steps(DummyStep(several, LONG, draft=each) for each in (dummy_chain(0), *guessed))
+        yield from steps((DummyStep(several, cached=0, num_new_tokens=PROMPT // several),))
         for heat in (0.0, 1.0):
             yield from guesses(serving, cached=LONG, texts=several, temperature=heat)
-    yield from steps(DummyStep(cached=0, take=take) for take in PROMPTS)
+    yield from steps(DummyStep(cached=0, num_new_tokens=take) for take in PROMPTS)
     crowds = [texts for texts in CROWDS if texts <= rehearsal.engine.scheduler.max_num_seqs]
     yield from steps(DummyStep(texts, cached) for texts in crowds for cached in (TEXT, *LONGER[:1], LONG))
     for cached in (*LONGER, LONG):
@@ -167,10 +169,10 @@ def _drafts(
 ) -> Iterator[DummyStep]:
     """Chains and trees behind a text, the smaller ones first. The last serve for all others: the largest tree, and one
     that was let go a node farther."""
-    yield from (DummyStep(cached=cached, draft=chain(count)) for count in in_chains if count <= nodes)
-    yield from (DummyStep(cached=cached, draft=tree(count)) for count in in_trees if count < widest)
+    yield from (DummyStep(cached=cached, draft=dummy_chain(count)) for count in in_chains if count <= nodes)
+    yield from (DummyStep(cached=cached, draft=dummy_tree(count)) for count in in_trees if count < widest)
     if nodes:
-        yield from (DummyStep(cached=cached, draft=tree(count)) for count in (widest, widest + 1))
+        yield from (DummyStep(cached=cached, draft=dummy_tree(count)) for count in (widest, widest + 1))
 
 
 def _takes_time(drafter: Drafter) -> bool:

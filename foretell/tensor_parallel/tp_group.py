@@ -13,7 +13,7 @@ from foretell.errors import RankError, RequestError
 from foretell.models.config import ModelConfig
 from foretell.models.quantize import native_for
 from foretell.models.sharding import Shard, check_split
-from foretell.tensor_parallel.collectives import PATIENCE, ProcessGroup, open_store
+from foretell.tensor_parallel.collectives import TIMEOUT, ProcessGroup, open_store
 from foretell.tensor_parallel.messages import LaunchSpec, ModelShardSpec
 from foretell.tensor_parallel.worker_processes import WorkerProcesses
 
@@ -21,55 +21,55 @@ from foretell.tensor_parallel.worker_processes import WorkerProcesses
 class TensorParallelGroup:
     """The first rank is this process; the others are processes of their own, which end with it."""
 
-    def __init__(self, orders: Sequence[LaunchSpec], device: torch.device, patience: float = PATIENCE) -> None:
+    def __init__(self, orders: Sequence[LaunchSpec], device: torch.device, patience: float = TIMEOUT) -> None:
         """`orders` are for ranks 1 and up; `patience`: seconds to wait for a rank that lives but does not answer."""
         size = len(orders) + 1
-        self._crew = WorkerProcesses(size, orders[0].threads)
-        self._end = weakref.finalize(self, WorkerProcesses.close, self._crew)  # also when the program ends
+        self._workers = WorkerProcesses(size, orders[0].threads)
+        self._end = weakref.finalize(self, WorkerProcesses.close, self._workers)  # also when the program ends
         store, path = open_store(patience)
         for order in orders:
-            self._crew.tell(order.shard.rank, (order, path, patience))
-        self._crew.expect("here")
+            self._workers.send(order.shard.rank, (order, path, patience))
+        self._workers.wait_for("here")
         self.group = group = ProcessGroup(store, 0, size, device, patience)
-        self._crew.listen(lambda _: group.abort())  # not through self, which the crew would then keep alive
+        self._workers.on_failure(lambda _: group.abort())  # not through self, which the crew would then keep alive
 
     @property
     def size(self) -> int:
-        return self._crew.size
+        return self._workers.size
 
     @property
-    def processes(self) -> list[int]:
+    def pids(self) -> list[int]:
         """Ids of the other ranks' processes."""
-        return self._crew.processes
+        return self._workers.pids
 
-    def wait(self) -> list[int]:
+    def wait_ready(self) -> list[int]:
         """Until all ranks can run; bytes of weights that each of the others holds."""
-        return [report.weights for report in self._crew.expect("ready")]
+        return [report.weights for report in self._workers.wait_for("ready")]
 
     @property
-    def heads(self) -> list[int]:
+    def head_weights(self) -> list[int]:
         """Of these, bytes of heads."""
-        return [report.heads for report in self._crew.expect("ready")]
+        return [report.heads for report in self._workers.wait_for("ready")]
 
-    def tell(self, message: bytes) -> None:
+    def broadcast(self, message: bytes) -> None:
         """To all others. Refused, with the reason, when a rank is lost."""
         self.check()
-        self._crew.tell_all(message)
+        self._workers.broadcast(message)
 
     def check(self) -> None:
         """Raise why the ranks cannot go on, if so."""
-        if self._crew.failure is not None:
-            raise self._crew.failure
+        if self._workers.failure is not None:
+            raise self._workers.failure
         if not self._end.alive:
             raise RankError("the ranks of this model were ended; load it again")
 
-    def lost(self, error: BaseException) -> RankError:
+    def fail(self, error: BaseException) -> RankError:
         """What to raise when a step broke off: the ranks are out of step, and all of them end."""
-        return self._crew.lost(error)
+        return self._workers.fail(error)
 
-    def listen(self, told: Callable[[RankError], None]) -> None:
+    def on_failure(self, told: Callable[[RankError], None]) -> None:
         """Have `told` called once, from another thread, should a rank be lost."""
-        self._crew.listen(told)
+        self._workers.on_failure(told)
 
     def close(self) -> None:
         """End the other ranks."""
@@ -114,7 +114,7 @@ def check_draft(speculation: SpeculationConfig, ranks: int) -> None:
         raise RequestError("draft_device", "is for a draft model that is whole; leave draft_tensor_parallel_size out")
 
 
-def start_team(parts: Sequence[ModelShardSpec], device: torch.device, ranks: int) -> TensorParallelGroup:
+def launch_workers(parts: Sequence[ModelShardSpec], device: torch.device, ranks: int) -> TensorParallelGroup:
     """The other ranks; they load while this one does."""
     native_for(device)  # compiled once, and not by every rank
     threads = torch.get_num_threads()
@@ -123,7 +123,7 @@ def start_team(parts: Sequence[ModelShardSpec], device: torch.device, ranks: int
     return TensorParallelGroup(orders, device)
 
 
-def ranks_words(weights: list[int]) -> str:
+def describe_ranks(weights: list[int]) -> str:
     """What each rank holds, in one line."""
     sizes = ", ".join(f"{size / GIB:.2f}" for size in weights)
     return f"{len(weights)} ranks hold {sizes} GiB of weights, {sum(weights) / GIB:.2f} GiB in all"

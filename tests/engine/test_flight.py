@@ -11,7 +11,7 @@ import torch
 from foretell.draft.heads.wiring_check import write
 from foretell.engine import async_step as stopwatch
 from foretell.engine.async_step import UNSEEN_ROWS, InFlightStep, StepTimer, may_stay_unseen
-from foretell.runner.cuda.graphs import note_odd
+from foretell.runner.cuda.graphs import mark_outlier
 from foretell.runner.executor import StepOutput
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, SpeculationChoice, StepResult, StepTimes
@@ -98,7 +98,7 @@ def test_a_step_that_was_recorded_when_it_was_sent_tells_no_price(monkeypatch: p
 
     def ahead(*args: Any) -> Any:
         if executor.sent == 5:
-            note_odd()
+            mark_outlier()
         return before(*args)
 
     executor.forward_async = ahead  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.layers import Linear
 from foretell.models.quantize import Bits, QuantizedLinear, round_linear, rounded_bytes
 from foretell.models.variants import prepared_bytes, quantize_weights, quantized
-from foretell.runner.memory_plan import GIB, Needs, plan_memory
+from foretell.runner.memory_plan import GIB, MemoryNeeds, plan_memory
 from foretell.runner.native import executor as native
 from foretell.runner.native.executor import NativeExecutor
 
@@ -84,7 +84,7 @@ def test_the_bytes_are_known_before_anything_is_loaded(config: ModelConfig, bits
 
 
 def test_floats_must_fit_until_they_are_rounded() -> None:
-    needs = Needs(GIB, 0, 1_000_000, 16, 100, 1, loading=4 * GIB)
+    needs = MemoryNeeds(GIB, 0, 1_000_000, 16, 100, 1, loading=4 * GIB)
     assert plan_memory(needs, 5 * GIB, None).weights == GIB
     with pytest.raises(CapacityError, match="before they are rounded"):
         plan_memory(needs, 3 * GIB, None)

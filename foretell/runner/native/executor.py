@@ -16,7 +16,7 @@ from foretell.kv.cache import KVCache
 from foretell.models.decoder import Block, Decoder
 from foretell.models.layers import Linear, Norm
 from foretell.models.sharding import Ranks
-from foretell.runner.batch_layout import BatchLayout, span_lists
+from foretell.runner.batch_layout import BatchLayout, flatten_spans
 from foretell.runner.executor import Executor, StepOutput
 
 
@@ -45,7 +45,7 @@ class NativeExecutor(Executor):
         self._layers = (LayerRecord * model.config.layers)(*(self._layer(i) for i in range(model.config.layers)))
         self._record = self._model_record()
         self._held = (*model.tables.values(), model.embed)  # the records have addresses only
-        self._join = AllReduceCallback(model.ranks) if model.ranks is not None else None
+        self._all_reduce = AllReduceCallback(model.ranks) if model.ranks is not None else None
 
     def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         tokens, positions, slots = packed.tokens, packed.positions, packed.slots
@@ -54,8 +54,8 @@ class NativeExecutor(Executor):
         require(0 <= min(slots) <= max(slots) < self._slots, "slots of the KV cache")
         require(not taps or 0 <= min(taps) <= max(taps) <= len(self._layers), "hidden states of the model's layers")
         rows, wanted = len(tokens), len(packed.logits_indices)
-        numbers, places = in_a_row(
-            (tokens, positions, slots, *span_lists(packed.spans), packed.logits_indices, taps, [0] * wanted)
+        numbers, places = pack_int64(
+            (tokens, positions, slots, *flatten_spans(packed.spans), packed.logits_indices, taps, [0] * wanted)
         )
         logits = torch.empty(wanted, self._model.local.vocab)
         features = torch.empty(rows, len(taps) * self._width) if taps else None
@@ -69,12 +69,12 @@ class NativeExecutor(Executor):
             len(packed.spans),
             wanted,
             len(taps),
-            None if self._join is None else self._join.address,
+            None if self._all_reduce is None else self._all_reduce.address,
         )
         self._native.step(self._record, step)
-        if self._join is None:
+        if self._all_reduce is None:
             return StepOutput(logits, features, numbers[len(numbers) - wanted :].tolist)  # that the library wrote
-        self._join.check()
+        self._all_reduce.check()
         return StepOutput(self._model.all_logits(logits), features)
 
     def _layer(self, index: int) -> LayerRecord:
@@ -117,7 +117,7 @@ class NativeExecutor(Executor):
         )
 
 
-def in_a_row(lists: tuple[Sequence[int], ...]) -> tuple[array[int], list[int]]:
+def pack_int64(lists: tuple[Sequence[int], ...]) -> tuple[array[int], list[int]]:
     """All numbers one after the other, and the addresses where each list begins: one array is sooner made than six, and
     numpy's are dear to make and to find."""
     numbers = array("q", itertools.chain.from_iterable(lists))
@@ -135,10 +135,10 @@ class AllReduceCallback:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._error: BaseException | None = None
-        self._callback = JOIN(self._join)
+        self._callback = JOIN(self._all_reduce)
         self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
 
-    def _join(self, address: int, count: int) -> bool:
+    def _all_reduce(self, address: int, count: int) -> bool:
         """An error cannot go through the library: it is kept, and the library breaks off."""
         try:
             numbers = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)

@@ -19,9 +19,9 @@ from foretell.runner.executor import EagerExecutor, Executor
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
-from tests.parallel.baton import Baton, run_ranks
-from tests.parallel.splitting import part_of
 from tests.runner.desk import random_model
+from tests.tensor_parallel.baton import Baton, run_ranks
+from tests.tensor_parallel.splitting import part_of
 
 BASE = ModelConfig(vocab=70, width=24, layers=2, heads=6, kv_heads=3, head_dim=8, ffn=44, context=128)
 CONFIGS = {
@@ -110,7 +110,7 @@ def test_the_cuda_executor_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         for name in ("Event", "Stream", "current_stream", "graph_pool_handle"):
             monkeypatch.setattr(torch.cuda, name, Still)
-    monkeypatch.setattr("foretell.runner.cuda.executor.ROWS", (1, 2, 4, 8, 16))
+    monkeypatch.setattr("foretell.runner.cuda.executor.CAPTURE_ROWS", (1, 2, 4, 8, 16))
     model = random_model(replace(CONFIGS["all norms"], layers=1, windows=(5,), ropes=()))
     found = split(model, 2, cuda)
     with torch.inference_mode():
