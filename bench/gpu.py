@@ -26,12 +26,12 @@ from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.kernels.quant import QuantFormat
 from foretell.models.decoder import Decoder
 from foretell.models.quantize import quantize_weights_cuda
-from foretell.runner.cuda.graphs import freely
+from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 
@@ -79,7 +79,9 @@ class Arm:
         self.runner = runner
         scheduler = Scheduler(runner, None, most, 4096)
         self.engine = Engine(runner, drafter or MixDrafter([]), FixedController(nodes), scheduler)
-        self.maker = RequestBuilder(Limits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter)
+        self.maker = RequestBuilder(
+            RequestLimits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter
+        )
         self.rates: list[float] = []  # tokens a second
         self.steps: list[float] = []  # milliseconds, each
         self.accepted = 0.0
@@ -299,7 +301,7 @@ def main() -> None:
     costs(target, figures)
     runner = ModelRunner(target, 4096, PAGE, CONTEXT)
     draft = ModelRunner(base, 4096, PAGE, CONTEXT)
-    with freely():  # what a size costs in the end, whatever would have served for it
+    with capture_now():  # what a size costs in the end, whatever would have served for it
         rows_and_context(runner, figures)
         plain_and_oracle(runner, figures, rounds)
         drafts(runner, draft, figures, rounds)

@@ -24,7 +24,7 @@ from foretell.draft.mix import MixDrafter
 from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
 from foretell.kv.prefix import PrefixIndex
@@ -49,7 +49,9 @@ class Writer:
     def __init__(self, runner: ModelRunner, prefix: PrefixIndex, drafter: Drafter, length: int) -> None:
         scheduler = Scheduler(runner, prefix, MOST, 4096)
         self.engine = Engine(runner, drafter, FixedController(length), scheduler)
-        self.maker = RequestBuilder(Limits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter)
+        self.maker = RequestBuilder(
+            RequestLimits(CONTEXT, frozenset(), runner.model.config.vocab), None, self.engine.drafter
+        )
         self.length = length
         self.steps: list[float] = []  # milliseconds of steps in which every text took part
         self.accepted = 0.0

@@ -15,7 +15,7 @@ import foretell  # isort: skip  # before torch: it tells OpenMP's idle threads t
 import torch
 from torch import Tensor
 
-from foretell.build.model_source import open_model, say_nothing
+from foretell.build.model_source import no_progress, open_model
 from foretell.config import EngineConfig
 from foretell.kernels.linear import onednn_linear, pack_onednn
 from foretell.kernels.native.huge_pages import HugePageArena
@@ -96,7 +96,7 @@ def linears(native: Library, rounds: int) -> Times:
 
 def arms() -> dict[str, ModelRunner]:
     """The model and its quantized copies over the same pages, by the native executor; and the eager one."""
-    opened = open_model(MODEL, EngineConfig(model=MODEL), say_nothing)
+    opened = open_model(MODEL, EngineConfig(model=MODEL), no_progress)
     model = load_model(opened.checkpoint, opened.dtype, opened.device)
     copies = {"int8": quantized_copy(model, 8), "int4, head int8": quantized_copy(model, 4)}
     target = ModelRunner(model, MOST // 16, 16, MOST)

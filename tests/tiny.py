@@ -17,7 +17,7 @@ from foretell.draft.model import ModelDrafter, SelfDrafter
 from foretell.draft.registry import head_drafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
 from foretell.kv.prefix import PrefixIndex
@@ -38,7 +38,7 @@ from foretell.models.draft_heads import (
 from foretell.models.draft_heads.layer import init_weights
 from foretell.models.draft_heads.loading import pack_head
 from foretell.models.quantize import Bits, quantized_copy
-from foretell.runner.heads.kv import beside
+from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, DrafterTraits, Sequence, SpeculationChoice
@@ -74,13 +74,13 @@ class World:
         drafters = [] if drafter is None else list(MixDrafter.of(drafter).drafters.values())
         heads = [each for each in drafters if isinstance(each, OwnHead)]
         taps = tuple(sorted({tap for arm in heads for tap in arm.traits.hidden_layers}))
-        shapes = tuple(shape for arm in heads for shape in arm.beside)
+        shapes = tuple(shape for arm in heads for shape in arm.head_layer_shapes)
         lender = TargetWeights.of(model)  # before weights are packed away
         runner = ModelRunner(model, self.pages, self.page_size, CONTEXT, taps, shapes)
         first = self.config.layers
         for arm in heads:
             arm.bind(runner, lender, first)
-            first += len(arm.beside)
+            first += len(arm.head_layer_shapes)
         prefix = PrefixIndex(runner.pool) if self.prefix_cache else None
         scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
         kind = Turns if isinstance(drafter, MixDrafter) else FixedController
@@ -133,7 +133,7 @@ class OwnHead(Wrapper):
         """`packed`: with weights as they are served, and so by the native library where there is one."""
         super().__init__(MixDrafter([]))
         self.config, self.seed, self.packed, self.settings = config, seed, packed, settings
-        self.name, self.beside = config.kind, beside(config)
+        self.name, self.head_layer_shapes = config.kind, head_layer_shapes(config)
         self.traits = DrafterTraits(hidden_layers=config.hidden_layers, samples=True, gives_probability=True)
 
     def bind(self, runner: ModelRunner, lender: TargetWeights, first: int) -> None:
@@ -189,7 +189,7 @@ def add(
     engine: Engine, name: str, prompt: list[int], speculation: SpeculationChoice = SpeculationChoice(), **params: object
 ) -> list[SequenceState]:
     prediction = tuple(params.pop("prediction", ()))  # type: ignore[arg-type]
-    maker = RequestBuilder(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
     wanted = SamplingParams(**{"max_tokens": 24, "seed": int(name), **params})  # type: ignore[arg-type]
     requests = maker.make(name, prompt, wanted, speculation)
     return [engine.add(replace(request, prediction=prediction)) for request in requests]

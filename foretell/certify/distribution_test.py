@@ -15,9 +15,9 @@ from foretell.draft.base import Drafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.verifier import SequenceVerifier, rule_of
+from foretell.engine.verifier import SequenceVerifier, rule_for
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
@@ -132,11 +132,11 @@ def sampling_drafter() -> Drafter:
     return ModelDrafter(ModelRunner(tiny_model(seed=11), 4096, 4, CONFIG.context), VOCAB, "tiny")
 
 
-def tiny_engine(drafter: Drafter, rules: Callable[[Request], Rule] = rule_of, drafted: int = 2) -> Engine:
+def tiny_engine(drafter: Drafter, rules: Callable[[Request], Rule] = rule_for, drafted: int = 2) -> Engine:
     """The engine as it serves, around a model of a few hundred weights."""
     runner = ModelRunner(tiny_model(seed=7), 4096, 4, CONFIG.context)
     scheduler = Scheduler(runner, PrefixIndex(runner.pool), 256, 4096)
-    return Engine(runner, drafter, FixedController(drafted), scheduler, judge=SequenceVerifier(rules))
+    return Engine(runner, drafter, FixedController(drafted), scheduler, sequence_verifier=SequenceVerifier(rules))
 
 
 def draws_for(distance: float, settings: int) -> int:
@@ -199,7 +199,7 @@ def check_draws(
 def _count_texts(
     engine: Engine, rule: str, setting: Setting, draws: int, say: Callable[[int], None]
 ) -> tuple[Counter[tuple[int, ...]], int, int]:
-    limits = Limits(CONFIG.context, frozenset(), VOCAB)
+    limits = RequestLimits(CONFIG.context, frozenset(), VOCAB)
     maker = RequestBuilder(limits, None, engine.drafter, SpeculationChoice(rule=rule))
     counts: Counter[tuple[int, ...]] = Counter()
     accepted = drafted = 0

@@ -44,9 +44,9 @@ def head_drafter(
     name: str,
     draft_temperature: DraftTemperature = "fixed",
     min_confidence: float = 0.0,
-    whole: bool | None = None,
+    single_graph: bool | None = None,
 ) -> HeadDrafter:
-    """The drafter of a head whose layers stand in the target's cache from `first` on; `whole`: see `HeadDrafter`."""
+    """Return the drafter of a head whose KV layers begin at layer `first` of the target's cache."""
     pages = HeadPages.of(head, runner.cache, first)
     kind: type[HeadDrafter] = MedusaDrafter
     if isinstance(head, BlockHead):
@@ -55,7 +55,7 @@ def head_drafter(
         kind = EagleDrafter
     elif isinstance(head, DistilledHead):
         kind = DistilledDrafter
-    return kind(runner, head, pages, name, draft_temperature, min_confidence, whole)
+    return kind(runner, head, pages, name, draft_temperature, min_confidence, single_graph)
 
 
 OUTSIDE = "foretell.drafters"  # the entry points under which other packages offer theirs

@@ -19,7 +19,7 @@ from foretell.models.config import ModelConfig, Rope
 from foretell.models.layers import Linear, Norm
 from foretell.models.rope import rope_table
 from foretell.models.sharding import Ranks, Shard
-from foretell.utils.system import give_back
+from foretell.utils.system import trim_memory
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack(room)
-        give_back()
+        trim_memory()
         for rope in set(self.config.ropes):
             table = rope_table(rope, self.config.head_dim, context)
             self.rope_tables[rope] = table.to(self.embed.device, self.embed.dtype)

@@ -26,7 +26,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.layers import Linear
 from foretell.models.load import meta_model, weight_bytes
-from foretell.utils.system import give_back
+from foretell.utils.system import trim_memory
 
 Bits = Literal[8, 4]
 STARTS = (1.0, 0.9, 1.1)  # of the largest weight's share: where the search for a group's scale begins
@@ -198,7 +198,7 @@ def quantize_weights(model: Decoder, bits: Bits) -> Decoder:
             if isinstance(child, Linear):
                 module._modules[name] = quantize_linear(child, layer_bits(name, bits), room)
                 child.weight = None
-    give_back()
+    trim_memory()
     return model
 
 

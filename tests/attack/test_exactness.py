@@ -14,7 +14,7 @@ import torch
 from foretell.draft.base import Drafter
 from foretell.draft.model import ModelDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.fault_isolation import rescue
+from foretell.engine.fault_isolation import recover
 from foretell.engine.sequence_state import SequenceState
 from foretell.engine.verifier import Verifier
 from foretell.kv import swap as swap_module
@@ -35,7 +35,7 @@ class Faults:
         runner, guard = engine.runner, engine.safe_drafter.drafter
         runner.forward = self.failing("forward", runner.forward, RuntimeError)  # type: ignore[method-assign]
         runner.forward = self.failing("memory", runner.forward, torch.OutOfMemoryError)  # type: ignore[method-assign]
-        patch.setattr(Verifier, "__call__", self.failing("verify", Verifier.__call__, ValueError))
+        patch.setattr(Verifier, "verify", self.failing("verify", Verifier.verify, ValueError))
         for name in ("propose", "observe", "update_kv"):
             patch.setattr(guard, name, self.failing(name, getattr(guard, name), IndexError))
         for name in ("_to_host", "_to_device"):
@@ -84,7 +84,7 @@ class Attack:
         if rng.random() < 0.5:
             engine.scheduler.swap = swap = Swap(engine.runner.cache, rng.choice([1 << 13, 1 << 30]))
             swap._copy_seconds, swap._prefill_seconds = (
-                [0.0] * swap_module.TRIALS,
+                [0.0] * swap_module.COPY_SAMPLES,
                 1.0,
             )  # a copy pays, whatever the clock says
         if rng.random() < 0.5:
@@ -129,11 +129,11 @@ class Attack:
             if self.faults is None or "planted" not in str(error):
                 raise
             before = self.faults.steps
-            found = rescue(self.engine, self.unfinished.values(), error)
-            assert len(found.lost) <= self.faults.steps - before, "only those that failed alone"
+            found = recover(self.engine, self.unfinished.values(), error)
+            assert len(found.failed) <= self.faults.steps - before, "only those that failed alone"
             deltas = list(found.deltas)
             self.isolated += 1
-            for name in found.lost:
+            for name in found.failed:
                 self._abort(name, self.lost)
         for delta in deltas:
             each = delta.request_id, delta.choice
@@ -156,7 +156,7 @@ class Attack:
             preempted=engine.scheduler.preemptions - self.forced, forced=self.forced,
             drafted=counts.drafted, accepted=counts.accepted,
             rejected=counts.drafted - counts.accepted, aborted=len(self.aborted), lost=len(self.lost),
-            swapped=0 if swap is None else swap.swapped_in, isolated=self.isolated, sheds=engine.oom_backoff.sheds,
+            swapped=0 if swap is None else swap.swapped_in, isolated=self.isolated, sheds=engine.oom_backoff.num_ooms,
         )  # fmt: skip
 
     def _compare(self, track: SequenceState, plain: Plain, whole: bool) -> None:

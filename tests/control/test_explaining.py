@@ -76,7 +76,7 @@ def test_costs_are_measured_kept_and_taken_up_again(
     (kept,) = (tmp_path / "costs").iterdir()
     again = LLM(tiny_folder, drafter="ngram", quiet=True)
     assert again.engine.plain_seconds(1, 0) == pytest.approx(controller.costs.seconds(1))
-    assert not again.assembly.profiler.piece(), "nothing is left to measure"
+    assert not again.assembly.profiler.run_one(), "nothing is left to measure"
     kept.write_text("{")
     spoilt = LLM(tiny_folder, drafter="ngram", quiet=True)
     assert spoilt.engine.plain_seconds(1, 0) is None
@@ -88,9 +88,9 @@ class Sent(Outruns):
 
     now = 0.0
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         self.now += 0.5
-        output = super().__call__(packed, taps)
+        output = super().forward(packed, taps)
         assert output.argmax is not None
         return replace(output, argmax=partial(self.wait, output.argmax))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell.engine.engine import Engine
-from foretell.engine.fault_isolation import rescue
+from foretell.engine.fault_isolation import recover
 from foretell.kv import swap as swap_module
 from foretell.kv.swap import Swap
 from foretell.types import Budget, Draft, Sequence
@@ -172,9 +172,9 @@ def test_isolation_leaves_no_more_running_than_the_limits_allow() -> None:
     memory_is_back = out_of_memory_alone(engine)
     with pytest.raises(ValueError, match="planted") as failed:
         engine.step()
-    found = rescue(engine, list(engine.states.values()), failed.value)
+    found = recover(engine, list(engine.states.values()), failed.value)
     scheduler = engine.scheduler
-    assert not found.lost and engine.oom_backoff.sheds == 1
+    assert not found.failed and engine.oom_backoff.num_ooms == 1
     assert len(scheduler.running) <= scheduler.max_num_seqs < 6
     check_pages(engine)
     memory_is_back()

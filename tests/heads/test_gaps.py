@@ -110,4 +110,4 @@ def test_pages_that_were_not_read_are_used_again() -> None:
         (track,) = add(engine, str(i), [i + 1, *PROMPT], temperature=1.0, ignore_eos=True)
         finish(engine)
         assert (drafted(track) > 0) == (i > 0)
-    assert isinstance(head.inner, HeadDrafter) and not head.inner._trails.unread
+    assert isinstance(head.inner, HeadDrafter) and not head.inner._pending.unread_pages

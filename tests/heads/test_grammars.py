@@ -14,14 +14,14 @@ from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.draft_guard import GRAMMAR
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.sequence_state import SequenceState
-from foretell.engine.stats import Speculation
+from foretell.engine.stats import SpeculationStats
 from foretell.models.draft_heads import HeadConfig
 from foretell.sampling_params import SamplingParams
 from foretell.structured_output import GrammarSpec
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
-from tests.laws.test_same_text import preempt_youngest
+from tests.laws.test_losslessness import preempt_youngest
 from tests.sampling.grammars import EXAMPLES, PADDING, PERSON, compiler, text_of, tokenizer
 from tests.tiny import CONFIG, CONTEXT, HEADS, OwnHead, World, run
 
@@ -44,7 +44,7 @@ def write(drafter: Drafter | None, world: World = HERE, rule: str = "match", **p
     """All prompts in one batch, each a JSON object of the schema."""
     engine: Engine = world.engine(drafter)
     engine.tokenizer = READER
-    maker = RequestBuilder(Limits(CONTEXT, READER.end_ids, TOKENS), READER, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, READER.end_ids, TOKENS), READER, engine.drafter)
     tracks = []
     for seed, prompt in enumerate(PROMPTS):
         wanted = SamplingParams(max_tokens=80, seed=seed, structured_outputs=SPEC, **params)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def texts(tracks: list[SequenceState]) -> list[list[int]]:
 
 def counts(tracks: list[SequenceState]) -> dict[str, tuple[int, int]]:
     """Guesses made and accepted, by who made them."""
-    whole = Speculation.total(track.speculation for track in tracks)
+    whole = SpeculationStats.total(track.speculation for track in tracks)
     return {name: (count.drafted, count.accepted) for name, count in whole.by_drafter.items()}
 
 

@@ -16,7 +16,7 @@ from foretell.models.config import ModelConfig
 from foretell.models.draft_heads import HeadConfig, TargetWeights
 from foretell.runner.model_runner import ModelRunner
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, SpeculationChoice, StepResult
-from tests.laws.test_same_text import FAMILIES, SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
+from tests.laws.test_losslessness import FAMILIES, SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
 from tests.tiny import CONFIG, CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tiny_decoder, tree_around
 
 
@@ -82,7 +82,7 @@ def test_preemption_and_aborts_change_nothing(config: HeadConfig) -> None:
         run(engine)
         assert engine.runner.pool.num_held == 0
         assert [tracks[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
-        assert not drafter.inner._trails, "nothing is kept of who has left"  # type: ignore[attr-defined]
+        assert not drafter.inner._pending, "nothing is kept of who has left"  # type: ignore[attr-defined]
 
 
 class Scratch:
@@ -119,7 +119,7 @@ def remembered(drafter: HeadDrafter, seq: Sequence) -> list[torch.Tensor]:
     pages = drafter.pages
     slots = pages.slots(seq, 1, len(seq.tokens) - 1)
     found = [t.flatten(0, 1)[slots].clone() for t in (*pages.keys, *pages.values)]
-    return found if pages.kept_features is None else [*found, pages.kept_features.flatten(0, 1)[slots].clone()]
+    return found if pages.state_cache is None else [*found, pages.state_cache.flatten(0, 1)[slots].clone()]
 
 
 class Compared(OwnHead):

@@ -82,9 +82,9 @@ def test_what_is_read_is_that_of_the_definition(config: HeadConfig) -> None:
     kept = []
     for natively in (True, False):
         engine = World(max_step_tokens=7, budget=2).engine(drafter := OwnHead(config, packed=True))
-        assert isinstance(drafter.inner, EagleDrafter | BlockDrafter) and drafter.inner._reader is not None
+        assert isinstance(drafter.inner, EagleDrafter | BlockDrafter) and drafter.inner._native_prefill is not None
         if not natively:
-            drafter.inner._reader = None
+            drafter.inner._native_prefill = None
         tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
         for _ in range(9):
             engine.step()
@@ -111,7 +111,7 @@ def test_more_texts_than_there_is_spare_room_for_are_guessed_all_the_same() -> N
     drafter, seqs = waiting(HEADS["block"], temperature=0.0)
     assert isinstance(drafter, BlockDrafter) and drafter._native is not None
     expected = [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))]
-    drafter._native.most = 1
+    drafter._native.max_sequences = 1
     assert [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))] == expected
 
 

@@ -24,7 +24,7 @@ SHAPES = {
     "two levels": [(-1, 0), (-1, 1), (0, 0), (0, 1), (1, 0)],
     "three levels": [(-1, 0), (0, 0), (1, 0), (-1, 1), (0, 1)],
     "more siblings than tokens": [(-1, 0), (-1, 1), (-1, 2), (-1, 3), (0, 0)],
-    "by ranks": RankAcceptance([0.5, 0.4]).shape(Budget(6, max_depth=2), 9),
+    "by ranks": RankAcceptance([0.5, 0.4]).best_shape(Budget(6, max_depth=2), 9),
 }
 
 rules = pytest.mark.parametrize("rule", EXACT.values(), ids=EXACT)
@@ -48,14 +48,14 @@ def drawn(shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> Make
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         request = Request("0", (0,), SamplingParams(temperature=1.0), 0, 9, rule="rejection")
         plot = TreeInProgress(Sequence(0, request, [0, *context]), tree := FixedTree(shape))
-        chooser = ChildSampler(torch.arange(here.vocab), "fixed")
-        while tree.goes_on:
-            logits = torch.stack([here.draft[(*context, *path(tree, node))] for node in tree.level]).log().float()
-            asked = iter(zip(logits.softmax(-1), map(tree.wanted, tree.level), strict=True))
+        child_sampler = ChildSampler(torch.arange(here.vocab), "fixed")
+        while tree.is_open:
+            logits = torch.stack([here.draft[(*context, *path(tree, node))] for node in tree.frontier]).log().float()
+            asked = iter(zip(logits.softmax(-1), map(tree.num_children, tree.frontier), strict=True))
             monkeypatch.setattr(noise, "draft_noise", lambda *key, asked=asked: races(*next(asked), chance))
-            chooser.grow([plot], logits, [list(range(len(logits)))])
+            child_sampler.expand([plot], logits, [list(range(len(logits)))])
         draft = tree.draft("head")
-        return Draft(draft.tokens, draft.parents, "head", draft.sampled, None, tree.rows())
+        return Draft(draft.tokens, draft.parents, "head", draft.sampled, None, tree.sampled_probs())
 
     return make
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.heads.medusa import MedusaDrafter
-from foretell.draft.heads.sampling import draws_of
+from foretell.draft.heads.sampling import pack_draft_sampling
 from foretell.kernels.native.library import OUT_OF_MEMORY, library
 from foretell.kernels.native.packed import PackedLinear
-from foretell.runner.native.head_draft import NativeBlock, NativeChain, TreeSlots
+from foretell.runner.native.head_draft import DraftOptions, NativeBlock, NativeChain
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.sampling import noise
 from foretell.sampling.native_sampler import pack_sampling_rows, sample_native
@@ -75,14 +75,14 @@ def step(faulty: FaultyLibrary) -> Case:
 def chain(faulty: FaultyLibrary) -> Case:
     drafter, seqs = waiting(HEADS["eagle"], rules=("rejection",), temperature=1.0, top_k=9)
     assert isinstance(drafter, EagleDrafter) and isinstance(drafter._native, NativeChain)
-    native, asked = drafter._native, drafter.asked(seqs, drafter.chains([Budget(4)] * len(seqs)))
-    drawing = TreeSlots(draws=draws_of(seqs, 4), tells=True)
+    native, asked = drafter._native, drafter.native_request(seqs, drafter.new_chains([Budget(4)] * len(seqs)))
+    drawing = DraftOptions(draws=pack_draft_sampling(seqs, 4), returns_probs=True)
     features = torch.randn(len(seqs), drafter.head.config.layer.width, generator=torch.Generator().manual_seed(0))
 
     def run() -> Any:
-        found = native.guess(asked, features.clone(), drawing)
+        found = native.draft(asked, features.clone(), drawing)
         assert found.probs is not None
-        return found.tokens, found.sure, bits(found.probs)
+        return found.tokens, found.confidence, bits(found.probs)
 
     return run
 
@@ -90,25 +90,25 @@ def chain(faulty: FaultyLibrary) -> Case:
 def blocks(faulty: FaultyLibrary) -> Case:
     drafter, seqs = waiting(HEADS["block"], temperature=0.0)
     assert isinstance(drafter, BlockDrafter) and isinstance(drafter._native, NativeBlock)
-    native, asked = drafter._native, drafter.asked(seqs, drafter.chains([Budget(3)] * len(seqs)))
+    native, asked = drafter._native, drafter.native_request(seqs, drafter.new_chains([Budget(3)] * len(seqs)))
 
     def run() -> Any:
-        found = native.guess(asked)
-        return found.tokens, found.sure
+        found = native.draft(asked)
+        return found.tokens, found.confidence
 
     return run
 
 
 def read(faulty: FaultyLibrary) -> Case:
     drafter, seqs = waiting(HEADS["eagle of two layers"])
-    assert isinstance(drafter, EagleDrafter) and drafter._reader is not None
-    reader, config = drafter._reader, drafter.head.config
+    assert isinstance(drafter, EagleDrafter) and drafter._native_prefill is not None
+    reader, config = drafter._native_prefill, drafter.head.config
     width = int(max(reader._columns)) + config.target_width
     rng = torch.Generator().manual_seed(0)
     readings = [PrefillRange(seq, 0, seq.cached, [torch.randn(seq.cached, width, generator=rng)]) for seq in seqs]
 
     def run() -> Any:
-        reader.read(readings)
+        reader.prefill(readings)
         return [bits(each) for seq in seqs for each in remembered(drafter, seq)]
 
     return run
@@ -121,8 +121,8 @@ def medusa(faulty: FaultyLibrary) -> Case:
     features = torch.randn(3, drafter.head.config.layer.width, generator=rng)
 
     def run() -> Any:
-        found = native.guess(features, 2)
-        return found.tokens, found.sure
+        found = native.draft(features, 2)
+        return found.tokens, found.confidence
 
     return run
 

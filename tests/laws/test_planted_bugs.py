@@ -9,7 +9,7 @@ import torch
 
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
-from foretell.engine import verifier as judge
+from foretell.engine import verifier
 from foretell.engine.verifier import VerifyCase
 from foretell.kernels.attention import Span
 from foretell.kv.pages import PagePool
@@ -59,7 +59,7 @@ def accepts_without_asking(patch: pytest.MonkeyPatch) -> None:
     def gullible(draft: Draft, chosen: tuple[int, ...]) -> VerifyResult:
         return VerifyResult((0,), chosen[1]) if len(draft) else VerifyResult((), chosen[0])
 
-    patch.setattr(judge, "walk", gullible)
+    patch.setattr(verifier, "walk", gullible)
 
 
 def page_shared_while_written(patch: pytest.MonkeyPatch) -> None:

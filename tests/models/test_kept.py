@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretell.build.model_source import CacheSize, ModelSource, open_model, say_nothing
+from foretell.build.model_source import CacheSize, ModelSource, no_progress, open_model
 from foretell.config import EngineConfig
 from foretell.hub.folder import CONFIG as CONFIG_FILE
 from foretell.hub.folder import WEIGHTS
@@ -52,14 +52,14 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
 
 
 def opened(folder: Path, quantization: str = "int8") -> ModelSource:
-    return open_model(str(folder), EngineConfig(quantization=quantization), say_nothing)
+    return open_model(str(folder), EngineConfig(quantization=quantization), no_progress)
 
 
 def start(model: ModelSource) -> tuple[bool, dict[str, bytes]]:
     """Whether a start took what was kept, and what it runs with."""
     loaded = model.load_packed()
     was_kept = loaded.is_packed
-    return was_kept, all_bytes(model.runner(loaded, ROOM).model)
+    return was_kept, all_bytes(model.make_runner(loaded, ROOM).model)
 
 
 def all_bytes(model: Decoder) -> dict[str, bytes]:
@@ -229,7 +229,7 @@ def test_what_nobody_needs_is_tidied_away(folder: Path) -> None:
 
 
 def test_small_models_are_not_kept_and_who_says_no_is_heeded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start(open_model(str(folder), EngineConfig(keep_packed=False), say_nothing))
+    start(open_model(str(folder), EngineConfig(keep_packed=False), no_progress))
     monkeypatch.undo()
     monkeypatch.setenv("FORETELL_HOME", str(folder / "home"))
     start(opened(folder))

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from foretell.control.controller import FixedController
 from foretell.draft.model import SelfDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.stats import Speculation
+from foretell.engine.stats import SpeculationStats
 from foretell.hub import open_checkpoint, resolve
 from foretell.kernels.native.huge_pages import HugePageArena
 from foretell.kernels.native.library import library
@@ -137,7 +137,7 @@ def test_a_quantized_draft_leaves_the_text_as_it_is(bits: Bits, temperature: flo
     run(engine)
     texts = [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
     assert texts == generate(temperature=temperature)
-    record = Speculation.total(track.speculation for track in tracks)
+    record = SpeculationStats.total(track.speculation for track in tracks)
     assert record.accepted_per_step > (3.5 if bits == 8 else 2), "it guesses as the model would"
 
 
@@ -155,11 +155,11 @@ def test_copies_of_a_real_model_guess_well(bits: Bits, least: float) -> None:
     checkpoint = open_checkpoint(resolve("smollm2-135m", lambda line: None))
     tokenizer = Tokenizer.from_gguf(checkpoint.config)
     engine = self_drafting(load_model(checkpoint), bits)
-    maker = RequestBuilder(Limits(CONTEXT, tokenizer.end_ids, tokenizer.vocab_size), tokenizer, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, tokenizer.end_ids, tokenizer.vocab_size), tokenizer, engine.drafter)
     for i, question in enumerate(QUESTIONS):
         prompt = tokenizer.encode_chat([{"role": "user", "content": question}], add_generation_prompt=True)
         for request in maker.make(str(i), prompt, SamplingParams(max_tokens=64, temperature=0)):
             engine.add(request)
     tracks = list(engine.states.values())
     run(engine)
-    assert Speculation.total(track.speculation for track in tracks).accepted_per_step >= least
+    assert SpeculationStats.total(track.speculation for track in tracks).accepted_per_step >= least

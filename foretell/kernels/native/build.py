@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from foretell.utils.system import home, locked
+from foretell.utils.system import folder_lock, home
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -95,7 +95,7 @@ def build_library() -> Path:
         path = home() / "native" / f"foretell-{_build_key(compiler)}.so"
         make_private(path.parent)
         if not is_intact(path):
-            with locked(path.parent):
+            with folder_lock(path.parent):
                 if not is_intact(path):  # another process may have built it meanwhile
                     _compile(compiler, path)
     except OSError as error:

@@ -23,7 +23,7 @@ from foretell.models.layers import Linear
 from foretell.models.quantize import native_for, quantize_linear, quantize_linear_cuda
 from foretell.models.sharding import Shard
 from foretell.models.weights import is_mtp_tensor
-from foretell.utils.system import give_back
+from foretell.utils.system import trim_memory
 
 from .base import DraftHead, TargetWeights
 from .config import FORMAT, HeadConfig, read_head_config
@@ -152,7 +152,7 @@ def pack_head(head: DraftHead[Any], target: Decoder) -> None:
                 module._modules[name] = ready(child)
         if isinstance(module, HeadAttention):
             del module.q  # what it had stands above keys and values now; those are asked for alone, too
-    give_back()
+    trim_memory()
 
 
 def _head_packer(head: DraftHead[Any], room: HugePageArena) -> Callable[[Linear], Linear]:

@@ -15,11 +15,11 @@ from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import CostPrior, StepCosts
 from foretell.control.settings import TREE_ROWS, ControllerSettings
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import Warmup, all_pieces
+from foretell.engine.warmup import Warmup, warmup_tasks
 from foretell.models.draft_heads import TargetWeights
-from foretell.runner.cuda.graph_shapes import ROWS
+from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, DrafterTraits, Sequence, StepResult, StepTimes
@@ -51,7 +51,7 @@ class Anything(Controller):
         )
         budget = budget if wide > 1 else replace(budget, nodes=levels)
         if budget.is_tree and most == NODES and self.rng.random() < 0.5:  # alone, a step is filled up
-            filled = next(size for size in ROWS if size > budget.nodes) - 1
+            filled = next(size for size in CAPTURE_ROWS if size > budget.nodes) - 1
             budget = replace(budget, nodes=min(NODES, filled))
         self.asked.add((budget.nodes, budget.max_depth))
         return budget
@@ -73,7 +73,7 @@ class Priced(AdaptiveController):
 
 def adaptive() -> Priced:
     arms = {"eagle": DrafterTraits(relative_cost=0.1, prior_acceptance=0.9, makes_trees=True)}
-    found = Priced(arms, ControllerSettings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002), ROWS))
+    found = Priced(arms, ControllerSettings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002), CAPTURE_ROWS))
     found.asked = set()
     return found
 
@@ -81,7 +81,7 @@ def adaptive() -> Priced:
 @pytest.fixture(scope="module")
 def rehearsed() -> tuple[Engine, Tape]:
     model = tiny_decoder(config=replace(CONFIG, context=CONTEXT))
-    drafter, lender = OwnHead(HEADS["eagle"], whole=True), TargetWeights.of(model)
+    drafter, lender = OwnHead(HEADS["eagle"], single_graph=True), TargetWeights.of(model)
     runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.traits.hidden_layers, drafter.beside)
     drafter.bind(runner, lender, CONFIG.layers)
     head: Any = drafter.inner
@@ -90,16 +90,16 @@ def rehearsed() -> tuple[Engine, Tape]:
     runner.executor = MadeUpSteps(VOCAB, CONFIG.width, random.Random(0))
     tape = play(engine, head)
     make_up(head, VOCAB)
-    rehearsal = Warmup(engine, partial(all_pieces, named=("eagle",), nodes=LONGEST, most=NODES))
-    while rehearsal.piece():
+    rehearsal = Warmup(engine, partial(warmup_tasks, names=("eagle",), max_draft=LONGEST, max_tree=NODES))
+    while rehearsal.run_one():
         pass
-    assert rehearsal.done and engine.runner.pool.num_held == 0
+    assert rehearsal.num_done and engine.runner.pool.num_held == 0
     return engine, tape
 
 
 def write(engine: Engine, prompts: list[int], temperature: float, tokens: int = 40) -> None:
     """Texts behind prompts of so many tokens, all at once."""
-    maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
     params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=0, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         (request,) = maker.make(str(number), [1 + (i * i + number) % 30 for i in range(prompt)], params)

@@ -10,7 +10,7 @@ import pytest
 from foretell.draft.base import Drafter
 from foretell.engine.engine import Engine
 from foretell.types import SpeculationChoice
-from tests.laws.test_same_text import DRAFTERS, SAMPLING, Truth, truth_for
+from tests.laws.test_losslessness import DRAFTERS, SAMPLING, Truth, truth_for
 from tests.outruns import LeavesUnseen, Left, Outruns, Sometimes
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, check_pages, model_drafter, run
 
