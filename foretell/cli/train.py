@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +14,11 @@ from foretell.options import add_options, given_options
 from foretell.train.settings import KINDS, TrainConfig
 
 from .certify import EXIT, verdict
-from .command import Command
+from .common import Command, log
 
 if TYPE_CHECKING:
-    from foretell.train.job import TrainJob
     from foretell.train.run import Run
-    from foretell.train.trainer import Shown
+    from foretell.train.settings import Shown, TrainJob
 
 WIDTH = 24  # of the bar
 
@@ -39,19 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     order = order_of(args)
-    from foretell.train.job import Reporter
     from foretell.train.run import Run
-    from foretell.train.token_dataset import FILE
+    from foretell.train.settings import Reporter
+    from foretell.train.token_dataset import ANSWERS_FILE
 
-    run = Run(order, Reporter(_say, _answered, _shown))
+    run = Run(order, Reporter(log, _answered, _shown))
     if args.answers_only:
-        _say(f"{len(run.corpus.documents)} texts in {order.out / FILE}")
+        log(f"{len(run.corpus.documents)} texts in {order.out / ANSWERS_FILE}")
         return 0
-    _say(run.forecast().words)
+    log(run.forecast().words)
     if args.dry_run:
         return 0
     if not run.train():
-        _say(f"stopped in the midst; go on with --resume --out {order.out}")
+        log(f"stopped in the midst; go on with --resume --out {order.out}")
         return 0
     return finish(run)
 
@@ -68,7 +66,7 @@ def order_of(args: argparse.Namespace) -> TrainJob:
         raise RequestError("out", f"{args.out} is a file; name a folder")
     if not args.resume and (args.out / "checkpoint.safetensors").is_file():
         raise RequestError("out", f"{args.out} has a run already; go on with --resume, or name another folder")
-    from foretell.train.job import TrainJob
+    from foretell.train.settings import TrainJob
 
     return TrainJob(args.kind, args.target, args.from_log or args.data, args.out, args.resume, args.dry_run, config)
 
@@ -83,7 +81,7 @@ def finish(run: Run) -> int:
         return 0
     worth = bench.worth(run.drafter)
     record["engine"] = {"accepted_per_step": worth.accepted, "drafted": worth.drafted, "prompts": worth.prompts}
-    _say(f"{worth.accepted:.2f} tokens a step through the engine, {worth.drafted} guesses, {worth.prompts} prompts")
+    log(f"{worth.accepted:.2f} tokens a step through the engine, {worth.drafted} guesses, {worth.prompts} prompts")
     code = 0
     if run.config.certify:
         certificate = bench.certified(run.drafter)
@@ -94,29 +92,58 @@ def finish(run: Run) -> int:
             "reasons": certificate.reasons,
             "settings": [asdict(each.evidence) | {"rejected": each.evidence.rejected} for each in certificate.texts],
         }
-        _say(verdict(certificate))
+        log(verdict(certificate))
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if code != EXIT["not lossless"]:
-        _say(f"serve it with --drafter {run.drafter}")
+        log(f"serve it with --drafter {run.drafter}")
     return code
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _answered(count: int, total: int) -> None:
     if count == total or count % 256 == 0:
-        _say(f"{count} of {total} answers written")
+        log(f"{count} of {total} answers written")
 
 
 def _shown(shown: Shown) -> None:
     full = int(shown.share * WIDTH)
     bar = "#" * full + "." * (WIDTH - full)
-    _say(
+    log(
         f"[{bar}] step {shown.step}  {shown.elapsed:.0f} s  loss {shown.loss:.4f}  "
         f"{shown.accepted:.2f} tokens a step  {shown.tokens_per_second:.0f} tokens/s"
     )
 
 
 TRAIN = Command("train a drafter for a model", add_arguments, run)
+
+
+FORMATS = ("speculators", "eagle3")
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("draft", metavar="DIR", type=Path, help="the head's folder, as `foretell train` writes it")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="whose format: vLLM reads both, SGLang eagle3")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where it goes")
+    parser.add_argument("--target", default=EngineConfig.model, metavar="MODEL", help="the model it guesses for")
+    parser.add_argument("--target-name", metavar="NAME", help="what others know that model by (default: as given)")
+
+
+def run_export(args: argparse.Namespace) -> int:
+    if not (args.draft / "config.json").is_file():
+        raise RequestError("draft", f"{args.draft} has no config.json; name the folder of a trained head")
+    if args.out.exists() and not args.out.is_dir():
+        raise RequestError("out", f"{args.out} is a file; name a folder")
+    from foretell.build.model_source import open_model
+    from foretell.models.draft_heads import read_head
+    from foretell.train.export import export_head
+
+    config = EngineConfig(model=args.target, device="cpu", quantization="none", dtype="float32")
+    opened = open_model(args.target, config, log)
+    head = read_head(args.draft)
+    if (head.config.vocab, head.config.target_width) != (opened.config.vocab, opened.config.width):
+        raise RequestError("target", f"{args.target} is not the model this head was trained for ({head.config.target})")
+    export_head(head, opened.load(), opened, args.target_name or args.target, args.format, args.out)
+    log(f"{args.out}: an EAGLE-3 head in {args.format}'s format")
+    return 0
+
+
+EXPORT = Command("write a trained head as vLLM and SGLang read it", add_export_arguments, run_export)

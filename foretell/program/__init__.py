@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from .backend import Backend
-from .default import set_default_backend
+from .backend import Backend, set_default_backend
 from .endpoint import RuntimeEndpoint
 from .expressions import Expression, assistant, gen, select, system, user
-from .forks import Forks
 from .function import Function, function
 from .local import Engine
 from .position import Cancelled, ProgramError
-from .state import ProgramState
+from .state import Forks, ProgramState
 
 __all__ = [
     "Backend",

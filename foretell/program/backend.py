@@ -3,17 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from foretell.errors import RequestError
+from foretell.errors import ForetellError, RequestError
 
-from .loop import LoopThread
 from .prompt_state import Script
 from .settings import Settings
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for callers in other threads until it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def closed(self) -> bool:
+        return self.loop.is_closed()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin and do not wait."""
+        if self.closed:
+            work.close()
+            raise ForetellError("the backend was closed; make another one")
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Begin and wait for what comes of it."""
+        return self.start(work).result()
+
+    def close(self) -> None:
+        """Cancel what runs, and end the thread."""
+        if self.closed:
+            return
+        self.run(_cancel_others())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
 
 Tell = Callable[[str], None]
 
@@ -83,3 +127,32 @@ def _shared(rows: Sequence[Sequence[int]]) -> int:
             break
         count += 1
     return count
+
+
+class DefaultBackend:
+    """Set once for a process, as SGLang's programs expect: they do not pass a backend along."""
+
+    def __init__(self) -> None:
+        self._backend: Backend | None = None
+
+    def set(self, backend: Backend) -> None:
+        """Programs run on it from now on; the one before stays as it is."""
+        if not isinstance(backend, Backend):
+            raise TypeError(f"a backend is fp.Engine(...) or fp.RuntimeEndpoint(url), not {backend!r}")
+        self._backend = backend
+
+    def get(self) -> Backend:
+        if self._backend is None:
+            raise ForetellError(
+                "no backend is set; call fp.set_default_backend(fp.Engine()), or with a server "
+                'fp.set_default_backend(fp.RuntimeEndpoint("http://127.0.0.1:8000"))'
+            )
+        return self._backend
+
+
+DEFAULT = DefaultBackend()
+
+
+def set_default_backend(backend: Backend) -> None:
+    """Run programs on `backend` where none is named."""
+    DEFAULT.set(backend)

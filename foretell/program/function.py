@@ -6,14 +6,106 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from inspect import BoundArguments
 from typing import Any
 
 from foretell.errors import RequestError
 
-from .batch import THREADS, Job, run_all
-from .options import OPTIONS, Options
+from .backend import DEFAULT, Backend
+from .branch import Manner
+from .run import MOST_GENERATIONS, Run
+from .settings import NAMES, Settings
 from .state import ProgramState
+
+THREADS = 128  # more runs than this wait for one to end
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program with its arguments, ready to be run."""
+
+    program: Callable[..., Any]
+    arguments: BoundArguments  # the state's place is empty
+    options: Options
+
+    def begin(self) -> ProgramState:
+        return self.options.begin()
+
+    def execute(self, state: ProgramState) -> None:
+        """To its end; what it fails with is raised here, and the state has it too."""
+        state.execute(self.program, *self.arguments.args[1:], **self.arguments.kwargs)
+
+
+def run_all(jobs: Sequence[Job], threads: int, title: str | None = None) -> list[ProgramState]:
+    """The states of all jobs, in their order, once all have ended. With a title, a bar shows how far they are."""
+    from tqdm import tqdm
+
+    stopped = threading.Event()
+    begun: list[ProgramState] = []
+
+    def run(job: Job) -> ProgramState:
+        state = job.begin()
+        begun.append(state)
+        if stopped.is_set():
+            state.cancel()
+        with suppress(Exception):  # the state has it
+            job.execute(state)
+        return state
+
+    with ThreadPoolExecutor(max(1, min(threads, len(jobs))), "foretell-program") as pool:
+        runs = [pool.submit(run, job) for job in jobs]
+        try:
+            for _ in tqdm(as_completed(runs), desc=title, total=len(runs), unit="run", disable=title is None):
+                pass
+        except BaseException:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for state in list(begun):
+                state.cancel()
+            raise
+    return [run.result() for run in runs]
+
+
+OPTIONS = ("backend", "stream", "max_generations", *NAMES)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The backend, the seed, and settings for generations that do not say otherwise."""
+
+    backend: Backend
+    defaults: Settings = Settings()
+    seed: int | None = None
+    stream: bool = False
+    max_generations: int = MOST_GENERATIONS
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Options:
+        """From arguments by name."""
+        settings = Settings.read({name: value for name, value in given.items() if name in NAMES})
+        sampling = dict(settings.sampling)
+        seed = sampling.pop("seed", None)
+        most = given.get("max_generations", MOST_GENERATIONS)
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise RequestError("max_generations", f"must be 1 or more, not {most!r}")
+        backend = given.get("backend") or DEFAULT.get()
+        return cls(backend, replace(settings, sampling=sampling), seed, bool(given.get("stream")), most)
+
+    def number(self, i: int) -> Options:
+        """The same for run i of many: with a seed of its own."""
+        if self.seed is None:
+            return self
+        from foretell.sampling.noise import mix  # brings torch
+
+        return replace(self, seed=mix(self.seed, i))
+
+    def begin(self) -> ProgramState:
+        """The state of a new run."""
+        run = Run(Manner(self.backend, self.defaults, self.stream), self.seed, self.max_generations)
+        return ProgramState(run, run.root)
 
 
 class Function:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from foretell.models.decoder import Decoder
 
-from .batches import Batch, Batches
 from .dense_forward import CausalAttend, last_norm, make_tables, output_rows, run_dense
+from .token_dataset import Batch, Batches
 
 ROWS = 4096  # of logits over the whole vocabulary at a time
 ROOM = 0.6  # of a GPU's free memory that states may be kept in

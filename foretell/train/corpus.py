@@ -15,11 +15,9 @@ from foretell.models.decoder import Decoder
 
 from .cost_estimate import in_words
 from .data import Ask, read_data
-from .fingerprint import answers_fingerprint, target_fingerprint
-from .job import Reporter, TrainJob
-from .kept_answers import KeptAnswers
-from .regenerate import SHORTEST, RegenerateSettings, documents_of
-from .token_dataset import Document, joined, load_documents, load_fingerprint
+from .regenerate import SHORTEST, KeptAnswers, RegenerateSettings, documents_of
+from .settings import Reporter, TrainJob
+from .token_dataset import Document, answers_fingerprint, joined, load_documents, load_fingerprint, target_fingerprint
 
 PROBE = {"cuda": 512, "cpu": 16}  # prompts whose answers tell how long all will take
 

@@ -10,7 +10,7 @@ from foretell.certify.text_equality import PROMPTS, encode
 from foretell.llm import LLM
 from foretell.sampling_params import SamplingParams
 
-from .speculative_streaming import HEADS
+from .medusa import HEADS
 
 TOKENS = 64  # written after each prompt
 

@@ -10,10 +10,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from foretell.models.draft_heads import DraftHead, write_head
+from foretell.kernels.norm import rms_norm
+from foretell.models.draft_heads import DistilledHead, DraftHead, write_head
 
 from .capture import Capture, Goal, States
-from .losses import Rows, Scored
+from .dense_forward import CausalAttend
+from .losses import LK, Mix, Rows, Scored, rows_loss
 
 
 @dataclass(frozen=True)
@@ -139,3 +141,33 @@ def goals_of(capture: Capture, states: States, head: DraftHead[Any]) -> Goals:
 def mean_weight(goals: Goals) -> float:
     """What one place weighs, so that a loss is a mean over places."""
     return 1.0 / max(1, len(goals.goal.best))
+
+
+class DistillMethod(HeadMethod[DistilledHead]):
+    """What is guessed stands only where the text so far is the target's: on its texts the draft has to be good."""
+
+    def __init__(self, head: DistilledHead, capture: Capture, steps: int, mix: Mix = LK) -> None:
+        super().__init__(head, capture)
+        self.steps, self.mix = steps, mix
+        layer = head.config.layer
+        self.attend = CausalAttend(layer.scale, [layer.window] * head.config.layers)
+
+    def __call__(self, states: States, generator: torch.Generator) -> Progress:
+        tokens, head = states.batch.tokens, self.head
+        goals = goals_of(self.capture, states, head)
+        places = torch.arange(1, tokens.shape[1], device=tokens.device)  # as it is served: place 0 is not read
+        said = head.step(tokens[:, 1:], head.fuse(states.features)[:, :-1], head.turn(places), self.attend)
+        said = rms_norm(said, head.norm.weight, head.config.layer.norm_eps)
+        wanted = torch.zeros_like(states.batch.learnt[:, 1:])
+        wanted[:, :-1] = states.batch.learnt[:, 2:]
+        row, column = wanted.nonzero(as_tuple=True)
+        rows = goals.at(row, column + 1, mean_weight(goals))
+        scored = rows_loss(said[row, column], self.output, rows, self.mix)
+        hit = torch.zeros_like(wanted)
+        hit[row, column] = goals.hits(row, column + 1, scored)
+        return Progress(scored.loss, _runs(hit, self.steps), _runs(wanted, self.steps))
+
+
+def _runs(x: torch.Tensor, steps: int) -> torch.Tensor:
+    """[rows, places] -> [rows, places, steps]: each place with those behind it."""
+    return nn.functional.pad(x, (0, steps - 1)).unfold(1, steps, 1)

@@ -20,28 +20,21 @@ from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
 from foretell.version import VERSION
 
-from .batches import Batches
 from .block import BlockMethod
 from .capture import Capture
-from .checkpoint import FILE as CHECKPOINT
-from .checkpoint import TrainingState, load_checkpoint
 from .corpus import Corpus
 from .cost_estimate import Forecast, forecast
-from .distill import DistillMethod
 from .eagle import EagleMethod
+from .export import check_writable
 from .init_head import DRAFT_VOCAB, DRAFTED, MARKOV_RANK, OPTIMIZED, RATES, head_config, new_head, opened_head, shaped
-from .job import Reporter, TrainJob
 from .losses import DSPARK, LK, Mix
 from .measure import Bench, drafter_name
-from .medusa import MedusaMethod
-from .model_files import check_writable
-from .objective import Method
+from .medusa import MedusaMethod, StreamingMethod, perplexity
+from .objective import DistillMethod, Method
 from .optimizer import Optimizer
-from .settings import seconds
-from .speculative_streaming import StreamingMethod, perplexity
-from .token_dataset import FILE as ANSWERS
-from .token_dataset import Document, coverage, data_hash, draft_vocabulary
-from .trainer import Limits, Trainer, estimate
+from .settings import Reporter, TrainJob, seconds
+from .token_dataset import ANSWERS_FILE, Batches, Document, coverage, data_hash, draft_vocabulary
+from .trainer import CHECKPOINT_FILE, Limits, Trainer, TrainingState, estimate, load_checkpoint
 
 MIXES = {"lk": LK, "kl": Mix(kl=1.0), "tv": Mix(tv=1.0), "ce": Mix(ce=1.0), "dspark": DSPARK}
 BATCH = {"cuda": 16_384, "cpu": 2048}
@@ -128,7 +121,7 @@ class Run:
     def _only_answers(self) -> bool:
         """Whether a run was stopped while answers were written, before its first step."""
         out = self.order.out
-        return (out / ANSWERS).is_file() and not (out / CHECKPOINT).is_file()
+        return (out / ANSWERS_FILE).is_file() and not (out / CHECKPOINT_FILE).is_file()
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from foretell.errors import RequestError
 from foretell.options import option, strict
@@ -84,3 +86,37 @@ def seconds(words: str, name: str) -> float:
     if found is None or float(found[1]) <= 0:
         raise RequestError(name, f"must be such as 90s, 10m or 2h, not {words!r}")
     return float(found[1]) * UNITS[found[2]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a progress line says."""
+
+    step: int
+    share: float  # of the run that is done
+    elapsed: float
+    loss: float
+    accepted: float  # a step, were the text's own tokens always there
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What is to be trained, for which target, from what, into which folder."""
+
+    kind: str
+    target: str
+    data: str | None
+    out: Path
+    resume: bool = False
+    dry_run: bool = False  # to say what it will take, and no more
+    config: TrainConfig = TrainConfig()
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """Who is told what, while it goes on."""
+
+    say: Callable[[str], None]
+    answered: Callable[[int, int], None]
+    shown: Callable[[Shown], None]

@@ -7,17 +7,58 @@ import json
 import os
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from foretell.errors import RequestError
 
-from .fingerprint import Fingerprint
+SUFFIXES = (".json", ".safetensors", ".gguf", ".bin", ".model", ".txt", ".jinja")
+BLOCK, BLOCKS = 1 << 20, 16  # of a large file so many blocks are hashed, the first and the last among them
 
-FILE = "answers.npz"
+Fingerprint = dict[str, Any]  # by name, so that a message can say what differs
+
+
+def answers_fingerprint(target: str, settings: object) -> Fingerprint:
+    """Return what two runs must share to share answers: the target and a dataclass of settings."""
+    assert is_dataclass(settings) and not isinstance(settings, type)
+    return {"target": target, **asdict(settings)}
+
+
+def target_fingerprint(path: Path) -> str:
+    """Hash a model folder or a GGUF file: config, tokenizer, chat template and weights.
+
+    A copy elsewhere has the same hash. Large files are hashed in part: fine-tuning changes all of them.
+    """
+    files = sorted(file for file in path.iterdir() if _counts(file)) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        _add_blocks(digest, file)
+    return digest.hexdigest()
+
+
+def _counts(file: Path) -> bool:
+    return file.is_file() and file.suffix in SUFFIXES
+
+
+def _add_blocks(digest: Any, file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        if size <= BLOCK * BLOCKS:
+            digest.update(stream.read())
+            return
+        for number in range(BLOCKS):
+            stream.seek((size - BLOCK) * number // (BLOCKS - 1))
+            digest.update(stream.read(BLOCK))
+
+
+ANSWERS_FILE = "answers.npz"
 Tokens = NDArray[np.int64]
 
 
@@ -137,3 +178,79 @@ def _string(parts: list[Document]) -> Document:
     starts = np.cumsum([0, *(len(each.tokens) for each in parts)]).tolist()
     asides = tuple((start, start + each.begin) for start, each in zip(starts[1:], parts[1:], strict=False))
     return Document(np.concatenate([each.tokens for each in parts]), parts[0].begin, asides=asides)
+
+
+JITTER = 0.15  # by how much lengths are mixed up before sorting: neighbours are of like length, and otherwise anybody
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that end in padding."""
+
+    tokens: Tensor  # [rows, length]
+    learnt: Tensor  # [rows, length]: whether a place's token is one to guess
+
+    @property
+    def size(self) -> int:
+        return self.tokens.numel()
+
+
+class Batches:
+    """The batch of any step, from (seed, step) alone: a run that was killed needs no more than its step's number."""
+
+    def __init__(self, documents: list[Document], tokens: int, seed: int, device: torch.device) -> None:
+        self.documents, self.tokens, self.seed, self.device = documents, tokens, seed, device
+        # Every epoch has the same batches in another order, so that what the target says of one can be kept.
+        self._cuts = self._cut(range(len(documents)), random.Random(f"{seed} 0"))
+        self._epoch, self._order = 0, self._ordered(0)
+
+    @property
+    def an_epoch(self) -> int:
+        """Steps of an epoch."""
+        return len(self._cuts)
+
+    def number(self, step: int) -> int:
+        """Which of an epoch's batches a step has."""
+        epoch = step // len(self._cuts)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._ordered(epoch)
+        return self._order[step % len(self._cuts)]
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step."""
+        return self.of([self.documents[i] for i in self._cuts[self.number(step)]])
+
+    def of(self, documents: list[Document]) -> Batch:
+        """These documents side by side."""
+        length = max(len(each.tokens) for each in documents)
+        tokens = np.zeros((len(documents), length), np.int64)
+        learnt = np.zeros((len(documents), length), bool)
+        for row, each in enumerate(documents):
+            tokens[row, : len(each.tokens)] = each.tokens
+            learnt[row, : len(each.tokens)] = each.mask
+        return Batch(torch.from_numpy(tokens).to(self.device), torch.from_numpy(learnt).to(self.device))
+
+    def in_order(self) -> list[Batch]:
+        """Every document once, in batches that do not change: to measure with."""
+        return [self.of([self.documents[i] for i in rows]) for rows in self._cut(range(len(self.documents)), None)]
+
+    def _ordered(self, epoch: int) -> list[int]:
+        order = list(range(len(self._cuts)))
+        random.Random(f"{self.seed} {epoch} order").shuffle(order)
+        return order
+
+    def _cut(self, which: range, rng: random.Random | None) -> list[list[int]]:
+        """Neighbours by length, as many to a batch as its tokens allow."""
+
+        def rank(i: int) -> float:
+            return len(self.documents[i].tokens) * (1.0 if rng is None else rng.uniform(1 - JITTER, 1 + JITTER))
+
+        plan: list[list[int]] = [[]]
+        longest = 0
+        for i in sorted(which, key=rank, reverse=True):
+            longest = max(longest, len(self.documents[i].tokens))
+            if plan[-1] and longest * (len(plan[-1]) + 1) > self.tokens:
+                plan.append([])
+                longest = len(self.documents[i].tokens)
+            plan[-1].append(i)
+        return plan

@@ -2,21 +2,66 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from foretell.errors import RequestError
 from foretell.sampling.noise import mix
 
-from .batches import Batches
 from .capture import Capture, KeptStates
-from .checkpoint import TrainingState, save_checkpoint
 from .objective import Method
 from .optimizer import Optimizer
+from .settings import Shown
+from .token_dataset import Batches
+
+CHECKPOINT_FILE = "checkpoint.safetensors"
+
+
+@dataclass
+class TrainingState:
+    """The numbers of a run."""
+
+    step: int = 0
+    elapsed: float = 0.0  # seconds of training, over all its pieces
+    best: float = 0.0  # accepted per step, of the drafter that was kept
+    tokens: int = 0
+    curve: list[dict[str, float]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    data: str = ""  # the hash of what is trained on
+    target_hash: str = ""  # of the target's files; empty in checkpoints of older versions
+
+
+def save_checkpoint(folder: Path, standing: TrainingState, tensors: dict[str, Tensor]) -> None:
+    """Replace the last one."""
+    part = folder / f".{CHECKPOINT_FILE}.part"
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(kept, part, {"standing": json.dumps(asdict(standing))})
+    os.replace(part, folder / CHECKPOINT_FILE)
+
+
+def load_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]]:
+    """The last one."""
+    path = folder / CHECKPOINT_FILE
+    if not path.is_file():
+        raise RequestError("resume", f"there is no checkpoint in {folder}; leave --resume out to begin there")
+    try:
+        with safe_open(path, "pt") as file:
+            standing = TrainingState(**json.loads(file.metadata()["standing"]))
+            names: list[str] = list(file.keys())
+            return standing, {name: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise RequestError("resume", f"{path} cannot be read: {error}") from None
+
 
 SMOOTH = 20  # steps over which progress is shown
 
@@ -30,18 +75,6 @@ class Limits:
     piece: float | None = None
     save_every: float = 60.0
     check_every: float | None = None
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What a progress line says."""
-
-    step: int
-    share: float  # of the run that is done
-    elapsed: float
-    loss: float
-    accepted: float  # a step, were the text's own tokens always there
-    tokens_per_second: float
 
 
 class Trainer:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretell import program as fp
-from foretell.program.default import DEFAULT
+from foretell.program.backend import DEFAULT
 from tests.program.article import ADDRESS, FIRST, OURS, SECOND, THEIRS
 from tests.program.counting import all_at_once, forwards
 from tests.server.process import ServerProcess

@@ -6,8 +6,7 @@ import pytest
 
 from foretell import SpeculationChoice
 from foretell import program as fp
-from foretell.program.endpoint import TRIES
-from foretell.program.http_payload import completion_body
+from foretell.program.endpoint import TRIES, completion_body
 from foretell.program.settings import Settings
 from foretell.structured_output import GrammarSpec
 from tests.program.stub import BREAKS, FULL, RIGHT, stub

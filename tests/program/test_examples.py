@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from foretell import program as fp
-from foretell.program.default import DEFAULT
+from foretell.program.backend import DEFAULT
 from tests.docs_check import ROOT, snippets
 
 EXAMPLES = ROOT / "examples" / "programs"

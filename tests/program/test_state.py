@@ -6,7 +6,7 @@ import pytest
 
 from foretell import program as fp
 from foretell.errors import ForetellError
-from foretell.program.default import DefaultBackend
+from foretell.program.backend import DefaultBackend
 
 TEN = {"max_tokens": 10, "temperature": 0, "ignore_eos": True}
 

@@ -13,14 +13,13 @@ import pytest
 
 from foretell.cli.main import main
 from foretell.errors import RequestError
-from foretell.train.checkpoint import TrainingState, load_checkpoint
 from foretell.train.corpus import Corpus
 from foretell.train.data import ask_of
 from foretell.train.measure import Bench, Worth
 from foretell.train.regenerate import encode_ask
 from foretell.train.run import Run, check_same
 from foretell.train.token_dataset import Document
-from foretell.train.trainer import Trainer
+from foretell.train.trainer import Trainer, TrainingState, load_checkpoint
 from tests.folder import write_tiny_folder
 
 FLAGS = ["--max-tokens", "16", "--context", "96", "--draft-vocab", "64", "--held-out", "4", "--batch-tokens", "256"]

@@ -11,7 +11,7 @@ import torch
 
 from foretell.cli.main import main
 from foretell.hub import open_checkpoint
-from foretell.hub.folder import folder_tensors
+from foretell.hub.checkpoint import folder_tensors
 from foretell.models.draft_heads import TargetWeights, read_head
 from foretell.models.draft_heads.formats import load_foreign
 from foretell.models.load import load_model

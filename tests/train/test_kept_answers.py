@@ -13,10 +13,18 @@ import torch
 
 from foretell.cli.main import main
 from foretell.train.data import Ask
-from foretell.train.fingerprint import BLOCK, BLOCKS, answers_fingerprint, target_fingerprint
-from foretell.train.kept_answers import KeptAnswers
-from foretell.train.regenerate import STRIDE, RegenerateSettings, documents_of
-from foretell.train.token_dataset import FILE, Document, load_documents, load_fingerprint, save_documents
+from foretell.train.regenerate import STRIDE, KeptAnswers, RegenerateSettings, documents_of
+from foretell.train.token_dataset import (
+    ANSWERS_FILE,
+    BLOCK,
+    BLOCKS,
+    Document,
+    answers_fingerprint,
+    load_documents,
+    load_fingerprint,
+    save_documents,
+    target_fingerprint,
+)
 from tests.folder import write_tiny_folder
 
 ASKS = [Ask(tokens=(1, 2, 3)), Ask(tokens=(4, 5, 6))]
@@ -52,7 +60,7 @@ def test_the_same_run_reuses_its_answers(tmp_path: Path) -> None:
     assert said == [] and first.asked == 2
     same, said = answer(again, ASKS, tmp_path)
     assert same == sequences and again.asked == 0
-    assert said == [f"{tmp_path / FILE}: 2 of 2 answers reused"]
+    assert said == [f"{tmp_path / ANSWERS_FILE}: 2 of 2 answers reused"]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +79,7 @@ def test_another_target_or_other_settings_reuse_nothing(
     sequences, said = answer(other, ASKS, tmp_path, target, writing)
     assert other.asked == 2 and all(text[-1] == 22 for text in sequences)
     assert len(said) == 1 and "none of 2 answers is reused" in said[0] and named in said[0]
-    assert {int(each.tokens[-1]) for each in load_documents(tmp_path / FILE)} == {22}
+    assert {int(each.tokens[-1]) for each in load_documents(tmp_path / ANSWERS_FILE)} == {22}
     assert {int(each.tokens[-1]) for each in load_documents(tmp_path / "answers.old.npz")} == {11}
 
 
@@ -80,11 +88,13 @@ def test_other_prompts_are_answered_and_equal_ones_reused(tmp_path: Path) -> Non
     other = FakeLLM(22)
     sequences, said = answer(other, OTHERS, tmp_path)
     assert [text[0] for text in sequences] == [7, 4] and [text[-1] for text in sequences] == [22, 11]
-    assert other.asked == 1 and said == [f"{tmp_path / FILE}: 1 of 2 answers reused, 1 not: their prompts differ"]
+    assert other.asked == 1 and said == [
+        f"{tmp_path / ANSWERS_FILE}: 1 of 2 answers reused, 1 not: their prompts differ"
+    ]
 
 
 def test_answers_without_a_fingerprint_are_not_reused(tmp_path: Path) -> None:
-    save_documents([Document(np.array([1, 2, 3, 9, 9, 9, 9]), 3)], tmp_path / FILE)
+    save_documents([Document(np.array([1, 2, 3, 9, 9, 9, 9]), 3)], tmp_path / ANSWERS_FILE)
     llm = FakeLLM(22)
     _, said = answer(llm, ASKS, tmp_path)
     assert llm.asked == 2 and "older version" in said[0]
@@ -102,7 +112,7 @@ def test_a_probe_of_some_prompts_keeps_the_answers_of_the_rest(tmp_path: Path) -
     llm = FakeLLM(22)
     sequences, _ = answer(llm, OTHERS[:1], tmp_path)
     assert len(sequences) == 1 and llm.asked == 1
-    assert [each.index for each in load_documents(tmp_path / FILE)] == [0, STRIDE]
+    assert [each.index for each in load_documents(tmp_path / ANSWERS_FILE)] == [0, STRIDE]
     sequences, _ = answer(llm, OTHERS, tmp_path)
     assert llm.asked == 1 and [text[-1] for text in sequences] == [22, 11]
 
@@ -137,7 +147,7 @@ def test_a_second_run_in_the_same_folder_asks_its_own_target(
     for name, seed in (("a", 0), ("b", 1), ("b", 1)):
         write_tiny_folder(tmp_path / name, seed)
         assert main(["train", "eagle", "--target", str(tmp_path / name), *flags, "--answers-only"]) == 0
-        seen.append((load_fingerprint(tmp_path / "out" / FILE) or {})["target"])
+        seen.append((load_fingerprint(tmp_path / "out" / ANSWERS_FILE) or {})["target"])
         err = capsys.readouterr().err
         reused = {"a": "", "b": "target not the same" if len(seen) == 2 else "4 of 4 answers reused"}[name]
         assert reused in err

@@ -13,17 +13,15 @@ from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import TargetWeights, read_head
 from foretell.models.draft_heads.layer import initialise
-from foretell.train.batches import Batches
 from foretell.train.block import BlockMethod
 from foretell.train.capture import Capture, KeptStates
-from foretell.train.checkpoint import FILE, TrainingState
 from foretell.train.dense_forward import CausalAttend, make_tables, run_dense
-from foretell.train.distill import DistillMethod
 from foretell.train.eagle import EagleMethod, TestAttend
 from foretell.train.medusa import MedusaMethod
-from foretell.train.objective import Method
+from foretell.train.objective import DistillMethod, Method
 from foretell.train.optimizer import Optimizer
-from foretell.train.trainer import Limits, Trainer, estimate
+from foretell.train.token_dataset import Batches
+from foretell.train.trainer import CHECKPOINT_FILE, Limits, Trainer, TrainingState, estimate
 from tests.tiny import CONFIG
 
 from .toys import CONTEXT, CPU, capture_for, head_for, target, texts
@@ -95,7 +93,7 @@ def test_in_half_precision_masters_keep_what_is_learnt(kind: str, evened: bool, 
         assert master.dtype == torch.float32 and torch.equal(master.bfloat16(), each)
     (tmp_path / "again").mkdir()
     again = trained(kind, 2, tmp_path / "again", torch.bfloat16, evened)
-    again.load(load_file(tmp_path / FILE))
+    again.load(load_file(tmp_path / CHECKPOINT_FILE))
     assert all(map(torch.equal, again.optimizer.masters, trainer.optimizer.masters))
     mine, theirs = again.optimizer.state(), trainer.optimizer.state()
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)

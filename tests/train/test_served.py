@@ -18,8 +18,7 @@ from foretell.engine.sequence_state import SequenceState
 from foretell.models.draft_heads import DraftHead, TargetWeights, read_head
 from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
-from foretell.train.batches import Batches
-from foretell.train.token_dataset import Document
+from foretell.train.token_dataset import Batches, Document
 from foretell.train.trainer import estimate
 from tests.tiny import add, run
 
