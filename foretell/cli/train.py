@@ -17,8 +17,8 @@ from .certify import EXIT, verdict
 from .common import Command, log
 
 if TYPE_CHECKING:
-    from foretell.train.run import Run
-    from foretell.train.settings import Shown, TrainJob
+    from foretell.train.run import TrainingRun
+    from foretell.train.settings import TrainingProgress, TrainJob
 
 WIDTH = 24  # of the bar
 
@@ -37,15 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     order = order_of(args)
-    from foretell.train.run import Run
+    from foretell.train.run import TrainingRun
     from foretell.train.settings import Reporter
     from foretell.train.token_dataset import ANSWERS_FILE
 
-    run = Run(order, Reporter(log, _answered, _shown))
+    run = TrainingRun(order, Reporter(log, _answered, _shown))
     if args.answers_only:
         log(f"{len(run.corpus.documents)} texts in {order.out / ANSWERS_FILE}")
         return 0
-    log(run.forecast().words)
+    log(run.estimate_cost().summary)
     if args.dry_run:
         return 0
     if not run.train():
@@ -71,20 +71,26 @@ def order_of(args: argparse.Namespace) -> TrainJob:
     return TrainJob(args.kind, args.target, args.from_log or args.data, args.out, args.resume, args.dry_run, config)
 
 
-def finish(run: Run) -> int:
+def finish(run: TrainingRun) -> int:
     """Measure the drafter as it is served, certify it, and say where it is."""
-    from foretell.train.run import RECORD
+    from foretell.train.run import RUN_FILE
 
-    bench, path = run.bench(run.corpus.reporting), run.order.out / RECORD
+    bench, path = run.evaluator(run.corpus.report_documents), run.job.out / RUN_FILE
     record = json.loads(path.read_text(encoding="utf-8"))
     if not run.config.measure:
         return 0
-    worth = bench.worth(run.drafter)
-    record["engine"] = {"accepted_per_step": worth.accepted, "drafted": worth.drafted, "prompts": worth.prompts}
-    log(f"{worth.accepted:.2f} tokens a step through the engine, {worth.drafted} guesses, {worth.prompts} prompts")
+    worth = bench.measure(run.drafter)
+    record["engine"] = {
+        "accepted_per_step": worth.accepted_per_step,
+        "drafted": worth.drafted,
+        "prompts": worth.prompts,
+    }
+    log(
+        f"{worth.accepted_per_step:.2f} tokens a step through the engine, {worth.drafted} guesses, {worth.prompts} prompts"
+    )
     code = 0
     if run.config.certify:
-        certificate = bench.certified(run.drafter)
+        certificate = bench.certify(run.drafter)
         code = EXIT[certificate.verdict]
         record["lossless"] = certificate.lossless
         record["certificate"] = {
@@ -104,8 +110,8 @@ def _answered(count: int, total: int) -> None:
         log(f"{count} of {total} answers written")
 
 
-def _shown(shown: Shown) -> None:
-    full = int(shown.share * WIDTH)
+def _shown(shown: TrainingProgress) -> None:
+    full = int(shown.fraction_done * WIDTH)
     bar = "#" * full + "." * (WIDTH - full)
     log(
         f"[{bar}] step {shown.step}  {shown.elapsed:.0f} s  loss {shown.loss:.4f}  "

@@ -9,30 +9,30 @@ from torch import Tensor, nn
 
 from foretell.models.draft_heads import BlockHead
 
-from .capture import Capture, States
-from .dense_forward import spread
-from .losses import LK, Mix, Rows, rows_loss, surety_loss
-from .objective import HeadMethod, Progress, goals_of
+from .capture import HiddenStateCapture, TargetStates
+from .dense_forward import repeat_kv
+from .losses import LK, LossRows, LossWeights, chunked_loss, confidence_loss
+from .objective import HeadObjective, ObjectiveResult, position_targets
 
 FADE = 4.0  # places over which a guess's weight falls to a third
 SPACING = 3  # tokens of a row for each anchor
 
 
-class BlockMethod(HeadMethod[BlockHead]):
+class BlockObjective(HeadObjective[BlockHead]):
     """Anchors are drawn anew for every batch."""
 
-    def __init__(self, head: BlockHead, capture: Capture, mix: Mix = LK) -> None:
+    def __init__(self, head: BlockHead, capture: HiddenStateCapture, mix: LossWeights = LK) -> None:
         super().__init__(head, capture)
         self.mix = mix
 
-    def __call__(self, states: States, generator: torch.Generator) -> Progress:
-        tokens, learnt, head = states.batch.tokens, states.batch.learnt, self.head
-        goals = goals_of(self.capture, states, head)
-        anchors, real = draw_anchors(learnt, generator) if torch.is_grad_enabled() else every_anchor(learnt)
+    def __call__(self, states: TargetStates, generator: torch.Generator) -> ObjectiveResult:
+        tokens, learnt, head = states.batch.tokens, states.batch.loss_mask, self.head
+        goals = position_targets(self.capture, states, head)
+        anchors, real = sample_anchors(learnt, generator) if torch.is_grad_enabled() else all_anchors(learnt)
         everywhere = torch.arange(tokens.shape[1], device=tokens.device)
-        read = head.remember(head.fuse(head.known(states.features, tokens)), head.turn(everywhere))
+        read = head.remember(head.fuse(head.known(states.hidden_states, tokens)), head.turn(everywhere))
         places = anchors[..., None] + torch.arange(head.config.block, device=tokens.device)
-        attend = BlockAttend(head.config.layer.scale, head.config.causal_in_block, read, anchors)
+        attend = BlockAttention(head.config.layer.scale, head.config.causal_in_block, read, anchors)
         said = head.guessing(head(tokens.gather(1, anchors), head.turn(places), attend))
         wanted = _wanted(learnt, anchors, real, head.config.drafts)
         row, anchor, step = wanted.nonzero(as_tuple=True)
@@ -41,22 +41,22 @@ class BlockMethod(HeadMethod[BlockHead]):
         rows, before = goals.at(row, place, weight), tokens[row, place]
         loss, alpha, guess = self._score(said[row, anchor, step], before, rows)
         hits = torch.zeros_like(wanted)
-        hits[row, anchor, step] = guess == goals.goal.best_draft[goals.row[row, place]]
-        return Progress(loss, hits, wanted)
+        hits[row, anchor, step] = guess == goals.target.draft_argmax[goals.row[row, place]]
+        return ObjectiveResult(loss, hits, wanted)
 
-    def _score(self, states: Tensor, before: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def _score(self, states: Tensor, before: Tensor, rows: LossRows) -> tuple[Tensor, Tensor, Tensor]:
         head = self.head
         hints = nudge = None
         if head.markov_in is not None and head.markov_out is not None:
             hints, nudge = nn.functional.embedding(before, head.markov_in), head.markov_out.weight
-        scored = rows_loss(states, self.output, rows, self.mix, hints, nudge)
+        scored = chunked_loss(states, self.output, rows, self.mix, hints, nudge)
         loss = scored.loss
         if head.surety is not None:
-            loss = loss + surety_loss(head.sure(states.detach(), before), scored.alpha, rows.weight)
-        return loss, scored.alpha, scored.guess
+            loss = loss + confidence_loss(head.sure(states.detach(), before), scored.acceptance, rows.weights)
+        return loss, scored.acceptance, scored.argmax
 
 
-def draw_anchors(learnt: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def sample_anchors(learnt: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Places behind which a guess is wanted, [rows, anchors], and whether there is one: short answers have fewer."""
     rows, length = learnt.shape
     count = max(1, math.ceil(length / SPACING))
@@ -68,7 +68,7 @@ def draw_anchors(learnt: Tensor, generator: torch.Generator) -> tuple[Tensor, Te
     return anchors, found >= 0
 
 
-def every_anchor(learnt: Tensor) -> tuple[Tensor, Tensor]:
+def all_anchors(learnt: Tensor) -> tuple[Tensor, Tensor]:
     """All places in their order, to measure with; those behind which nothing is to be guessed are not real."""
     real = torch.zeros_like(learnt)
     real[:, 1:-1] = learnt[:, 2:]
@@ -83,7 +83,7 @@ def _wanted(learnt: Tensor, anchors: Tensor, real: Tensor, drafts: int) -> Tenso
     return learnt[rows, places.clamp_max(learnt.shape[1] - 1)] & inside & real[..., None]
 
 
-class BlockAttend:
+class BlockAttention:
     """Rows of a block see what was read before their anchor, and their block."""
 
     def __init__(self, scale: float, causal: bool, read: list[tuple[Tensor, Tensor]], anchors: Tensor) -> None:
@@ -95,9 +95,11 @@ class BlockAttend:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows, count, block, heads, dim = q.shape
         share = heads // k.shape[-2]
-        keys, values = (spread(each, share).transpose(1, 2) for each in self.read[layer])  # [rows, heads, length, dim]
+        keys, values = (
+            repeat_kv(each, share).transpose(1, 2) for each in self.read[layer]
+        )  # [rows, heads, length, dim]
         q = q.permute(0, 3, 1, 2, 4)  # [rows, heads, anchors, block, dim]
-        k, v = (spread(each, share).permute(0, 3, 1, 2, 4) for each in (k, v))
+        k, v = (repeat_kv(each, share).permute(0, 3, 1, 2, 4) for each in (k, v))
         least = torch.finfo(q.dtype).min
         before = (q.flatten(2, 3) @ keys.mT * self.scale).view(rows, heads, count, block, -1)
         before = before.masked_fill(self.hidden[:, None, :, None], least)

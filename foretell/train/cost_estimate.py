@@ -18,7 +18,7 @@ FLOATS = 4  # of a trained weight that a checkpoint keeps: the module's, the mas
 
 
 @dataclass(frozen=True)
-class Forecast:
+class CostEstimate:
     """Seconds, bytes and how often every text is read."""
 
     seconds: float
@@ -28,24 +28,24 @@ class Forecast:
     disk: int
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return (
-            f"about {in_words(self.seconds)} for {self.steps} steps ({self.epochs:.1f} times through the texts), "
+            f"about {format_duration(self.seconds)} for {self.steps} steps ({self.epochs:.1f} times through the texts), "
             f"{self.memory / GIB:.2f} GiB of memory, {self.disk / 2**20:.0f} MiB of disk"
         )
 
 
-def in_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def forecast(trainer: Trainer, folder: Path, part: float = 1.0) -> Forecast:
+def estimate_cost(trainer: Trainer, folder: Path, part: float = 1.0) -> CostEstimate:
     """Run one step's losses and gradients, and change nothing; only `part` of the texts may be there yet."""
     cuda = trainer.optimizer.parameters[0].device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     seconds = min(_timed(trainer) for _ in range(2))
-    limits, standing = trainer.limits, trainer.standing
+    limits, standing = trainer.limits, trainer.state
     if limits.steps is not None:
         steps = limits.steps - standing.step
         left = steps * seconds
@@ -57,14 +57,14 @@ def forecast(trainer: Trainer, folder: Path, part: float = 1.0) -> Forecast:
     weights = sum(each.numel() for each in trainer.optimizer.parameters)
     disk = weights * 4 * (FLOATS + 1)
     _check_disk(disk, folder)
-    return Forecast(left, steps, steps / max(1.0, trainer.batches.an_epoch / part), memory, disk)
+    return CostEstimate(left, steps, steps / max(1.0, trainer.batches.steps_per_epoch / part), memory, disk)
 
 
 def _timed(trainer: Trainer) -> float:
     began = perf_counter()
-    batch = trainer.batches.at(0)
+    batch = trainer.batches.get(0)
     generator = torch.Generator(batch.tokens.device).manual_seed(0)
-    progress = trainer.method(trainer.capture(batch), generator)
+    progress = trainer.objective(trainer.capture(batch), generator)
     progress.loss.backward()  # type: ignore[no-untyped-call]
     float(progress.loss.detach())
     for each in trainer.optimizer.parameters:

@@ -21,15 +21,15 @@ USABLE = 0.5  # of a file's lines must be usable, or it is some other file
 
 
 @dataclass(frozen=True)
-class Ask:
+class TrainPrompt:
     """What the target is asked: a chat, or a text to go on from."""
 
     messages: tuple[Mapping[str, Any], ...] = ()
     text: str = ""
     tokens: tuple[int, ...] = ()  # the same, in the target's own
-    answer: tuple[int, ...] = ()  # what the target has said to that already, as tokens
+    answer_tokens: tuple[int, ...] = ()  # what the target has said to that already, as tokens
     tools: tuple[Mapping[str, Any], ...] = ()
-    whole: bool = False  # whether `text` is read as it stands and not answered
+    is_document: bool = False  # whether `text` is read as it stands and not answered
     request: Mapping[str, Any] | None = None  # a chat as a server logged it, to be rendered as the server does
 
     @property
@@ -38,7 +38,7 @@ class Ask:
         return json.dumps(said, sort_keys=True, default=str)
 
 
-def read_data(path: str) -> list[Ask]:
+def load_prompts(path: str) -> list[TrainPrompt]:
     """Everything usable in a file, a folder's files or, for "-", standard input; each ask once."""
     found = list(_stdin() if path == "-" else _files(Path(path)))
     asks = list({ask.key: ask for ask in found}.values())
@@ -47,13 +47,13 @@ def read_data(path: str) -> list[Ask]:
     return asks
 
 
-def _stdin() -> Iterator[Ask]:
+def _stdin() -> Iterator[TrainPrompt]:
     text = sys.stdin.read()
     parse = _lines if text.lstrip().startswith("{") else _plain
     yield from parse(text, "standard input")
 
 
-def _files(path: Path) -> Iterator[Ask]:
+def _files(path: Path) -> Iterator[TrainPrompt]:
     if not path.exists():
         raise RequestError("data", f"there is no {path}")
     if not path.is_dir():
@@ -70,7 +70,7 @@ def _ending(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix in OPENERS else path.suffix
 
 
-def _file(path: Path, ending: str) -> Iterator[Ask]:
+def _file(path: Path, ending: str) -> Iterator[TrainPrompt]:
     try:
         with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig") as file:
             text = file.read()
@@ -80,7 +80,7 @@ def _file(path: Path, ending: str) -> Iterator[Ask]:
     yield from parse(text, path.name)
 
 
-def _lines(text: str, name: str) -> Iterator[Ask]:
+def _lines(text: str, name: str) -> Iterator[TrainPrompt]:
     rows: list[Any] = []
     for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: a line may hold other separators
         if line.strip():
@@ -91,7 +91,7 @@ def _lines(text: str, name: str) -> Iterator[Ask]:
     yield from _usable(rows, name)
 
 
-def _list(text: str, name: str) -> Iterator[Ask]:
+def _list(text: str, name: str) -> Iterator[TrainPrompt]:
     try:
         rows = json.loads(text)
     except json.JSONDecodeError as error:
@@ -99,38 +99,38 @@ def _list(text: str, name: str) -> Iterator[Ask]:
     yield from _usable(rows, name)
 
 
-def _plain(text: str, name: str) -> Iterator[Ask]:
+def _plain(text: str, name: str) -> Iterator[TrainPrompt]:
     if text.strip():
-        yield Ask(text=text, whole=True)
+        yield TrainPrompt(text=text, is_document=True)
 
 
-def _usable(rows: Iterable[Any], name: str) -> list[Ask]:
+def _usable(rows: Iterable[Any], name: str) -> list[TrainPrompt]:
     """Rows that say something; a file of mostly other rows is refused rather than half read."""
     rows = list(rows)
-    asks = [ask for row in rows if isinstance(row, dict) and (ask := ask_of(row)) is not None]
+    asks = [ask for row in rows if isinstance(row, dict) and (ask := parse_row(row)) is not None]
     if len(asks) < USABLE * len(rows):
         raise RequestError("data", f"{name}: only {len(asks)} of {len(rows)} rows have usable text ({KNOWN})")
     return asks
 
 
-def ask_of(row: Mapping[str, Any]) -> Ask | None:
+def parse_row(row: Mapping[str, Any]) -> TrainPrompt | None:
     """One row of any known shape; None where there is nothing to ask."""
     if "request" in row and "answers" in row:
         return _served(row)
     row = row["body"] if isinstance(row.get("body"), dict) else row
     if isinstance(tokens := row.get("prompt_token_ids"), list) and all(isinstance(each, int) for each in tokens):
-        return Ask(tokens=tuple(tokens)) if tokens else None
+        return TrainPrompt(tokens=tuple(tokens)) if tokens else None
     chat = row.get("messages") or row.get("conversations")
     if isinstance(chat, list):
         return _chat(chat, row.get("tools"))
     if isinstance(row.get("text"), str) and "instruction" not in row:
-        return Ask(text=row["text"], whole=True) if row["text"].strip() else None
+        return TrainPrompt(text=row["text"], is_document=True) if row["text"].strip() else None
     words = [row.get(name) for name in ("prompt", "instruction", "question", "input")]
     said = "\n\n".join(part.strip() for part in words if isinstance(part, str) and part.strip())
-    return Ask(({"role": "user", "content": said},)) if said else None
+    return TrainPrompt(({"role": "user", "content": said},)) if said else None
 
 
-def _chat(chat: list[Any], tools: Any = None) -> Ask | None:
+def _chat(chat: list[Any], tools: Any = None) -> TrainPrompt | None:
     """Up to the last turn that is not the assistant's: that one the target answers."""
     messages: list[Mapping[str, Any]] = []
     for each in chat:
@@ -143,16 +143,16 @@ def _chat(chat: list[Any], tools: Any = None) -> Ask | None:
         messages.pop()
     if not messages or not any(each["content"] for each in messages):
         return None
-    return Ask(tuple(messages), tools=tuple(tools) if isinstance(tools, list) else ())
+    return TrainPrompt(tuple(messages), tools=tuple(tools) if isinstance(tools, list) else ())
 
 
-def _served(row: Mapping[str, Any]) -> Ask | None:
+def _served(row: Mapping[str, Any]) -> TrainPrompt | None:
     """A line of `foretell serve --log-requests`: the answer is the target's own already."""
     request, answers = row["request"], row["answers"]
     tokens = tuple(answers[0].get("token_ids") or ()) if answers else ()
     if not tokens:
         return None
     if row.get("kind") == "chat":
-        return Ask(answer=tokens, request=request)
+        return TrainPrompt(answer_tokens=tokens, request=request)
     prompt = request.get("prompt")
-    return Ask(text=prompt, answer=tokens) if isinstance(prompt, str) and prompt else None
+    return TrainPrompt(text=prompt, answer_tokens=tokens) if isinstance(prompt, str) and prompt else None

@@ -28,13 +28,13 @@ Tables = dict[Rope, Tensor]
 ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def make_tables(model: Decoder, context: int) -> Tables:
+def rope_tables(model: Decoder, context: int) -> Tables:
     """How positions up to `context` turn; the model's own are only there once its weights are packed away."""
     dim = model.config.head_dim
     return {r: rope_table(r, dim, context).to(model.embed.device, model.dtype) for r in set(model.config.ropes)}
 
 
-def run_dense(
+def dense_forward(
     model: Decoder, tables: Tables, tokens: Tensor, positions: Tensor, attend: Attend, taps: Sequence[int] = ()
 ) -> tuple[Tensor, list[Tensor]]:
     """As `Decoder.forward`, for tokens [..., n] at their positions: states [..., n, width], and those tapped."""
@@ -50,12 +50,12 @@ def run_dense(
     return x, [tapped[tap] for tap in taps]
 
 
-def last_norm(model: Decoder, states: Tensor) -> Tensor:
+def final_norm(model: Decoder, states: Tensor) -> Tensor:
     """What the model's output matrix reads."""
     return rms_norm(states, model.norm.weight, model.config.norm_eps)
 
 
-def output_rows(model: Decoder) -> Tensor:
+def output_weight(model: Decoder) -> Tensor:
     """The output matrix, [vocab, width]."""
     rows = model.embed if model.config.tied else model.head.weight
     assert rows is not None, "weights are not packed away"
@@ -90,33 +90,33 @@ def _after(x: Tensor, norm: Norm | None, eps: float) -> Tensor:
     return x if norm is None else rms_norm(x, norm.weight, eps)
 
 
-class CausalAttend:
+class CausalAttention:
     """Each place of a row sees those before it, as far back as its layer's window reaches."""
 
     def __init__(self, scale: float, windows: Sequence[int | None]) -> None:
         self.scale, self.windows = scale, windows
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return causal(q, k, v, self.scale, self.windows[layer])
+        return causal_attention(q, k, v, self.scale, self.windows[layer])
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
     """q [rows, n, heads, dim] over k, v [rows, n, kv_heads, dim]; padding stands behind a row and is never seen."""
     share, length = q.shape[-2] // k.shape[-2], q.shape[1]
-    q, k, v = q.transpose(1, 2), spread(k, share).transpose(1, 2), spread(v, share).transpose(1, 2)
+    q, k, v = q.transpose(1, 2), repeat_kv(k, share).transpose(1, 2), repeat_kv(v, share).transpose(1, 2)
     everything = window is None or window >= length
-    mask = None if everything else near(length, window, q.device)
+    mask = None if everything else causal_mask(length, window, q.device)
     with sdpa_kernel(ANY_SHAPE):
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=everything, scale=scale)
     return seen.transpose(1, 2)
 
 
-def spread(x: Tensor, share: int) -> Tensor:
+def repeat_kv(x: Tensor, share: int) -> Tensor:
     """A key head for each query head, [..., kv_heads, dim] -> [..., heads, dim]."""
     return x if share == 1 else x.repeat_interleave(share, -2)
 
 
-def near(length: int, window: int | None, device: torch.device) -> Tensor:
+def causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
     """[length, length]: what a place may see, itself included."""
     place = torch.arange(length, device=device)
     seen = place[None, :] <= place[:, None]

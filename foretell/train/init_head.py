@@ -34,9 +34,9 @@ from .settings import TrainConfig
 
 DRAFT_VOCAB = 8192
 LAYERS = {"eagle": 1, "block": 2, "medusa": 1, "distill": 4, "streaming": 1}
-DRAFTED = {"eagle": 5, "block": 7, "medusa": 3, "distill": 5, "streaming": 3}
-OPTIMIZED = {"eagle": "muon", "block": "muon", "medusa": "muon", "distill": "muon", "streaming": "adamw"}
-RATES = {
+DRAFT_TOKENS = {"eagle": 5, "block": 7, "medusa": 3, "distill": 5, "streaming": 3}
+DEFAULT_OPTIMIZERS = {"eagle": "muon", "block": "muon", "medusa": "muon", "distill": "muon", "streaming": "adamw"}
+LEARNING_RATES = {
     "muon": {"eagle": 1e-2, "block": 1e-2, "medusa": 1e-2, "distill": 6e-3, "streaming": 1e-3},
     "adamw": {"eagle": 1.5e-3, "block": 1.5e-3, "medusa": 2e-3, "distill": 1e-3, "streaming": 2e-4},
 }
@@ -60,7 +60,7 @@ def layer_config(target: ModelConfig) -> LayerConfig:
     )
 
 
-def shaped(kind: str, config: TrainConfig) -> TrainConfig:
+def with_head_shape(kind: str, config: TrainConfig) -> TrainConfig:
     """With the shape of the head that is gone on with, where there is one; flags that say another are refused."""
     if config.init is None:
         return config
@@ -72,7 +72,7 @@ def shaped(kind: str, config: TrainConfig) -> TrainConfig:
     found = _shape_of(head)
     for name, value in found.items():
         given = getattr(config, name)
-        same = config.tap_list == head.taps if name == "taps" else given == value
+        same = config.hidden_layers == head.taps if name == "taps" else given == value
         if given is not None and not same:
             raise RequestError(
                 name, f"{given} is asked for and {config.init} has {value}; leave the flag out, or --init"
@@ -112,8 +112,8 @@ def head_config(kind: str, target: ModelConfig, config: TrainConfig, outputs: in
         "embed_scale": target.embed_scale,
         "target": name,
     }
-    layers, drafted = config.layers or LAYERS[kind], config.draft_tokens or DRAFTED[kind]
-    taps = config.tap_list or default_taps(target.layers)
+    layers, drafted = config.layers or LAYERS[kind], config.draft_tokens or DRAFT_TOKENS[kind]
+    taps = config.hidden_layers or default_hidden_layers(target.layers)
     if kind == "eagle":
         # The norms of 3.1; the residual stays as it is, which every server of EAGLE-3 heads knows.
         return EagleConfig(**shared, taps=taps, layers=layers, fc_norm=True, norm_output=True)
@@ -130,12 +130,12 @@ def head_config(kind: str, target: ModelConfig, config: TrainConfig, outputs: in
     return MedusaConfig(**shared, taps=(target.layers,), target_norm=True, heads=drafted, layers=layers)
 
 
-def default_taps(layers: int) -> tuple[int, ...]:
+def default_hidden_layers(layers: int) -> tuple[int, ...]:
     """EAGLE's three, early, middle and late: heads that share taps cost the target less."""
     return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 1)}))
 
 
-def ready_head(head: DraftHead[Any], target: Decoder, context: int) -> DraftHead[Any]:
+def prepare_head(head: DraftHead[Any], target: Decoder, context: int) -> DraftHead[Any]:
     """With what it borrows, on the target's device, to be trained on texts of up to `context` tokens."""
     device = target.embed.device
     head.to(device, target.dtype)
@@ -149,19 +149,23 @@ def new_head(said: HeadConfig, ids: list[int], target: Decoder, seed: int, conte
     head = make_head(said)
     if said.draft_vocab is not None:
         head.draft_ids.copy_(torch.tensor(ids))
-    ready_head(head, target, context)
+    prepare_head(head, target, context)
     head.start(torch.Generator(target.embed.device).manual_seed(seed))
     with torch.no_grad():
-        inherit(head, target, spaced(said.layers, len(target.blocks)) if isinstance(said, DistilledConfig) else None)
+        copy_target_layers(
+            head, target, spaced_layers(said.layers, len(target.blocks)) if isinstance(said, DistilledConfig) else None
+        )
     return head
 
 
-def spaced(count: int, total: int) -> list[int]:
+def spaced_layers(count: int, total: int) -> list[int]:
     """So many of a target's layers, the first and the last among them."""
     return [round(i * (total - 1) / max(1, count - 1)) for i in range(count)]
 
 
-def opened_head(folder: str, said: HeadConfig, ids: list[int] | None, target: Decoder, context: int) -> DraftHead[Any]:
+def load_trained_head(
+    folder: str, said: HeadConfig, ids: list[int] | None, target: Decoder, context: int
+) -> DraftHead[Any]:
     """A head that was trained before, to go on with; `ids` are the words it is to have where those are others."""
     head = read_head(Path(folder))
     if isinstance(said, BlockConfig) and isinstance(head.config, BlockConfig):  # of these there is no choice
@@ -171,11 +175,11 @@ def opened_head(folder: str, said: HeadConfig, ids: list[int] | None, target: De
     if others := ", ".join(name for name in mine if mine[name] != theirs.get(name)):
         raise RequestError("init", f"{folder} is not made as heads for this target are ({others}); leave it out")
     if ids is not None and len(ids) != head.config.outputs:
-        head = reworded(head, said, ids)
-    return ready_head(head, target, context)
+        head = with_draft_vocab(head, said, ids)
+    return prepare_head(head, target, context)
 
 
-def reworded(head: DraftHead[Any], said: HeadConfig, ids: list[int]) -> DraftHead[Any]:
+def with_draft_vocab(head: DraftHead[Any], said: HeadConfig, ids: list[int]) -> DraftHead[Any]:
     """The same head with other words to guess: its states are as good for other rows of the target's."""
     other = make_head(said)
     state = {name: part for name, part in head.own_state().items() if name != "draft_ids"}
@@ -187,7 +191,7 @@ def reworded(head: DraftHead[Any], said: HeadConfig, ids: list[int]) -> DraftHea
     return other
 
 
-def inherit(head: DraftHead[Any], target: Decoder, layers: Sequence[int] | None = None) -> None:
+def copy_target_layers(head: DraftHead[Any], target: Decoder, layers: Sequence[int] | None = None) -> None:
     """Copy the target's layers into the head's, the last of them where none are named."""
     own = [each for each in getattr(head, "layers", []) if isinstance(each, HeadLayer)]
     total = len(target.blocks)

@@ -1,6 +1,6 @@
 """How far a head's guesses are from what the target says, by the share of guesses that would stand.
 
-`plain_loss` defines it; `rows_loss` gives the same value and gradient without keeping logits of many rows.
+`reference_loss` defines it; `chunked_loss` gives the same value and gradient without keeping logits of many rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TINY = 1e-20
 
 
 @dataclass(frozen=True)
-class Mix:
+class LossWeights:
     """How much each part weighs. `lk` goes over from KL to total variation as guesses get better (arXiv 2602.23881)."""
 
     kl: float = 0.0
@@ -28,58 +28,63 @@ class Mix:
     lk: bool = False
 
 
-LK = Mix(lk=True)
-DSPARK = Mix(ce=0.1, tv=1.8)  # 0.9 of the L1 distance, which is twice the total variation
+LK = LossWeights(lk=True)
+DSPARK = LossWeights(ce=0.1, tv=1.8)  # 0.9 of the L1 distance, which is twice the total variation
 
 
 @dataclass(frozen=True)
-class Rows:
+class LossRows:
     """What a loss is taken over: a row for each guess."""
 
-    goals: Tensor  # [places, outputs] the target's probabilities, of all it says
-    which: Tensor  # [n] of them
-    label: Tensor  # [n] the text's own token by the head's ids, -1 where it has none
-    weight: Tensor  # [n]
+    target_probs: Tensor  # [places, outputs] the target's probabilities, of all it says
+    indices: Tensor  # [n] of them
+    labels: Tensor  # [n] the text's own token by the head's ids, -1 where it has none
+    weights: Tensor  # [n]
 
     @property
     def probs(self) -> Tensor:
         """[n, outputs], a copy."""
-        return self.goals[self.which]
+        return self.target_probs[self.indices]
 
-    def piece(self, part: slice) -> Rows:
-        return Rows(self.goals, self.which[part], self.label[part], self.weight[part])
+    def chunk(self, part: slice) -> LossRows:
+        return LossRows(self.target_probs, self.indices[part], self.labels[part], self.weights[part])
 
 
 @dataclass(frozen=True)
-class Scored:
+class LossOutput:
     """`loss` is the weighted sum; the rest is told row by row, without gradient."""
 
     loss: Tensor
-    alpha: Tensor  # [n] the chance that a drawn guess stands
-    guess: Tensor  # [n] the likeliest token by the head's ids
+    acceptance: Tensor  # [n] the chance that a drawn guess stands
+    argmax: Tensor  # [n] the likeliest token by the head's ids
 
 
-def plain_loss(logits: Tensor, rows: Rows, mix: Mix) -> Scored:
+def reference_loss(logits: Tensor, rows: LossRows, mix: LossWeights) -> LossOutput:
     """The definition. logits [n, outputs] in float32."""
     p, logq = rows.probs.float(), logits.log_softmax(-1)
     kl = (p * (p.clamp_min(TINY).log() - logq)).sum(-1)
     alpha = torch.minimum(p, logq.exp()).sum(-1)
-    ce = -logq.gather(-1, rows.label.clamp_min(0)[:, None])[:, 0] * (rows.label >= 0)
+    ce = -logq.gather(-1, rows.labels.clamp_min(0)[:, None])[:, 0] * (rows.labels >= 0)
     share = torch.exp(-SHARPNESS * alpha.detach())
     each = mix.kl * kl + mix.tv * (1 - alpha) + mix.ce * ce
     if mix.lk:
         each = each + share * kl + (1 - share) * (1 - alpha)
-    return Scored((each * rows.weight).sum(), alpha.detach(), logits.argmax(-1))
+    return LossOutput((each * rows.weights).sum(), alpha.detach(), logits.argmax(-1))
 
 
-def rows_loss(
-    states: Tensor, output: Tensor, rows: Rows, mix: Mix, hints: Tensor | None = None, nudge: Tensor | None = None
-) -> Scored:
-    """`plain_loss` of logits states @ output' (+ hints @ nudge'); gradients go to all but `output`, which is lent."""
+def chunked_loss(
+    states: Tensor,
+    output: Tensor,
+    rows: LossRows,
+    mix: LossWeights,
+    hints: Tensor | None = None,
+    nudge: Tensor | None = None,
+) -> LossOutput:
+    """`reference_loss` of logits states @ output' (+ hints @ nudge'); gradients go to all but `output`, which is lent."""
     loss, alpha, guess = _RowsLoss.apply(  # type: ignore[no-untyped-call]
         states, hints, nudge, output, rows, mix
     )
-    return Scored(loss, alpha, guess)
+    return LossOutput(loss, alpha, guess)
 
 
 class _RowsLoss(torch.autograd.Function):
@@ -92,8 +97,8 @@ class _RowsLoss(torch.autograd.Function):
         hints: Tensor | None,
         nudge: Tensor | None,
         output: Tensor,
-        rows: Rows,
-        mix: Mix,
+        rows: LossRows,
+        mix: LossWeights,
     ) -> tuple[Tensor, Tensor, Tensor]:
         d_states = torch.empty_like(states)
         d_hints = None if hints is None else torch.empty_like(hints)
@@ -106,7 +111,7 @@ class _RowsLoss(torch.autograd.Function):
             logits = F.linear(states[piece], output)
             if hints is not None and nudge is not None:
                 logits = logits.float().add_(F.linear(hints[piece], nudge))
-            loss, alpha, guess, slope = (_fused_slope if fused else _slope)(logits, rows.piece(piece), mix)
+            loss, alpha, guess, slope = (_fused_slope if fused else _slope)(logits, rows.chunk(piece), mix)
             slope = slope.to(states.dtype)
             torch.mm(slope, output, out=d_states[piece])
             if hints is not None and nudge is not None and d_hints is not None and d_nudge is not None:
@@ -127,7 +132,7 @@ class _RowsLoss(torch.autograd.Function):
         return d_states, d_hints, d_nudge, None, None, None
 
 
-def _slope(logits: Tensor, rows: Rows, mix: Mix) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _slope(logits: Tensor, rows: LossRows, mix: LossWeights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The weighted loss, the chance to stand and the likeliest token by row, and the gradient by logit."""
     guess, p, logq = logits.argmax(-1), rows.probs.float(), logits.float().log_softmax(-1)
     q = logq.exp()
@@ -139,12 +144,12 @@ def _slope(logits: Tensor, rows: Rows, mix: Mix) -> tuple[Tensor, Tensor, Tensor
     below = q * (q < p)  # what more of a token would still add to what stands
     slope = (by_kl * p.sum(-1) + by_tv * below.sum(-1))[:, None] * q - by_kl[:, None] * p - by_tv[:, None] * below
     if mix.ce:
-        known = (rows.label >= 0).float()
-        at = rows.label.clamp_min(0)[:, None]
+        known = (rows.labels >= 0).float()
+        at = rows.labels.clamp_min(0)[:, None]
         each = each - mix.ce * known * logq.gather(-1, at)[:, 0]
         slope += (mix.ce * known)[:, None] * q
         slope.scatter_add_(-1, at, -(mix.ce * known)[:, None])
-    return (each * rows.weight).sum(), alpha, guess, slope * rows.weight[:, None]
+    return (each * rows.weights).sum(), alpha, guess, slope * rows.weights[:, None]
 
 
 def _is_fused(states: Tensor, output: Tensor) -> bool:
@@ -156,15 +161,15 @@ def _is_fused(states: Tensor, output: Tensor) -> bool:
     return len(output) <= MOST_OUTPUTS
 
 
-def _fused_slope(logits: Tensor, rows: Rows, mix: Mix) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _fused_slope(logits: Tensor, rows: LossRows, mix: LossWeights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`_slope` in one launch; the gradient takes the logits' place."""
     from foretell.kernels.triton.distill_loss import Parts, slope_of
 
     parts = Parts(mix.kl, mix.tv, mix.ce, mix.lk, SHARPNESS)
-    loss, alpha, guess = slope_of(logits, rows.goals, rows.which, rows.label, rows.weight, parts)
+    loss, alpha, guess = slope_of(logits, rows.target_probs, rows.indices, rows.labels, rows.weights, parts)
     return loss.sum(), alpha, guess, logits
 
 
-def surety_loss(logit: Tensor, alpha: Tensor, weight: Tensor) -> Tensor:
+def confidence_loss(logit: Tensor, alpha: Tensor, weight: Tensor) -> Tensor:
     """How far a confidence head is from the chance that its guess stands."""
     return (F.binary_cross_entropy_with_logits(logit, alpha, reduction="none") * weight).sum()

@@ -16,16 +16,16 @@ TOKENS = 64  # written after each prompt
 
 
 @dataclass(frozen=True)
-class Worth:
+class MeasuredAcceptance:
     """Of one drafter, at a fixed number of guesses."""
 
-    accepted: float  # tokens a step
+    accepted_per_step: float  # tokens a step
     drafted: int
     prompts: int
 
 
 @dataclass(frozen=True)
-class Bench:
+class DrafterEvaluator:
     """The engine and prompts a drafter is measured with."""
 
     target: str
@@ -43,7 +43,7 @@ class Bench:
             quiet=True,
         )
 
-    def worth(self, drafter: str, temperature: float = 0.0, tokens: int = TOKENS) -> Worth:
+    def measure(self, drafter: str, temperature: float = 0.0, tokens: int = TOKENS) -> MeasuredAcceptance:
         """Measure a drafter by its name, as `--drafter` takes it."""
         llm = self.llm(drafter)
         params = [
@@ -53,9 +53,9 @@ class Bench:
         outputs = llm.generate(list(self.prompts), params)
         steps = sum(each.speculation.steps for each in outputs)
         written = sum(each.speculation.tokens for each in outputs)
-        return Worth(written / max(1, steps), self.drafted, len(self.prompts))
+        return MeasuredAcceptance(written / max(1, steps), self.drafted, len(self.prompts))
 
-    def certified(self, drafter: str) -> Certificate:
+    def certify(self, drafter: str) -> Certificate:
         """Return a quick certificate of the text with this drafter; outputs are as long as the context allows."""
         llm = self.llm(drafter)
         longest = max(len(encode(llm.tokenizer, prompt)) for prompt in PROMPTS)

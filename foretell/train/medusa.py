@@ -14,26 +14,26 @@ from foretell.build.model_source import ModelSource
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import MedusaHead, TargetWeights, write_head
 
-from .capture import Capture, States
-from .dense_forward import last_norm, output_rows, run_dense
+from .capture import HiddenStateCapture, TargetStates
+from .dense_forward import dense_forward, final_norm, output_weight
 from .export import write_model
-from .losses import LK, Mix, Rows, rows_loss
-from .objective import Goals, HeadMethod, Method, Progress, goals_of, mean_weight
-from .token_dataset import Batches
+from .losses import LK, LossRows, LossWeights, chunked_loss
+from .objective import HeadObjective, Objective, ObjectiveResult, PositionTargets, mean_weight, position_targets
+from .token_dataset import BatchLoader
 
 DECAY = 0.8  # of a head's weight
 
 
-class MedusaMethod(HeadMethod[MedusaHead]):
-    def __init__(self, head: MedusaHead, capture: Capture, mix: Mix = LK) -> None:
+class MedusaObjective(HeadObjective[MedusaHead]):
+    def __init__(self, head: MedusaHead, capture: HiddenStateCapture, mix: LossWeights = LK) -> None:
         assert not head.config.own_output, "the output rows are the target's"
         super().__init__(head, capture)
         self.mix = mix
 
-    def __call__(self, states: States, generator: torch.Generator) -> Progress:
-        head, learnt = self.head, states.batch.learnt
-        goals = goals_of(self.capture, states, head)
-        said, weight = head(states.features), mean_weight(goals)
+    def __call__(self, states: TargetStates, generator: torch.Generator) -> ObjectiveResult:
+        head, learnt = self.head, states.batch.loss_mask
+        goals = position_targets(self.capture, states, head)
+        said, weight = head(states.hidden_states), mean_weight(goals)
         hits, counted = [], []
         total = said.new_zeros((), dtype=torch.float32)
         for i in range(head.config.heads):
@@ -41,45 +41,47 @@ class MedusaMethod(HeadMethod[MedusaHead]):
             wanted[:, : -2 - i] = learnt[:, 2 + i :]  # the state of place t tells of t+2+i
             row, place = wanted.nonzero(as_tuple=True)
             rows = goals.at(row, place + 1 + i, weight * DECAY**i)
-            scored = rows_loss(said[row, place, i], self.output, rows, self.mix)
+            scored = chunked_loss(said[row, place, i], self.output, rows, self.mix)
             total = total + scored.loss
             hit = torch.zeros_like(wanted)
-            hit[row, place] = goals.hits(row, place + 1 + i, scored)
+            hit[row, place] = goals.matches(row, place + 1 + i, scored)
             hits.append(hit)
             counted.append(wanted)
-        return Progress(total, torch.stack(hits, -1), torch.stack(counted, -1))
+        return ObjectiveResult(total, torch.stack(hits, -1), torch.stack(counted, -1))
 
 
 HEADS = "heads"  # the folder of the heads, in that of the model
 ASIDE = 0.2  # how much foretelling weighs beside speaking as before
-SAME = Mix(kl=1.0)
+SAME = LossWeights(kl=1.0)
 
 
-class StreamingMethod(Method):
+class StreamingObjective(Objective):
     """The target's layers and the heads on it are trained together; embedding, last norm and output stay."""
 
-    def __init__(self, target: Decoder, head: MedusaHead, capture: Capture, opened: ModelSource, mix: Mix) -> None:
+    def __init__(
+        self, target: Decoder, head: MedusaHead, capture: HiddenStateCapture, opened: ModelSource, mix: LossWeights
+    ) -> None:
         self.tuned, self.head, self.capture, self.opened, self.mix = copy.deepcopy(target), head, capture, opened, mix
         head.borrow(TargetWeights.of(self.tuned))
         self.everything = torch.arange(target.config.vocab, device=target.embed.device)
 
-    def trained(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[nn.Parameter]:
         own = list(self.tuned.blocks.parameters())
         for each in own:
             each.requires_grad_(True)
         return [*own, *self.head.trained()]
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         blocks = {f"blocks.{name}": each for name, each in self.tuned.blocks.state_dict().items()}
         return blocks | {f"head.{name}": each for name, each in self.head.own_state().items()}
 
-    def __call__(self, states: States, generator: torch.Generator) -> Progress:
-        tokens, learnt = states.batch.tokens, states.batch.learnt
+    def __call__(self, states: TargetStates, generator: torch.Generator) -> ObjectiveResult:
+        tokens, learnt = states.batch.tokens, states.batch.loss_mask
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        x, _ = run_dense(self.tuned, self.capture.tables, tokens, places, self.capture.attend)
-        goals = goals_of(self.capture, states, self.head)
+        x, _ = dense_forward(self.tuned, self.capture.rope, tokens, places, self.capture.attend)
+        goals = position_targets(self.capture, states, self.head)
         weight = mean_weight(goals)
-        total = self._as_before(last_norm(self.tuned, x), states, weight)
+        total = self._as_before(final_norm(self.tuned, x), states, weight)
         said = self.head(x)
         hits, counted = [], []
         for i in range(self.head.config.heads):
@@ -89,27 +91,29 @@ class StreamingMethod(Method):
             total = total + loss
             hits.append(hit)
             counted.append(wanted)
-        return Progress(total, torch.stack(hits, -1), torch.stack(counted, -1))
+        return ObjectiveResult(total, torch.stack(hits, -1), torch.stack(counted, -1))
 
-    def _as_before(self, last: Tensor, states: States, weight: float) -> Tensor:
+    def _as_before(self, last: Tensor, states: TargetStates, weight: float) -> Tensor:
         """How far the tuned target is from what it said before, at every place to learn."""
-        wanted = torch.zeros_like(states.batch.learnt)
-        wanted[:, :-1] = states.batch.learnt[:, 1:]
-        before = self.capture.goal(states.last[wanted], self.everything)
-        every = torch.arange(len(before.best), device=last.device)
-        rows = Rows(before.probs, every, before.best, torch.full(before.best.shape, weight, device=last.device))
-        return rows_loss(last[wanted], output_rows(self.tuned), rows, SAME).loss
+        wanted = torch.zeros_like(states.batch.loss_mask)
+        wanted[:, :-1] = states.batch.loss_mask[:, 1:]
+        before = self.capture.distribution(states.final_hidden[wanted], self.everything)
+        every = torch.arange(len(before.argmax), device=last.device)
+        rows = LossRows(before.probs, every, before.argmax, torch.full(before.argmax.shape, weight, device=last.device))
+        return chunked_loss(last[wanted], output_weight(self.tuned), rows, SAME).loss
 
-    def _ahead(self, said: Tensor, wanted: Tensor, i: int, goals: Goals, weight: float) -> tuple[Tensor, Tensor]:
+    def _ahead(
+        self, said: Tensor, wanted: Tensor, i: int, goals: PositionTargets, weight: float
+    ) -> tuple[Tensor, Tensor]:
         row, place = wanted.nonzero(as_tuple=True)
         assert self.head.output.weight is not None, "a head in training has its weights"
         rows = goals.at(row, place + 1 + i, weight)
-        scored = rows_loss(said[row, place, i], self.head.output.weight, rows, self.mix)
+        scored = chunked_loss(said[row, place, i], self.head.output.weight, rows, self.mix)
         hit = torch.zeros_like(wanted)
-        hit[row, place] = goals.hits(row, place + 1 + i, scored)
+        hit[row, place] = goals.matches(row, place + 1 + i, scored)
         return scored.loss, hit
 
-    def write(self, folder: Path, accuracy: tuple[float, ...]) -> None:
+    def save(self, folder: Path, accuracy: tuple[float, ...]) -> None:
         """The tuned model, and in a folder within it the heads."""
         write_model(self.tuned, self.opened, folder)
         config = self.head.config
@@ -119,15 +123,15 @@ class StreamingMethod(Method):
 
 
 @torch.no_grad()
-def perplexity(model: Decoder, capture: Capture, batches: Batches) -> float:
+def perplexity(model: Decoder, capture: HiddenStateCapture, batches: BatchLoader) -> float:
     """Of the tokens to learn, as this model finds them."""
     loss, count = 0.0, 0
-    for batch in batches.in_order():
+    for batch in batches.eval_batches():
         places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-        x, _ = run_dense(model, capture.tables, batch.tokens, places, capture.attend)
-        wanted = torch.zeros_like(batch.learnt)
-        wanted[:, :-1] = batch.learnt[:, 1:]
-        logits = nn.functional.linear(last_norm(model, x)[wanted], output_rows(model)).float()
+        x, _ = dense_forward(model, capture.rope, batch.tokens, places, capture.attend)
+        wanted = torch.zeros_like(batch.loss_mask)
+        wanted[:, :-1] = batch.loss_mask[:, 1:]
+        logits = nn.functional.linear(final_norm(model, x)[wanted], output_weight(model)).float()
         after = torch.zeros_like(batch.tokens)
         after[:, :-1] = batch.tokens[:, 1:]
         loss += float(nn.functional.cross_entropy(logits, after[wanted], reduction="sum"))

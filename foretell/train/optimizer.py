@@ -23,8 +23,8 @@ class Optimizer:
         self, parameters: list[nn.Parameter], rate: float, warmup: int, clip: float, evened: bool = False
     ) -> None:
         self.parameters, self.rate, self.warmup, self.clip = parameters, rate, warmup, clip
-        self.twins = any(each.dtype != torch.float32 for each in parameters)
-        self.masters = [each.detach().float().clone() for each in parameters] if self.twins else parameters
+        self.has_masters = any(each.dtype != torch.float32 for each in parameters)
+        self.masters = [each.detach().float().clone() for each in parameters] if self.has_masters else parameters
         self.inner = self._made(evened)
 
     def _made(self, evened: bool) -> list[torch.optim.Optimizer]:
@@ -40,24 +40,24 @@ class Optimizer:
 
     def step(self, number: int, share: float) -> float:
         """One step, the `number`th, when `share` of the run is done; the gradient's length comes back."""
-        if self.twins:
+        if self.has_masters:
             for master, each in zip(self.masters, self.parameters, strict=True):
                 master.grad = None if each.grad is None else each.grad.float()
         length = float(torch.nn.utils.clip_grad_norm_(self.masters, self.clip))
         for inner in self.inner:
             for group in inner.param_groups:
-                group["lr"] = self.rate * self.slope(number, share)
+                group["lr"] = self.rate * self.lr_factor(number, share)
             if math.isfinite(length):
                 inner.step()
             inner.zero_grad(set_to_none=True)
-        if self.twins:
+        if self.has_masters:
             with torch.no_grad():
                 torch._foreach_copy_([*self.parameters], [*self.masters])
             for each in self.parameters:
                 each.grad = None
         return length
 
-    def slope(self, number: int, share: float) -> float:
+    def lr_factor(self, number: int, share: float) -> float:
         """Up over the first steps, then down a cosine."""
         up = min(1.0, (number + 1) / max(1, self.warmup))
         return up * (LEAST + (1 - LEAST) * 0.5 * (1 + math.cos(math.pi * min(1.0, share))))
@@ -66,7 +66,7 @@ class Optimizer:
         """Moments, and masters where they are not the parameters themselves, by the parameter's number."""
         found: dict[str, Tensor] = {}
         for i, master in enumerate(self.masters):
-            if self.twins:
+            if self.has_masters:
                 found[f"{i}.master"] = master.detach()
             for name, value in self._of(master).state.get(master, {}).items():
                 found[f"{i}.{name}"] = value
@@ -76,7 +76,7 @@ class Optimizer:
         """What `state` gave."""
         with torch.no_grad():
             for i, (master, each) in enumerate(zip(self.masters, self.parameters, strict=True)):
-                if self.twins:
+                if self.has_masters:
                     master.copy_(state[f"{i}.master"])
                     each.copy_(master)
                 names = [name for name in state if name.startswith(f"{i}.") and name != f"{i}.master"]

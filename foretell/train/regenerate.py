@@ -21,8 +21,8 @@ from foretell.sampling.noise import mix
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
 
-from .data import Ask
-from .sampler import Sampler, Wish
+from .data import TrainPrompt
+from .sampler import GenerationRequest, Sampler
 from .token_dataset import (
     ANSWERS_FILE,
     Document,
@@ -34,12 +34,12 @@ from .token_dataset import (
 
 
 @dataclass
-class KeptAnswers:
+class AnswerCache:
     """The answers file of one run."""
 
     folder: Path
     fingerprint: Fingerprint
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     reports: bool = True  # whether to say how many answers are reused
     _others: list[Document] = field(default_factory=list)  # of prompts this call is not about, kept in the file
 
@@ -61,24 +61,24 @@ class KeptAnswers:
             reason = f"{', '.join(names)} not the same" if names else "other settings"
         aside = self.path.with_name("answers.old.npz")
         self.path.replace(aside)
-        self.say(f"{self.path}: none of {len(documents)} answers is reused ({reason}); they are now in {aside.name}")
+        self.log(f"{self.path}: none of {len(documents)} answers is reused ({reason}); they are now in {aside.name}")
         return {}
 
-    def matching(self, wishes: Sequence[Wish], beyond: int) -> dict[int, Document]:
+    def lookup(self, wishes: Sequence[GenerationRequest], beyond: int) -> dict[int, Document]:
         """Return the documents that answer these prompts; those of indices from `beyond` on stay in the file."""
         self._others = [each for index, each in self._found.items() if index >= beyond]
         known = [(wish, self._found[wish.index]) for wish in wishes if wish.index in self._found]
         same = {wish.index: document for wish, document in known if _answers(document, wish)}
         if known and self.reports:
             changed = f", {len(known) - len(same)} not: their prompts differ" if len(same) < len(known) else ""
-            self.say(f"{self.path}: {len(same)} of {len(wishes)} answers reused{changed}")
+            self.log(f"{self.path}: {len(same)} of {len(wishes)} answers reused{changed}")
         return same
 
     def save(self, documents: Sequence[Document]) -> None:
         save_documents([*documents, *self._others], self.path, self.fingerprint)
 
 
-def _answers(document: Document, wish: Wish) -> bool:
+def _answers(document: Document, wish: GenerationRequest) -> bool:
     """Return whether a document begins with this prompt and was sampled at this temperature."""
     same = document.prompt == wish.prompt
     return same and np.float32(document.temperature) == np.float32(wish.temperature)
@@ -88,7 +88,7 @@ PIECE = 64  # asks the engine answers between two savings
 SAVE = 1 << 14  # answers of the sampler between two
 SLOTS = 1024  # texts the sampler writes at once
 MEMORY = 0.5  # of what is free may be the sampler's caches
-SHORTEST = 4  # tokens of an answer from which something can be learnt
+MIN_ANSWER_TOKENS = 4  # tokens of an answer from which something can be learnt
 STRIDE = 1 << 20  # more pieces than a text has: documents stay in the order of their asks
 WARM = 1.0  # the temperature of half of the answers that are drawn
 
@@ -111,18 +111,18 @@ class RegenerateSettings:
         return self.temperature if draw < (1 + self.greedy) / 2 else WARM
 
 
-def documents_of(
-    asks: list[Ask],
+def regenerate(
+    asks: list[TrainPrompt],
     target: ModelSource,
     load: Callable[[], Decoder],
     engine: Callable[[], LLM],
     writing: RegenerateSettings,
-    kept: KeptAnswers,
+    kept: AnswerCache,
     tell: Callable[[int, int], None],
 ) -> list[Document]:
     """Return a document for each ask that has room for one, in their order; answers in `kept` are reused."""
-    ready, wishes = sort_asks(asks, target.tokenizer, writing)
-    found = {each.index: each for each in ready} | kept.matching(wishes, beyond=len(asks) * STRIDE)
+    ready, wishes = split_prompts(asks, target.tokenizer, writing)
+    found = {each.index: each for each in ready} | kept.lookup(wishes, beyond=len(asks) * STRIDE)
     missing = [wish for wish in wishes if wish.index not in found]
     if missing:
         fast = target.device.type == "cuda"
@@ -143,36 +143,40 @@ def _in_order(found: dict[int, Document]) -> list[Document]:
     return [found[index] for index in sorted(found)]
 
 
-def _document(wish: Wish, tokens: list[int]) -> Document:
+def _document(wish: GenerationRequest, tokens: list[int]) -> Document:
     whole = np.array([*wish.prompt, *tokens], np.int64)
     return Document(whole, len(wish.prompt), wish.temperature, index=wish.index)
 
 
-def sort_asks(asks: list[Ask], tokenizer: Tokenizer, writing: RegenerateSettings) -> tuple[list[Document], list[Wish]]:
+def split_prompts(
+    asks: list[TrainPrompt], tokenizer: Tokenizer, writing: RegenerateSettings
+) -> tuple[list[Document], list[GenerationRequest]]:
     """What is to be read as it stands, and what the target is to answer; a prompt that leaves no room is left out."""
     documents: list[Document] = []
-    wishes: list[Wish] = []
+    wishes: list[GenerationRequest] = []
     for index, ask in enumerate(asks):
-        prompt = encode_ask(ask, tokenizer)
-        if ask.whole:
+        prompt = encode_prompt(ask, tokenizer)
+        if ask.is_document:
             documents += _pieces(prompt, writing.context, index)
-        elif len(prompt) < writing.context - SHORTEST:
-            if ask.answer:
-                tokens = np.array([*prompt, *ask.answer][: writing.context], np.int64)
+        elif len(prompt) < writing.context - MIN_ANSWER_TOKENS:
+            if ask.answer_tokens:
+                tokens = np.array([*prompt, *ask.answer_tokens][: writing.context], np.int64)
                 documents.append(Document(tokens, len(prompt), index=index * STRIDE))
             else:
-                wishes.append(Wish(index * STRIDE, prompt, writing.temperature_of(index), writing.max_tokens))
+                wishes.append(
+                    GenerationRequest(index * STRIDE, prompt, writing.temperature_of(index), writing.max_tokens)
+                )
     return documents, wishes
 
 
 def _pieces(tokens: list[int], context: int, index: int) -> Iterator[Document]:
     for number, start in enumerate(range(0, len(tokens), context)):
         piece = np.array(tokens[start : start + context], np.int64)
-        if len(piece) > SHORTEST:
+        if len(piece) > MIN_ANSWER_TOKENS:
             yield Document(piece, 1, index=index * STRIDE + number)
 
 
-def encode_ask(ask: Ask, tokenizer: Tokenizer) -> list[int]:
+def encode_prompt(ask: TrainPrompt, tokenizer: Tokenizer) -> list[int]:
     """As it would reach the target: a chat by its template, where it has one."""
     if ask.tokens:
         return list(ask.tokens)
@@ -203,7 +207,9 @@ def _encode_logged(request: Mapping[str, Any], tokenizer: Tokenizer) -> list[int
     return tokenizer.encode(render(tokenizer, body, tools or None), add_special=False)
 
 
-def _by_engine(llm: LLM, wishes: list[Wish], writing: RegenerateSettings) -> Iterator[tuple[Wish, list[int]]]:
+def _by_engine(
+    llm: LLM, wishes: list[GenerationRequest], writing: RegenerateSettings
+) -> Iterator[tuple[GenerationRequest, list[int]]]:
     """Through the engine, as it serves: with guesses, and the same text with other company."""
     for start in range(0, len(wishes), PIECE):
         piece = wishes[start : start + PIECE]
@@ -212,7 +218,7 @@ def _by_engine(llm: LLM, wishes: list[Wish], writing: RegenerateSettings) -> Ite
                 temperature=wish.temperature,
                 top_p=1.0,
                 top_k=-1,
-                max_tokens=min(wish.most, writing.context - len(wish.prompt)),
+                max_tokens=min(wish.max_tokens, writing.context - len(wish.prompt)),
                 seed=mix(writing.seed, wish.index) % (1 << 63),
             )
             for wish in piece
@@ -223,10 +229,10 @@ def _by_engine(llm: LLM, wishes: list[Wish], writing: RegenerateSettings) -> Ite
 
 
 def _on_device(
-    model: Decoder, target: ModelSource, wishes: list[Wish], writing: RegenerateSettings
-) -> Iterator[tuple[Wish, list[int]]]:
+    model: Decoder, target: ModelSource, wishes: list[GenerationRequest], writing: RegenerateSettings
+) -> Iterator[tuple[GenerationRequest, list[int]]]:
     """Through the sampler, which is many times faster where millions of tokens are wanted."""
     slots = min(SLOTS, len(wishes), int(device_memory(target.device) * MEMORY / (writing.context * target.token_bytes)))
     ends = target.tokenizer.end_ids | end_ids(target.checkpoint)
     sampler = Sampler(model, max(1, slots), writing.context, ends, writing.seed)
-    yield from sampler.write(wishes)
+    yield from sampler.generate(wishes)

@@ -20,107 +20,123 @@ from foretell.errors import RequestError
 from foretell.models.decoder import Decoder
 from foretell.version import VERSION
 
-from .block import BlockMethod
-from .capture import Capture
+from .block import BlockObjective
+from .capture import HiddenStateCapture
 from .corpus import Corpus
-from .cost_estimate import Forecast, forecast
-from .eagle import EagleMethod
+from .cost_estimate import CostEstimate, estimate_cost
+from .eagle import EagleObjective
 from .export import check_writable
-from .init_head import DRAFT_VOCAB, DRAFTED, MARKOV_RANK, OPTIMIZED, RATES, head_config, new_head, opened_head, shaped
-from .losses import DSPARK, LK, Mix
-from .measure import Bench, drafter_name
-from .medusa import MedusaMethod, StreamingMethod, perplexity
-from .objective import DistillMethod, Method
+from .init_head import (
+    DEFAULT_OPTIMIZERS,
+    DRAFT_TOKENS,
+    DRAFT_VOCAB,
+    LEARNING_RATES,
+    MARKOV_RANK,
+    head_config,
+    load_trained_head,
+    new_head,
+    with_head_shape,
+)
+from .losses import DSPARK, LK, LossWeights
+from .measure import DrafterEvaluator, drafter_name
+from .medusa import MedusaObjective, StreamingObjective, perplexity
+from .objective import DistillObjective, Objective
 from .optimizer import Optimizer
-from .settings import Reporter, TrainJob, seconds
-from .token_dataset import ANSWERS_FILE, Batches, Document, coverage, data_hash, draft_vocabulary
-from .trainer import CHECKPOINT_FILE, Limits, Trainer, TrainingState, estimate, load_checkpoint
+from .settings import Reporter, TrainJob, parse_seconds
+from .token_dataset import ANSWERS_FILE, BatchLoader, Document, coverage, data_hash, draft_vocabulary
+from .trainer import CHECKPOINT_FILE, Trainer, TrainingLimits, TrainingState, estimate_acceptance, load_checkpoint
 
-MIXES = {"lk": LK, "kl": Mix(kl=1.0), "tv": Mix(tv=1.0), "ce": Mix(ce=1.0), "dspark": DSPARK}
+LOSS_WEIGHTS = {
+    "lk": LK,
+    "kl": LossWeights(kl=1.0),
+    "tv": LossWeights(tv=1.0),
+    "ce": LossWeights(ce=1.0),
+    "dspark": DSPARK,
+}
 BATCH = {"cuda": 16_384, "cpu": 2048}
 BUDGET = 600.0
 MARGIN = 16  # positions beyond a text that guesses reach
-RECORD, CANDIDATE = "run.json", "candidate"
+RUN_FILE, CANDIDATE = "run.json", "candidate"
 MEASURED = 32  # prompts of those kept apart that go through the engine
 ESTIMATED = 256  # texts of those kept apart that are looked at in a moment
 
 
-class Run:
+class TrainingRun:
     """Everything a run is made of, made when it is needed."""
 
     def __init__(self, order: TrainJob, reporter: Reporter) -> None:
-        self.order, self.config, self.reporter = order, order.config, reporter
-        self.shape = shaped(order.kind, order.config)
+        self.job, self.config, self.reporter = order, order.config, reporter
+        self.shape = with_head_shape(order.kind, order.config)
         floats = EngineConfig(model=order.target, device=order.config.device, quantization="none")
-        self.opened: ModelSource = open_model(order.target, floats, reporter.say)
-        self.corpus = Corpus(order, self.opened, lambda: self.target, reporter)
+        self.source: ModelSource = open_model(order.target, floats, reporter.log)
+        self.corpus = Corpus(order, self.source, lambda: self.target, reporter)
 
     @cached_property
     def target(self) -> Decoder:
         """In floats, and not packed away: heads borrow from it, and it is run over whole texts."""
-        return self.opened.load()
+        return self.source.load()
 
     @property
     def device(self) -> torch.device:
-        return self.opened.device
+        return self.source.device
 
     @property
-    def drafted(self) -> int:
-        return self.shape.draft_tokens or DRAFTED[self.order.kind]
+    def draft_tokens(self) -> int:
+        return self.shape.draft_tokens or DRAFT_TOKENS[self.job.kind]
 
     @cached_property
-    def method(self) -> Method:
+    def objective(self) -> Objective:
         """The drafter in training."""
-        kind, config, vocab = self.order.kind, self.config, self.opened.config.vocab
+        kind, config, vocab = self.job.kind, self.config, self.source.config.vocab
         size = min(config.draft_vocab or DRAFT_VOCAB, vocab)
-        ids = draft_vocabulary(self.corpus.training, size, vocab)
-        said = head_config(kind, self.opened.config, self.shape, size, self.order.target)
-        context = self.corpus.longest + MARGIN
+        ids = draft_vocabulary(self.corpus.train_documents, size, vocab)
+        said = head_config(kind, self.source.config, self.shape, size, self.job.target)
+        context = self.corpus.max_length + MARGIN
         if config.init is None:
             head: Any = new_head(said, ids, self.target, config.seed, context)
         else:
-            head = opened_head(config.init, said, ids if config.draft_vocab else None, self.target, context)
+            head = load_trained_head(config.init, said, ids if config.draft_vocab else None, self.target, context)
         share = coverage(self.corpus.held_out, head.draft_ids.tolist())
-        self.reporter.say(f"{len(head.draft_ids)} tokens can be guessed: {share:.1%} of what the target says")
-        mix, capture = MIXES[config.loss], Capture(self.target, said.taps, context)
+        self.reporter.log(f"{len(head.draft_ids)} tokens can be guessed: {share:.1%} of what the target says")
+        mix, capture = LOSS_WEIGHTS[config.loss], HiddenStateCapture(self.target, said.taps, context)
         if kind == "eagle":
-            return EagleMethod(head, capture, self.drafted, mix)
+            return EagleObjective(head, capture, self.draft_tokens, mix)
         if kind == "block":
-            return BlockMethod(head, capture, mix)
+            return BlockObjective(head, capture, mix)
         if kind == "medusa":
-            return MedusaMethod(head, capture, mix)
+            return MedusaObjective(head, capture, mix)
         if kind == "streaming":
-            check_writable(self.opened)
-            return StreamingMethod(self.target, head, capture, self.opened, mix)
-        return DistillMethod(head, capture, self.drafted, mix)
+            check_writable(self.source)
+            return StreamingObjective(self.target, head, capture, self.source, mix)
+        return DistillObjective(head, capture, self.draft_tokens, mix)
 
     @cached_property
     def trainer(self) -> Trainer:
         """The loop, where it stands."""
-        config, order = self.config, self.order
+        config, order = self.config, self.job
         tokens = config.batch_tokens or BATCH[self.device.type]
-        batches = Batches(self.corpus.training, tokens, config.seed, self.device)
-        kind = config.optimizer or OPTIMIZED[order.kind]
-        rate = config.learning_rate or RATES[kind][order.kind]
-        optimizer = Optimizer(self.method.trained(), rate, config.warmup, config.clip, kind == "muon")
+        batches = BatchLoader(self.corpus.train_documents, tokens, config.seed, self.device)
+        kind = config.optimizer or DEFAULT_OPTIMIZERS[order.kind]
+        rate = config.learning_rate or LEARNING_RATES[kind][order.kind]
+        optimizer = Optimizer(self.objective.parameters(), rate, config.warmup, config.clip, kind == "muon")
         standing = TrainingState(
             settings=self.settings,
-            data=data_hash(self.corpus.training),
+            data=data_hash(self.corpus.train_documents),
             target_hash=self.corpus.target_fingerprint,
         )
-        capture = Capture(self.target, self.method.taps, self.corpus.longest + MARGIN)
-        trainer = Trainer(self.method, capture, batches, optimizer, self._limits, order.out, standing)
+        capture = HiddenStateCapture(self.target, self.objective.hidden_layers, self.corpus.max_length + MARGIN)
+        trainer = Trainer(self.objective, capture, batches, optimizer, self._limits, order.out, standing)
         if order.resume and not self._only_answers:
             found, tensors = load_checkpoint(order.out)
             check_same(found, standing)
-            trainer.standing = found
-            trainer.load(tensors)
+            trainer.state = found
+            trainer.load_checkpoint(tensors)
         return trainer
 
     @property
     def _only_answers(self) -> bool:
         """Whether a run was stopped while answers were written, before its first step."""
-        out = self.order.out
+        out = self.job.out
         return (out / ANSWERS_FILE).is_file() and not (out / CHECKPOINT_FILE).is_file()
 
     @property
@@ -131,53 +147,55 @@ class Run:
             given.pop(name)
         if given["markov_rank"] is None:  # records have always said it
             given["markov_rank"] = MARKOV_RANK
-        return {"kind": self.order.kind, "target": self.order.target, **given}
+        return {"kind": self.job.kind, "target": self.job.target, **given}
 
     @property
-    def _limits(self) -> Limits:
+    def _limits(self) -> TrainingLimits:
         config = self.config
-        budget = None if config.steps is not None else seconds(config.budget, "budget") if config.budget else BUDGET
-        piece = None if config.piece is None else seconds(config.piece, "piece")
-        check = None if config.check_every is None else seconds(config.check_every, "check_every")
-        return Limits(config.steps, budget, piece, seconds(config.save_every, "save_every"), check)
+        budget = (
+            None if config.steps is not None else parse_seconds(config.budget, "budget") if config.budget else BUDGET
+        )
+        piece = None if config.piece is None else parse_seconds(config.piece, "piece")
+        check = None if config.check_every is None else parse_seconds(config.check_every, "check_every")
+        return TrainingLimits(config.steps, budget, piece, parse_seconds(config.save_every, "save_every"), check)
 
-    def forecast(self) -> Forecast:
+    def estimate_cost(self) -> CostEstimate:
         """What it will take, from one step that is not kept."""
-        return forecast(self.trainer, self.order.out, self.corpus.part)
+        return estimate_cost(self.trainer, self.job.out, self.corpus.answered_fraction)
 
     def train(self) -> bool:
         """Go on to the end of this piece; True where the run is done and its drafter written."""
-        self.order.out.mkdir(parents=True, exist_ok=True)
-        done = self.trainer.run(self.keep, self.reporter.shown)
-        self.keep()
-        self.trainer.save()  # with the best so far: a resumed run replaces the drafter only by a better one
+        self.job.out.mkdir(parents=True, exist_ok=True)
+        done = self.trainer.run(self.evaluate_checkpoint, self.reporter.on_progress)
+        self.evaluate_checkpoint()
+        self.trainer.save_checkpoint()  # with the best so far: a resumed run replaces the drafter only by a better one
         self._record(done)
         return done
 
-    def keep(self) -> None:
+    def evaluate_checkpoint(self) -> None:
         """Measure what is there now, and write it where it is the best yet."""
-        trainer, order = self.trainer, self.order
-        quick = Batches(self.corpus.choosing[:ESTIMATED], trainer.batches.tokens, 0, self.device)
-        accepted, accuracy = estimate(self.method, trainer.capture, quick, self.config.seed)
+        trainer, order = self.trainer, self.job
+        quick = BatchLoader(self.corpus.selection_documents[:ESTIMATED], trainer.batches.batch_tokens, 0, self.device)
+        accepted, accuracy = estimate_acceptance(self.objective, trainer.capture, quick, self.config.seed)
         said = {"held_out": round(accepted, 4)}
-        self.method.write(order.out / CANDIDATE, accuracy)
+        self.objective.save(order.out / CANDIDATE, accuracy)
         if self.config.measure:
             folder = order.out / CANDIDATE
-            bench = self.bench(self.corpus.choosing, folder)
-            accepted = bench.worth(drafter_name(order.kind, folder)).accepted
+            bench = self.evaluator(self.corpus.selection_documents, folder)
+            accepted = bench.measure(drafter_name(order.kind, folder)).accepted_per_step
             said["engine"] = round(accepted, 4)
-        if trainer.standing.curve:
-            trainer.standing.curve[-1] |= said
-        if accepted >= trainer.standing.best:
-            trainer.standing.best = accepted
+        if trainer.state.curve:
+            trainer.state.curve[-1] |= said
+        if accepted >= trainer.state.best:
+            trainer.state.best = accepted
             move_files(order.out / CANDIDATE, order.out)
         shutil.rmtree(order.out / CANDIDATE)
-        self.reporter.say(f"step {trainer.standing.step}: {accepted:.3f} tokens a step on texts kept apart")
+        self.reporter.log(f"step {trainer.state.step}: {accepted:.3f} tokens a step on texts kept apart")
 
     def _record(self, done: bool) -> None:
         """What was done, with what, and how it went."""
-        standing = self.trainer.standing
-        parameters = sum(each.numel() for each in self.method.trained())
+        standing = self.trainer.state
+        parameters = sum(each.numel() for each in self.objective.parameters())
         said = {
             "foretell": VERSION,
             "torch": torch.__version__,
@@ -185,35 +203,35 @@ class Run:
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
             "done": done,
             "parameters": parameters,
-            "documents": len(self.corpus.training),
-            "document_tokens": int(sum(len(each.tokens) for each in self.corpus.training)),
-            "learnt_tokens": int(sum(each.learnt for each in self.corpus.training)),
+            "documents": len(self.corpus.train_documents),
+            "document_tokens": int(sum(len(each.tokens) for each in self.corpus.train_documents)),
+            "learnt_tokens": int(sum(each.num_loss_tokens for each in self.corpus.train_documents)),
             **asdict(standing),
         }
         if (found := self.perplexities()) is not None:
             said["perplexity"] = {"before": found[0], "after": found[1]}
-            self.reporter.say(f"perplexity on texts kept apart: {found[0]:.3f} before, {found[1]:.3f} after")
-        (self.order.out / RECORD).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+            self.reporter.log(f"perplexity on texts kept apart: {found[0]:.3f} before, {found[1]:.3f} after")
+        (self.job.out / RUN_FILE).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
     def perplexities(self) -> tuple[float, float] | None:
         """Of the target before and after, on texts kept apart, where the target itself was tuned."""
-        method, trainer = self.method, self.trainer
-        if not isinstance(method, StreamingMethod):
+        method, trainer = self.objective, self.trainer
+        if not isinstance(method, StreamingObjective):
             return None
-        apart = Batches(self.corpus.held_out[:ESTIMATED], trainer.batches.tokens, 0, self.device)
+        apart = BatchLoader(self.corpus.held_out[:ESTIMATED], trainer.batches.batch_tokens, 0, self.device)
         capture = trainer.capture
         return perplexity(self.target, capture, apart), perplexity(method.tuned, capture, apart)
 
-    def bench(self, held_out: Sequence[Document], tuned: Path | None = None) -> Bench:
+    def evaluator(self, held_out: Sequence[Document], tuned: Path | None = None) -> DrafterEvaluator:
         """Return the engine and held-out prompts to measure with; `tuned` is the folder of a target that was tuned."""
-        prompts = [each.opening for each in held_out][:MEASURED]
-        target = str(tuned or self.order.out) if self.order.kind == "streaming" else self.order.target
-        return Bench(target, prompts, self.drafted, self.config.device)
+        prompts = [each.eval_prompt for each in held_out][:MEASURED]
+        target = str(tuned or self.job.out) if self.job.kind == "streaming" else self.job.target
+        return DrafterEvaluator(target, prompts, self.draft_tokens, self.config.device)
 
     @property
     def drafter(self) -> str:
         """How `--drafter` names what this run writes."""
-        return drafter_name(self.order.kind, self.order.out)
+        return drafter_name(self.job.kind, self.job.out)
 
 
 def move_files(source: Path, target: Path) -> None:

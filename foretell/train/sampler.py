@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretell.models.decoder import Decoder
 
-from .dense_forward import causal, make_tables, run_dense
+from .dense_forward import causal_attention, dense_forward, rope_tables
 
 LOOK = 16  # steps between two looks at who has finished
 SPAN = 128  # keys are shown in multiples of this; each has a graph of its own
@@ -23,13 +23,13 @@ FLAT = 1e-20  # keeps a logarithm finite
 
 
 @dataclass(frozen=True)
-class Wish:
+class GenerationRequest:
     """A text to be written."""
 
     index: int
     prompt: list[int]
     temperature: float
-    most: int  # tokens
+    max_tokens: int  # tokens
 
 
 class Sampler:
@@ -38,16 +38,18 @@ class Sampler:
     def __init__(self, model: Decoder, slots: int, context: int, end_ids: frozenset[int], seed: int) -> None:
         self.model, self.slots, self.context = model, slots, context
         device, config = model.embed.device, model.config
-        self.tables = make_tables(model, context)
+        self.tables = rope_tables(model, context)
         shape = (config.layers, slots, config.kv_heads, context, config.head_dim)
         self.keys = torch.zeros(shape, dtype=model.dtype, device=device)
         self.values = torch.zeros_like(self.keys)
         self.last = torch.zeros(slots, dtype=torch.long, device=device)
-        self.places = torch.zeros(slots, dtype=torch.long, device=device)  # of `last`
-        self.stops = torch.zeros(slots, dtype=torch.long, device=device)  # the place no token is run at any more
+        self.positions = torch.zeros(slots, dtype=torch.long, device=device)  # of `last`
+        self.stop_positions = torch.zeros(
+            slots, dtype=torch.long, device=device
+        )  # the place no token is run at any more
         self.temperature = torch.zeros(slots, device=device)
-        self.text = torch.zeros(slots, context + 1, dtype=torch.long, device=device)
-        self.alive = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.outputs = torch.zeros(slots, context + 1, dtype=torch.long, device=device)
+        self.active = torch.zeros(slots, dtype=torch.bool, device=device)
         self.ends = torch.zeros(config.vocab, dtype=torch.bool, device=device)
         self.ends[[token for token in end_ids if token < config.vocab]] = True
         self.row = torch.arange(slots, device=device)
@@ -56,38 +58,38 @@ class Sampler:
         torch.manual_seed(seed)
 
     @torch.inference_mode()
-    def write(self, wishes: list[Wish]) -> Iterator[tuple[Wish, list[int]]]:
+    def generate(self, wishes: list[GenerationRequest]) -> Iterator[tuple[GenerationRequest, list[int]]]:
         """Each wish with the tokens written, as they finish; the longest prompts go first, so that caches shrink."""
         waiting = sorted(wishes, key=lambda wish: len(wish.prompt), reverse=True)[::-1]
-        busy: dict[int, Wish] = {}
+        busy: dict[int, GenerationRequest] = {}
         while waiting or busy:
             free = [slot for slot in range(self.slots) if slot not in busy]
             fresh = [(slot, waiting.pop()) for slot in free[: len(waiting)]]
             busy |= dict(fresh)
             self._read(fresh)
             self._run(busy)
-            alive = self.alive.tolist()
+            alive = self.active.tolist()
             done = {slot: wish for slot, wish in busy.items() if not alive[slot]}
-            text = self.text.cpu() if done else self.text
+            text = self.outputs.cpu() if done else self.outputs
             for slot, wish in done.items():
                 del busy[slot]
                 yield wish, text[slot, len(wish.prompt) : int(self._stop[slot]) + 1].tolist()
 
-    def _run(self, busy: dict[int, Wish]) -> None:
+    def _run(self, busy: dict[int, GenerationRequest]) -> None:
         """Some steps; `_stop` then has each slot's last place."""
-        reach = int(self.places.max()) + 1
+        reach = int(self.positions.max()) + 1
         for step in range(LOOK):
             self._step(min(self.context, -(-(reach + step) // SPAN) * SPAN))
-        self._stop = self.places.tolist()
+        self._stop = self.positions.tolist()
 
-    def _read(self, fresh: list[tuple[int, Wish]]) -> None:
+    def _read(self, fresh: list[tuple[int, GenerationRequest]]) -> None:
         """Read prompts but for their last token, which the first step runs."""
         while fresh:
             longest = len(fresh[0][1].prompt)
             now, fresh = fresh[: max(1, PREFILL // longest)], fresh[max(1, PREFILL // longest) :]
             self._read_some([slot for slot, _ in now], [wish for _, wish in now])
 
-    def _read_some(self, slots: list[int], wishes: list[Wish]) -> None:
+    def _read_some(self, slots: list[int], wishes: list[GenerationRequest]) -> None:
         device = self.last.device
         length = max(len(wish.prompt) for wish in wishes)
         padded = [wish.prompt + [0] * (length - len(wish.prompt)) for wish in wishes]
@@ -95,14 +97,14 @@ class Sampler:
         sizes = torch.tensor([len(wish.prompt) for wish in wishes], device=device)
         if length > 1:
             store = _Reading(self, at)
-            run_dense(self.model, self.tables, tokens[:, :-1], torch.arange(length - 1, device=device), store)
-        self.text[at, :length] = tokens
+            dense_forward(self.model, self.tables, tokens[:, :-1], torch.arange(length - 1, device=device), store)
+        self.outputs[at, :length] = tokens
         self.last[at] = tokens[torch.arange(len(slots), device=device), sizes - 1]
-        self.places[at] = sizes - 1
-        room = torch.tensor([min(wish.most, self.context - len(wish.prompt)) for wish in wishes], device=device)
-        self.stops[at] = sizes - 1 + room
+        self.positions[at] = sizes - 1
+        room = torch.tensor([min(wish.max_tokens, self.context - len(wish.prompt)) for wish in wishes], device=device)
+        self.stop_positions[at] = sizes - 1 + room
         self.temperature[at] = torch.tensor([wish.temperature for wish in wishes], device=device)
-        self.alive[at] = True
+        self.active[at] = True
 
     def _step(self, span: int) -> None:
         if self.last.device.type != "cuda":
@@ -130,21 +132,21 @@ class Sampler:
 
     @property
     def _moving(self) -> tuple[Tensor, ...]:
-        return (self.last, self.places, self.text, self.alive)
+        return (self.last, self.positions, self.outputs, self.active)
 
     def _advance(self, span: int) -> None:
         """One more token for every slot that is alive."""
         attend = _Writing(self, span)
-        x, _ = run_dense(self.model, self.tables, self.last[:, None], self.places[:, None], attend)
+        x, _ = dense_forward(self.model, self.tables, self.last[:, None], self.positions[:, None], attend)
         logits = self.model.logits(x[:, 0])
         noise = torch.empty_like(logits).exponential_().clamp_min_(FLAT).log_().neg_()
         chosen = (logits + self.temperature[:, None] * noise).argmax(-1)
-        chosen = torch.where(self.alive, chosen, self.last)
-        after = self.places + self.alive
-        self.text[self.row, after] = torch.where(self.alive, chosen, self.text[self.row, after])
-        self.places.copy_(after)
+        chosen = torch.where(self.active, chosen, self.last)
+        after = self.positions + self.active
+        self.outputs[self.row, after] = torch.where(self.active, chosen, self.outputs[self.row, after])
+        self.positions.copy_(after)
         self.last.copy_(chosen)
-        self.alive &= ~self.ends[chosen] & (after < self.stops)
+        self.active &= ~self.ends[chosen] & (after < self.stop_positions)
 
 
 class _Reading:
@@ -157,7 +159,7 @@ class _Reading:
         length = k.shape[1]
         self.sampler.keys[layer][self.slots, :, :length] = k.transpose(1, 2)
         self.sampler.values[layer][self.slots, :, :length] = v.transpose(1, 2)
-        return causal(q, k, v, self.config.scale, self.config.windows[layer])
+        return causal_attention(q, k, v, self.config.scale, self.config.windows[layer])
 
 
 class _Writing:
@@ -170,14 +172,14 @@ class _Writing:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         own, config = self.sampler, self.config
         keys, values = own.keys[layer], own.values[layer]
-        keys[own.row, :, own.places] = k[:, 0]
-        values[own.row, :, own.places] = v[:, 0]
+        keys[own.row, :, own.positions] = k[:, 0]
+        values[own.row, :, own.positions] = v[:, 0]
         q = q.view(own.slots, config.kv_heads, -1, config.head_dim)
         scores = (q @ keys[:, :, : self.span].mT).float() * config.scale
-        hidden = self.place > own.places[:, None]
+        hidden = self.place > own.positions[:, None]
         window = config.windows[layer]
         if window is not None:
-            hidden = hidden | (self.place <= own.places[:, None] - window)
+            hidden = hidden | (self.place <= own.positions[:, None] - window)
         shares = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1)
         seen = shares.to(values.dtype) @ values[:, :, : self.span]
         return seen.reshape(own.slots, 1, config.heads, config.head_dim)

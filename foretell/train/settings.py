@@ -55,7 +55,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("budget", "piece", "check_every", "save_every"):
             if getattr(self, name) is not None:
-                seconds(getattr(self, name), name)
+                parse_seconds(getattr(self, name), name)
         for name in ("steps", "prompts", "max_tokens", "context", "batch_tokens", "layers", "draft_tokens", "held_out"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -71,7 +71,7 @@ class TrainConfig:
             raise RequestError("steps", "give a budget or steps, not both")
 
     @property
-    def tap_list(self) -> tuple[int, ...] | None:
+    def hidden_layers(self) -> tuple[int, ...] | None:
         if self.taps is None:
             return None
         try:
@@ -80,7 +80,7 @@ class TrainConfig:
             raise RequestError("taps", f"must be numbers with commas, such as 2,15,27; not {self.taps!r}") from None
 
 
-def seconds(words: str, name: str) -> float:
+def parse_seconds(words: str, name: str) -> float:
     """Of 90s, 10m or 2h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", words.strip())
     if found is None or float(found[1]) <= 0:
@@ -89,11 +89,11 @@ def seconds(words: str, name: str) -> float:
 
 
 @dataclass(frozen=True)
-class Shown:
+class TrainingProgress:
     """What a progress line says."""
 
     step: int
-    share: float  # of the run that is done
+    fraction_done: float  # of the run that is done
     elapsed: float
     loss: float
     accepted: float  # a step, were the text's own tokens always there
@@ -117,6 +117,6 @@ class TrainJob:
 class Reporter:
     """Who is told what, while it goes on."""
 
-    say: Callable[[str], None]
-    answered: Callable[[int, int], None]
-    shown: Callable[[Shown], None]
+    log: Callable[[str], None]
+    on_answer: Callable[[int, int], None]
+    on_progress: Callable[[TrainingProgress], None]

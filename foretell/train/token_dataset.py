@@ -67,33 +67,33 @@ class Document:
     """A text that the target runs over; from `begin` on it is what a drafter would guess."""
 
     tokens: Tokens
-    begin: int
+    answer_start: int
     temperature: float = 0.0  # the answer was drawn with
     index: int = 0  # of the ask it came from, in order
-    asides: tuple[tuple[int, int], ...] = ()  # stretches behind `begin` that are not learnt
+    masked_spans: tuple[tuple[int, int], ...] = ()  # stretches behind `begin` that are not learnt
 
     @property
     def prompt(self) -> list[int]:
-        return [int(token) for token in self.tokens[: self.begin]]
+        return [int(token) for token in self.tokens[: self.answer_start]]
 
     @property
-    def opening(self) -> list[int]:
+    def eval_prompt(self) -> list[int]:
         """The prompt; of running text, which has none, the first half."""
-        end = self.begin if self.begin > 1 else len(self.tokens) // 2
+        end = self.answer_start if self.answer_start > 1 else len(self.tokens) // 2
         return [int(token) for token in self.tokens[:end]]
 
     @property
-    def mask(self) -> NDArray[np.bool_]:
+    def loss_mask(self) -> NDArray[np.bool_]:
         """Which tokens count."""
-        counts = np.arange(len(self.tokens)) >= self.begin
-        for start, stop in self.asides:
+        counts = np.arange(len(self.tokens)) >= self.answer_start
+        for start, stop in self.masked_spans:
             counts[start:stop] = False
         return counts
 
     @property
-    def learnt(self) -> int:
+    def num_loss_tokens(self) -> int:
         """Tokens of it that count."""
-        return int(self.mask.sum())
+        return int(self.loss_mask.sum())
 
 
 def save_documents(documents: list[Document], path: Path, fingerprint: Fingerprint | None = None) -> None:
@@ -105,7 +105,7 @@ def save_documents(documents: list[Document], path: Path, fingerprint: Fingerpri
         part,
         tokens=flat.astype(kind),
         lengths=np.array([len(each.tokens) for each in documents], np.int64),
-        begins=np.array([each.begin for each in documents], np.int64),
+        begins=np.array([each.answer_start for each in documents], np.int64),
         temperatures=np.array([each.temperature for each in documents], np.float32),
         indices=np.array([each.index for each in documents], np.int64),
         fingerprint=np.array("" if fingerprint is None else json.dumps(fingerprint)),
@@ -137,7 +137,7 @@ def data_hash(documents: list[Document]) -> str:
     """Of everything that is trained on, in its order."""
     digest = hashlib.sha256()
     for each in documents:
-        digest.update(each.begin.to_bytes(4, "little"))
+        digest.update(each.answer_start.to_bytes(4, "little"))
         digest.update(each.tokens.tobytes())
     return digest.hexdigest()
 
@@ -146,7 +146,7 @@ def draft_vocabulary(documents: list[Document], size: int, vocab: int) -> list[i
     """The tokens a head may guess: those most often learnt, as rising ids; ties go to the lower id."""
     counts: Counter[int] = Counter()
     for each in documents:
-        counts.update(each.tokens[each.begin :].tolist())
+        counts.update(each.tokens[each.answer_start :].tolist())
     ranked = sorted(range(vocab), key=lambda token: (-counts[token], token))
     return sorted(ranked[:size])
 
@@ -155,11 +155,11 @@ def coverage(documents: list[Document], ids: list[int]) -> float:
     """The share of learnt tokens that are among `ids`."""
     known = np.zeros(max(max(ids), *(int(each.tokens.max()) for each in documents)) + 1, bool)
     known[ids] = True
-    learnt = np.concatenate([each.tokens[each.begin :] for each in documents])
+    learnt = np.concatenate([each.tokens[each.answer_start :] for each in documents])
     return float(known[learnt].mean()) if learnt.size else 0.0
 
 
-def joined(documents: list[Document], share: float, most: int, seed: int) -> list[Document]:
+def join_documents(documents: list[Document], share: float, most: int, seed: int) -> list[Document]:
     """The documents, a share of them strung together up to `most` tokens: heads have to see long texts, too."""
     rng = random.Random(seed)
     alone: list[Document] = []
@@ -176,63 +176,63 @@ def joined(documents: list[Document], share: float, most: int, seed: int) -> lis
 
 def _string(parts: list[Document]) -> Document:
     starts = np.cumsum([0, *(len(each.tokens) for each in parts)]).tolist()
-    asides = tuple((start, start + each.begin) for start, each in zip(starts[1:], parts[1:], strict=False))
-    return Document(np.concatenate([each.tokens for each in parts]), parts[0].begin, asides=asides)
+    asides = tuple((start, start + each.answer_start) for start, each in zip(starts[1:], parts[1:], strict=False))
+    return Document(np.concatenate([each.tokens for each in parts]), parts[0].answer_start, masked_spans=asides)
 
 
 JITTER = 0.15  # by how much lengths are mixed up before sorting: neighbours are of like length, and otherwise anybody
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainBatch:
     """Rows that end in padding."""
 
     tokens: Tensor  # [rows, length]
-    learnt: Tensor  # [rows, length]: whether a place's token is one to guess
+    loss_mask: Tensor  # [rows, length]: whether a place's token is one to guess
 
     @property
-    def size(self) -> int:
+    def num_tokens(self) -> int:
         return self.tokens.numel()
 
 
-class Batches:
+class BatchLoader:
     """The batch of any step, from (seed, step) alone: a run that was killed needs no more than its step's number."""
 
     def __init__(self, documents: list[Document], tokens: int, seed: int, device: torch.device) -> None:
-        self.documents, self.tokens, self.seed, self.device = documents, tokens, seed, device
+        self.documents, self.batch_tokens, self.seed, self.device = documents, tokens, seed, device
         # Every epoch has the same batches in another order, so that what the target says of one can be kept.
         self._cuts = self._cut(range(len(documents)), random.Random(f"{seed} 0"))
         self._epoch, self._order = 0, self._ordered(0)
 
     @property
-    def an_epoch(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Steps of an epoch."""
         return len(self._cuts)
 
-    def number(self, step: int) -> int:
+    def batch_index(self, step: int) -> int:
         """Which of an epoch's batches a step has."""
         epoch = step // len(self._cuts)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._ordered(epoch)
         return self._order[step % len(self._cuts)]
 
-    def at(self, step: int) -> Batch:
+    def get(self, step: int) -> TrainBatch:
         """The batch of a step."""
-        return self.of([self.documents[i] for i in self._cuts[self.number(step)]])
+        return self.collate([self.documents[i] for i in self._cuts[self.batch_index(step)]])
 
-    def of(self, documents: list[Document]) -> Batch:
+    def collate(self, documents: list[Document]) -> TrainBatch:
         """These documents side by side."""
         length = max(len(each.tokens) for each in documents)
         tokens = np.zeros((len(documents), length), np.int64)
         learnt = np.zeros((len(documents), length), bool)
         for row, each in enumerate(documents):
             tokens[row, : len(each.tokens)] = each.tokens
-            learnt[row, : len(each.tokens)] = each.mask
-        return Batch(torch.from_numpy(tokens).to(self.device), torch.from_numpy(learnt).to(self.device))
+            learnt[row, : len(each.tokens)] = each.loss_mask
+        return TrainBatch(torch.from_numpy(tokens).to(self.device), torch.from_numpy(learnt).to(self.device))
 
-    def in_order(self) -> list[Batch]:
+    def eval_batches(self) -> list[TrainBatch]:
         """Every document once, in batches that do not change: to measure with."""
-        return [self.of([self.documents[i] for i in rows]) for rows in self._cut(range(len(self.documents)), None)]
+        return [self.collate([self.documents[i] for i in rows]) for rows in self._cut(range(len(self.documents)), None)]
 
     def _ordered(self, epoch: int) -> list[int]:
         order = list(range(len(self._cuts)))
@@ -249,7 +249,7 @@ class Batches:
         longest = 0
         for i in sorted(which, key=rank, reverse=True):
             longest = max(longest, len(self.documents[i].tokens))
-            if plan[-1] and longest * (len(plan[-1]) + 1) > self.tokens:
+            if plan[-1] and longest * (len(plan[-1]) + 1) > self.batch_tokens:
                 plan.append([])
                 longest = len(self.documents[i].tokens)
             plan[-1].append(i)

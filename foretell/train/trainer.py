@@ -18,11 +18,11 @@ from torch import Tensor
 from foretell.errors import RequestError
 from foretell.sampling.noise import mix
 
-from .capture import Capture, KeptStates
-from .objective import Method
+from .capture import HiddenStateCache, HiddenStateCapture
+from .objective import Objective
 from .optimizer import Optimizer
-from .settings import Shown
-from .token_dataset import Batches
+from .settings import TrainingProgress
+from .token_dataset import BatchLoader
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 
@@ -67,7 +67,7 @@ SMOOTH = 20  # steps over which progress is shown
 
 
 @dataclass(frozen=True)
-class Limits:
+class TrainingLimits:
     """When a run, or this piece of it, is over; and how often it is kept and measured, in seconds."""
 
     steps: int | None
@@ -82,71 +82,71 @@ class Trainer:
 
     def __init__(
         self,
-        method: Method,
-        capture: Capture,
-        batches: Batches,
+        method: Objective,
+        capture: HiddenStateCapture,
+        batches: BatchLoader,
         optimizer: Optimizer,
-        limits: Limits,
+        limits: TrainingLimits,
         folder: Path,
         standing: TrainingState,
     ) -> None:
-        self.method, self.capture, self.batches, self.optimizer = method, capture, batches, optimizer
-        self.limits, self.folder, self.standing = limits, folder, standing
-        self._states = KeptStates(capture, batches)
+        self.objective, self.capture, self.batches, self.optimizer = method, capture, batches, optimizer
+        self.limits, self.folder, self.state = limits, folder, standing
+        self._states = HiddenStateCache(capture, batches)
         self._sums: list[Tensor] = []
         self._losses: list[Tensor] = []
 
-    def run(self, check: Callable[[], None], show: Callable[[Shown], None]) -> bool:
+    def run(self, check: Callable[[], None], show: Callable[[TrainingProgress], None]) -> bool:
         """Train to the end of this piece; True where the whole run is done."""
-        began, before = perf_counter(), self.standing.elapsed
+        began, before = perf_counter(), self.state.elapsed
         saved = checked = began
         while not self.done:
             self.step()
             now = perf_counter()
-            self.standing.elapsed = before + now - began
-            if self.standing.step % SMOOTH == 0:
-                show(self.shown())
+            self.state.elapsed = before + now - began
+            if self.state.step % SMOOTH == 0:
+                show(self.log_progress())
             if self.limits.check_every is not None and now - checked > self.limits.check_every:
                 check()
-                self.save()  # with the best so far
+                self.save_checkpoint()  # with the best so far
                 saved = checked = perf_counter()
             if now - saved > self.limits.save_every:
-                self.save()
+                self.save_checkpoint()
                 saved = perf_counter()
             if self.limits.piece is not None and now - began > self.limits.piece:
                 break
-        self.save()
+        self.save_checkpoint()
         return self.done
 
     @property
-    def share(self) -> float:
+    def fraction_done(self) -> float:
         """Of the run that is done."""
         if self.limits.steps is not None:
-            return self.standing.step / self.limits.steps
+            return self.state.step / self.limits.steps
         assert self.limits.budget is not None, "a run has an end"
-        return self.standing.elapsed / self.limits.budget
+        return self.state.elapsed / self.limits.budget
 
     @property
     def done(self) -> bool:
-        return self.share >= 1.0
+        return self.fraction_done >= 1.0
 
     def step(self) -> None:
         """One batch."""
-        standing = self.standing
-        states = self._states.at(standing.step)
+        standing = self.state
+        states = self._states.get(standing.step)
         generator = torch.Generator(self.batches.device)
         generator.manual_seed(mix(self.batches.seed, standing.step) % (1 << 63))
-        progress = self.method(states, generator)
+        progress = self.objective(states, generator)
         progress.loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step(standing.step, self.share)
-        self._sums.append(progress.sums())
+        self.optimizer.step(standing.step, self.fraction_done)
+        self._sums.append(progress.acceptance_counts())
         self._losses.append(progress.loss.detach())
         standing.step += 1
-        standing.tokens += states.batch.size
+        standing.tokens += states.batch.num_tokens
 
-    def shown(self) -> Shown:
+    def log_progress(self) -> TrainingProgress:
         """How the last steps went; it goes into the curve."""
-        standing = self.standing
+        standing = self.state
         accepted = accepted_per_step(torch.stack(self._sums).sum(0))
         loss = float(torch.stack(self._losses).mean())
         self._sums.clear()
@@ -155,29 +155,33 @@ class Trainer:
         standing.curve.append(
             {"step": standing.step, "elapsed": round(standing.elapsed, 2), "loss": loss, "accepted": accepted}
         )
-        return Shown(standing.step, min(1.0, self.share), standing.elapsed, loss, accepted, rate)
+        return TrainingProgress(standing.step, min(1.0, self.fraction_done), standing.elapsed, loss, accepted, rate)
 
-    def save(self) -> None:
-        tensors = {f"module.{name}": tensor for name, tensor in self.method.state().items()}
+    def save_checkpoint(self) -> None:
+        tensors = {f"module.{name}": tensor for name, tensor in self.objective.state_dict().items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
-        save_checkpoint(self.folder, self.standing, tensors)
+        save_checkpoint(self.folder, self.state, tensors)
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load_checkpoint(self, tensors: dict[str, Tensor]) -> None:
         """Go on from a checkpoint's tensors."""
-        self.method.load({n.removeprefix("module."): t for n, t in tensors.items() if n.startswith("module.")})
+        self.objective.load_state_dict(
+            {n.removeprefix("module."): t for n, t in tensors.items() if n.startswith("module.")}
+        )
         self.optimizer.load({n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")})
 
 
 @torch.no_grad()
-def estimate(method: Method, capture: Capture, batches: Batches, seed: int) -> tuple[float, tuple[float, ...]]:
+def estimate_acceptance(
+    method: Objective, capture: HiddenStateCapture, batches: BatchLoader, seed: int
+) -> tuple[float, tuple[float, ...]]:
     """Accepted per step on other texts, and how often the first, second .. guess stood: teacher-forced, in a moment."""
     sums: Tensor | None = None
     tokens = steps = 0
-    for number, batch in enumerate(batches.in_order()):
+    for number, batch in enumerate(batches.eval_batches()):
         generator = torch.Generator(batch.tokens.device)
         generator.manual_seed(mix(seed, number) % (1 << 63))
         progress = method(capture(batch), generator)
-        walked, found = progress.walk(), progress.sums()
+        walked, found = progress.simulate_decoding(), progress.acceptance_counts()
         tokens, steps = tokens + walked[0], steps + walked[1]
         sums = found if sums is None else sums + found
     if sums is None or not steps:

@@ -14,10 +14,10 @@ import pytest
 from foretell.cli.main import main
 from foretell.errors import RequestError
 from foretell.train.corpus import Corpus
-from foretell.train.data import ask_of
-from foretell.train.measure import Bench, Worth
-from foretell.train.regenerate import encode_ask
-from foretell.train.run import Run, check_same
+from foretell.train.data import parse_row
+from foretell.train.measure import DrafterEvaluator, MeasuredAcceptance
+from foretell.train.regenerate import encode_prompt
+from foretell.train.run import TrainingRun, check_same
 from foretell.train.token_dataset import Document
 from foretell.train.trainer import Trainer, TrainingState, load_checkpoint
 from tests.folder import write_tiny_folder
@@ -43,11 +43,11 @@ def measured(monkeypatch: pytest.MonkeyPatch, figures: list[float]) -> list[list
     """Let the engine give these figures in turn; return the prompts of each measurement."""
     seen: list[list[list[int]]] = []
 
-    def worth(bench: Bench, drafter: str) -> Worth:
+    def worth(bench: DrafterEvaluator, drafter: str) -> MeasuredAcceptance:
         seen.append(bench.prompts)
-        return Worth(figures[min(len(seen), len(figures)) - 1], 3, len(bench.prompts))
+        return MeasuredAcceptance(figures[min(len(seen), len(figures)) - 1], 3, len(bench.prompts))
 
-    monkeypatch.setattr(Bench, "worth", worth)
+    monkeypatch.setattr(DrafterEvaluator, "worth", worth)
     return seen
 
 
@@ -64,15 +64,15 @@ def test_a_resumed_run_keeps_the_better_head(place: Path, monkeypatch: pytest.Mo
 
 def test_a_check_is_in_the_checkpoint_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, [2.5])
-    keep, bests = Run.keep, []
+    keep, bests = TrainingRun.evaluate_checkpoint, []
 
-    def stop_at_the_second(run: Run) -> None:
-        if run.trainer.standing.best:
+    def stop_at_the_second(run: TrainingRun) -> None:
+        if run.trainer.state.best:
             bests.append(load_checkpoint(place / "out")[0].best)
             raise KeyboardInterrupt
         keep(run)
 
-    monkeypatch.setattr(Run, "keep", stop_at_the_second)
+    monkeypatch.setattr(TrainingRun, "keep", stop_at_the_second)
     with contextlib.suppress(KeyboardInterrupt):
         train(place, "--steps", "40", "--check-every", "0.001s", "--save-every", "1h")
     assert bests == [2.5]
@@ -107,8 +107,8 @@ def test_held_out_texts_are_halved(count: int, choosing: list[int], reporting: l
 
 
 def test_running_text_opens_with_its_first_half() -> None:
-    assert Document(np.arange(10), 1).opening == [0, 1, 2, 3, 4]
-    assert Document(np.arange(10), 3).opening == [0, 1, 2]
+    assert Document(np.arange(10), 1).eval_prompt == [0, 1, 2, 3, 4]
+    assert Document(np.arange(10), 3).eval_prompt == [0, 1, 2]
 
 
 def test_going_on_with_other_weights_is_refused() -> None:
@@ -142,9 +142,9 @@ def logged(**more: Any) -> FakeTokenizer:
         {"role": "tool", "content": "noon", "tool_call_id": "1"},
     ]
     row = {"kind": "chat", "request": {"messages": messages, **more}, "answers": [{"token_ids": [5, 6]}]}
-    ask, tokenizer = ask_of(row), FakeTokenizer()
-    assert ask is not None and ask.answer == (5, 6)
-    assert encode_ask(ask, tokenizer) == [1, 2, 3]  # type: ignore[arg-type]
+    ask, tokenizer = parse_row(row), FakeTokenizer()
+    assert ask is not None and ask.answer_tokens == (5, 6)
+    assert encode_prompt(ask, tokenizer) == [1, 2, 3]  # type: ignore[arg-type]
     return tokenizer
 
 
@@ -166,4 +166,4 @@ def test_chats_that_differ_in_their_template_variables_are_two() -> None:
         {"kind": "chat", "request": {"messages": [], "chat_template_kwargs": {"a": i}}, "answers": [{"token_ids": [5]}]}
         for i in range(2)
     ]
-    assert len({ask.key for row in rows if (ask := ask_of(row)) is not None}) == 2
+    assert len({ask.key for row in rows if (ask := parse_row(row)) is not None}) == 2

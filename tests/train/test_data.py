@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import RequestError
-from foretell.train.data import read_data
+from foretell.train.data import load_prompts
 
 ROWS = [
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "old"}]},
@@ -27,9 +27,9 @@ def write(path: Path, rows: list[object]) -> Path:
 
 
 def test_every_shape_is_asked(tmp_path: Path) -> None:
-    asks = read_data(str(write(tmp_path / "data.jsonl", ROWS)))
+    asks = load_prompts(str(write(tmp_path / "data.jsonl", ROWS)))
     assert [ask.messages[-1]["content"] for ask in asks] == ["hi", "how", "write", "sum up\n\na text", "batch"]
-    assert not any(ask.answer or ask.whole for ask in asks)
+    assert not any(ask.answer_tokens or ask.is_document for ask in asks)
 
 
 def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
@@ -38,13 +38,13 @@ def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "c.json.gz", "wt") as file:
         json.dump(ROWS[2:4], file)
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
-    asks = read_data(str(tmp_path))
-    assert len(asks) == 4 and sum(ask.whole for ask in asks) == 1
+    asks = load_prompts(str(tmp_path))
+    assert len(asks) == 4 and sum(ask.is_document for ask in asks) == 1
 
 
 def test_a_pipe_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(ROWS[2]) + "\n"))
-    assert read_data("-")[0].messages[0]["content"] == "write"
+    assert load_prompts("-")[0].messages[0]["content"] == "write"
 
 
 def test_what_was_served_keeps_its_answer(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_what_was_served_keeps_its_answer(tmp_path: Path) -> None:
         "request": {"messages": [{"role": "user", "content": "hi"}]},
         "answers": [{"token_ids": [5, 6, 7]}],
     }
-    assert read_data(str(write(tmp_path / "log.jsonl", [row])))[0].answer == (5, 6, 7)
+    assert load_prompts(str(write(tmp_path / "log.jsonl", [row])))[0].answer_tokens == (5, 6, 7)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_no_data_is_refused(name: str, content: str, words: str, tmp_path: Path)
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(RequestError, match=words):
-        read_data(str(path))
+        load_prompts(str(path))
 
 
 def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="there is no"):
-        read_data(str(tmp_path / "nothing.jsonl"))
+        load_prompts(str(tmp_path / "nothing.jsonl"))
     with pytest.raises(RequestError, match="no .jsonl"):
-        read_data(str(tmp_path))
+        load_prompts(str(tmp_path))

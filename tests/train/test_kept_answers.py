@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from foretell.cli.main import main
-from foretell.train.data import Ask
-from foretell.train.regenerate import STRIDE, KeptAnswers, RegenerateSettings, documents_of
+from foretell.train.data import TrainPrompt
+from foretell.train.regenerate import STRIDE, AnswerCache, RegenerateSettings, regenerate
 from foretell.train.token_dataset import (
     ANSWERS_FILE,
     BLOCK,
@@ -27,8 +27,8 @@ from foretell.train.token_dataset import (
 )
 from tests.folder import write_tiny_folder
 
-ASKS = [Ask(tokens=(1, 2, 3)), Ask(tokens=(4, 5, 6))]
-OTHERS = [Ask(tokens=(7, 8, 9)), Ask(tokens=(4, 5, 6))]
+ASKS = [TrainPrompt(tokens=(1, 2, 3)), TrainPrompt(tokens=(4, 5, 6))]
+OTHERS = [TrainPrompt(tokens=(7, 8, 9)), TrainPrompt(tokens=(4, 5, 6))]
 WRITING = RegenerateSettings(6, 64, 1.0, 0.0, 0)
 
 
@@ -44,13 +44,13 @@ class FakeLLM:
 
 
 def answer(
-    llm: FakeLLM, asks: list[Ask], folder: Path, target: str = "a", writing: RegenerateSettings = WRITING
+    llm: FakeLLM, asks: list[TrainPrompt], folder: Path, target: str = "a", writing: RegenerateSettings = WRITING
 ) -> tuple[list[list[int]], list[str]]:
     opened: Any = SimpleNamespace(tokenizer=None, device=torch.device("cpu"))
     said: list[str] = []
     engine: Any = lambda: llm  # noqa: E731
-    kept = KeptAnswers(folder, answers_fingerprint(target, writing), said.append)
-    found = documents_of(asks, opened, engine, engine, writing, kept, lambda count, total: None)
+    kept = AnswerCache(folder, answers_fingerprint(target, writing), said.append)
+    found = regenerate(asks, opened, engine, engine, writing, kept, lambda count, total: None)
     return [each.tokens.tolist() for each in found], said
 
 
@@ -102,7 +102,7 @@ def test_answers_without_a_fingerprint_are_not_reused(tmp_path: Path) -> None:
 
 def test_what_is_in_the_data_is_never_taken_from_the_file(tmp_path: Path) -> None:
     answer(FakeLLM(11), ASKS, tmp_path)
-    logged = [Ask(tokens=(1, 2, 3), answer=(50, 51, 52, 53)), ASKS[1]]
+    logged = [TrainPrompt(tokens=(1, 2, 3), answer_tokens=(50, 51, 52, 53)), ASKS[1]]
     sequences, _ = answer(FakeLLM(22), logged, tmp_path)
     assert sequences[0] == [1, 2, 3, 50, 51, 52, 53]
 

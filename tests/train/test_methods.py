@@ -13,15 +13,15 @@ from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import TargetWeights, read_head
 from foretell.models.draft_heads.layer import initialise
-from foretell.train.block import BlockMethod
-from foretell.train.capture import Capture, KeptStates
-from foretell.train.dense_forward import CausalAttend, make_tables, run_dense
-from foretell.train.eagle import EagleMethod, TestAttend
-from foretell.train.medusa import MedusaMethod
-from foretell.train.objective import DistillMethod, Method
+from foretell.train.block import BlockObjective
+from foretell.train.capture import HiddenStateCache, HiddenStateCapture
+from foretell.train.dense_forward import CausalAttention, dense_forward, rope_tables
+from foretell.train.eagle import EagleObjective, TrainingTimeTestAttention
+from foretell.train.medusa import MedusaObjective
+from foretell.train.objective import DistillObjective, Objective
 from foretell.train.optimizer import Optimizer
-from foretell.train.token_dataset import Batches
-from foretell.train.trainer import CHECKPOINT_FILE, Limits, Trainer, TrainingState, estimate
+from foretell.train.token_dataset import BatchLoader
+from foretell.train.trainer import CHECKPOINT_FILE, Trainer, TrainingLimits, TrainingState, estimate_acceptance
 from tests.tiny import CONFIG
 
 from .toys import CONTEXT, CPU, capture_for, head_for, target, texts
@@ -29,25 +29,25 @@ from .toys import CONTEXT, CPU, capture_for, head_for, target, texts
 KINDS = ("eagle", "block", "medusa", "distill")
 
 
-def method_for(kind: str, model: Decoder, **settings: object) -> tuple[Method, Capture]:
+def method_for(kind: str, model: Decoder, **settings: object) -> tuple[Objective, HiddenStateCapture]:
     head: Any = head_for(kind, model, **settings)
     capture = capture_for(head, model)
     if kind == "distill":
         initialise(head.layers, torch.Generator().manual_seed(0), spread=0.4)  # nor would it have to learn the rule
     made: dict[str, Any] = {
-        "eagle": lambda: EagleMethod(head, capture, 4),
-        "block": lambda: BlockMethod(head, capture),
-        "medusa": lambda: MedusaMethod(head, capture),
-        "distill": lambda: DistillMethod(head, capture, 4),
+        "eagle": lambda: EagleObjective(head, capture, 4),
+        "block": lambda: BlockObjective(head, capture),
+        "medusa": lambda: MedusaObjective(head, capture),
+        "distill": lambda: DistillObjective(head, capture, 4),
     }
     return made[kind](), capture
 
 
 def trained(kind: str, steps: int, folder: Path, dtype: torch.dtype = torch.float32, evened: bool = False) -> Trainer:
     method, capture = method_for(kind, target().to(dtype))
-    batches = Batches(texts(), 512, 0, CPU)
-    optimizer = Optimizer(method.trained(), 3e-2 if evened else 1e-2, 5, 1.0, evened)
-    trainer = Trainer(method, capture, batches, optimizer, Limits(steps, None), folder, TrainingState())
+    batches = BatchLoader(texts(), 512, 0, CPU)
+    optimizer = Optimizer(method.parameters(), 3e-2 if evened else 1e-2, 5, 1.0, evened)
+    trainer = Trainer(method, capture, batches, optimizer, TrainingLimits(steps, None), folder, TrainingState())
     trainer.run(lambda: None, lambda shown: None)
     return trainer
 
@@ -58,10 +58,10 @@ def test_whole_texts_at_once_give_the_states_of_the_runner() -> None:
 
     model = target()
     tokens = torch.tensor(texts()[0].tokens)
-    tables = make_tables(model, CONTEXT)
-    attend = CausalAttend(model.config.scale, model.config.windows)
+    tables = rope_tables(model, CONTEXT)
+    attend = CausalAttention(model.config.scale, model.config.windows)
     places = torch.arange(len(tokens))
-    dense, tapped = run_dense(model, tables, tokens[None], places, attend, (0, 1, 2))
+    dense, tapped = dense_forward(model, tables, tokens[None], places, attend, (0, 1, 2))
     model.tables = tables
     cache = KVCache(model.layer_shapes, 16, 4, model.dtype, CPU)
     layout = Layout(4, CONFIG.heads // CONFIG.kv_heads, frozenset(CONFIG.windows), model.dtype)
@@ -76,10 +76,10 @@ def test_whole_texts_at_once_give_the_states_of_the_runner() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_makes_guesses_stand(kind: str, evened: bool, tmp_path: Path) -> None:
     method, capture = method_for(kind, target())
-    apart = Batches(texts(seed=1, count=6), 512, 0, CPU)
-    before, _ = estimate(method, capture, apart, 0)
+    apart = BatchLoader(texts(seed=1, count=6), 512, 0, CPU)
+    before, _ = estimate_acceptance(method, capture, apart, 0)
     trainer = trained(kind, 120 if kind == "medusa" else 60, tmp_path, evened=evened)
-    after, accuracy = estimate(trainer.method, trainer.capture, apart, 0)
+    after, accuracy = estimate_acceptance(trainer.objective, trainer.capture, apart, 0)
     assert after > before + 0.5
     assert all(0 <= share <= 1 for share in accuracy)
 
@@ -88,12 +88,12 @@ def test_training_makes_guesses_stand(kind: str, evened: bool, tmp_path: Path) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_half_precision_masters_keep_what_is_learnt(kind: str, evened: bool, tmp_path: Path) -> None:
     trainer = trained(kind, 8, tmp_path, torch.bfloat16, evened)
-    assert trainer.optimizer.twins
+    assert trainer.optimizer.has_masters
     for master, each in zip(trainer.optimizer.masters, trainer.optimizer.parameters, strict=True):
         assert master.dtype == torch.float32 and torch.equal(master.bfloat16(), each)
     (tmp_path / "again").mkdir()
     again = trained(kind, 2, tmp_path / "again", torch.bfloat16, evened)
-    again.load(load_file(tmp_path / CHECKPOINT_FILE))
+    again.load_checkpoint(load_file(tmp_path / CHECKPOINT_FILE))
     assert all(map(torch.equal, again.optimizer.masters, trainer.optimizer.masters))
     mine, theirs = again.optimizer.state(), trainer.optimizer.state()
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
@@ -102,13 +102,13 @@ def test_in_half_precision_masters_keep_what_is_learnt(kind: str, evened: bool, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_says_what_was_trained(kind: str, tmp_path: Path) -> None:
     trainer = trained(kind, 4, tmp_path)
-    trainer.method.write(tmp_path / "head", (0.5, 0.25))
+    trainer.objective.save(tmp_path / "head", (0.5, 0.25))
     model = target()
     head = read_head(tmp_path / "head")
     head.borrow(TargetWeights.of(model))
     head.prepare(CONTEXT + 16)
     assert head.config.accuracy == (0.5, 0.25)
-    mine: Any = trainer.method
+    mine: Any = trainer.objective
     for name, tensor in mine.head.state_dict().items():
         torch.testing.assert_close(head.state_dict()[name], tensor)
 
@@ -118,16 +118,18 @@ def test_a_test_step_is_a_chain_over_what_was_read() -> None:
     model = target()
     head: Any = head_for("eagle", model)
     capture = capture_for(head, model)
-    batch = Batches(texts(count=1), 512, 0, CPU).in_order()[0]
+    batch = BatchLoader(texts(count=1), 512, 0, CPU).eval_batches()[0]
     states = capture(batch)
-    tokens, fused = batch.tokens, head.fuse(states.features)
+    tokens, fused = batch.tokens, head.fuse(states.hidden_states)
     length = tokens.shape[1]
-    places, attend = torch.arange(1, length), TestAttend(head.config.layer.scale, None)
+    places, attend = torch.arange(1, length), TrainingTimeTestAttention(head.config.layer.scale, None)
     column = 18
     said = [head.step(tokens[:, 1:], fused[:, :-1], head.turn(places), attend)[:, column]]
     narrow = torch.tensor([[15, column, 21]])  # of the later steps only some columns are run
-    attend.narrow(narrow)
-    feature = head.carry(head.step(tokens[:, 1:], fused[:, :-1], head.turn(places), TestAttend(attend.scale, None)))
+    attend.set_columns(narrow)
+    feature = head.carry(
+        head.step(tokens[:, 1:], fused[:, :-1], head.turn(places), TrainingTimeTestAttention(attend.scale, None))
+    )
     feature = feature[:, narrow[0]]
     for step in (1, 2):
         run = head.step(tokens[:, narrow[0] + 1 + step], feature, head.turn(narrow + 1 + step), attend)
@@ -160,38 +162,40 @@ class Chain:
 
 def test_a_block_sees_what_lies_before_its_anchor_alone() -> None:
     """A block among many, against the same block by itself over a text cut before its anchor."""
-    from foretell.train.block import BlockAttend
+    from foretell.train.block import BlockAttention
 
     model = target()
     head: Any = head_for("block", model)
-    batch = Batches(texts(count=1), 512, 0, CPU).in_order()[0]
+    batch = BatchLoader(texts(count=1), 512, 0, CPU).eval_batches()[0]
     states = capture_for(head, model)(batch)
     anchors = torch.tensor([[7, 20, 25]])
-    many = block_states(head, batch.tokens, states.features, anchors)
-    alone = block_states(head, batch.tokens, states.features, anchors[:, 1:2], cut=20)
+    many = block_states(head, batch.tokens, states.hidden_states, anchors)
+    alone = block_states(head, batch.tokens, states.hidden_states, anchors[:, 1:2], cut=20)
     torch.testing.assert_close(many[:, 1], alone[:, 0], rtol=1e-4, atol=1e-5)
-    assert BlockAttend is not None
+    assert BlockAttention is not None
 
 
 def block_states(head: Any, tokens: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor, cut: int = 99) -> Any:
-    from foretell.train.block import BlockAttend
+    from foretell.train.block import BlockAttention
 
     features = head.known(features[:, :cut], tokens[:, :cut])
     read = head.remember(head.fuse(features), head.turn(torch.arange(features.shape[1])))
     places = anchors[..., None] + torch.arange(head.config.block)
-    attend = BlockAttend(head.config.layer.scale, head.config.causal_in_block, read, anchors)
+    attend = BlockAttention(head.config.layer.scale, head.config.causal_in_block, read, anchors)
     return head(tokens.gather(1, anchors), head.turn(places), attend)
 
 
 def test_states_that_are_kept_are_those_of_their_step() -> None:
     model = target()
     head = head_for("eagle", model)
-    batches = Batches(texts(), 96, 0, CPU)
-    assert batches.an_epoch > 3
-    fresh, kept = capture_for(head, model), KeptStates(capture_for(head, model), batches)
-    kept._room = 3 * fresh(batches.at(0)).nbytes  # some are, some are not
-    for step in range(2 * batches.an_epoch):
-        found, truth = kept.at(step), fresh(batches.at(step))
-        assert torch.equal(found.batch.tokens, truth.batch.tokens) and torch.equal(found.features, truth.features)
-    assert 0 < len(kept._kept) < batches.an_epoch
-    assert sorted(map(batches.number, range(batches.an_epoch))) == list(range(batches.an_epoch))
+    batches = BatchLoader(texts(), 96, 0, CPU)
+    assert batches.steps_per_epoch > 3
+    fresh, kept = capture_for(head, model), HiddenStateCache(capture_for(head, model), batches)
+    kept._room = 3 * fresh(batches.get(0)).nbytes  # some are, some are not
+    for step in range(2 * batches.steps_per_epoch):
+        found, truth = kept.get(step), fresh(batches.get(step))
+        assert torch.equal(found.batch.tokens, truth.batch.tokens) and torch.equal(
+            found.hidden_states, truth.hidden_states
+        )
+    assert 0 < len(kept._kept) < batches.steps_per_epoch
+    assert sorted(map(batches.batch_index, range(batches.steps_per_epoch))) == list(range(batches.steps_per_epoch))

@@ -18,8 +18,8 @@ from foretell.engine.sequence_state import SequenceState
 from foretell.models.draft_heads import DraftHead, TargetWeights, read_head
 from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
-from foretell.train.token_dataset import Batches, Document
-from foretell.train.trainer import estimate
+from foretell.train.token_dataset import BatchLoader, Document
+from foretell.train.trainer import estimate_acceptance
 from tests.tiny import add, run
 
 from .test_methods import KINDS, trained
@@ -52,17 +52,17 @@ def write(head: DraftHead[Any] | None, guesses: int) -> tuple[list[SequenceState
 def test_the_engine_accepts_what_training_foretold(kind: str, tmp_path: Path) -> None:
     """R26: the figure that training shows is the one that serving gives, on the same texts."""
     trainer = trained(kind, 40, tmp_path)
-    trainer.method.write(tmp_path / "head", ())
+    trainer.objective.save(tmp_path / "head", ())
     tracks, accepted = write(read_head(tmp_path / "head"), GUESSES[kind])
     written = [Document(np.array(t.seq.tokens, np.int64), len(t.seq.request.prompt)) for t in tracks]
-    foretold, _ = estimate(trainer.method, trainer.capture, Batches(written, 512, 0, CPU), 0)
+    foretold, _ = estimate_acceptance(trainer.objective, trainer.capture, BatchLoader(written, 512, 0, CPU), 0)
     assert foretold == pytest.approx(accepted, rel=0.01)
     assert accepted > 1.1
 
 
 def test_a_trained_head_beats_n_grams_where_nothing_was_said_before(tmp_path: Path) -> None:
     trainer = trained("eagle", 100, tmp_path)
-    trainer.method.write(tmp_path / "head", ())
+    trainer.objective.save(tmp_path / "head", ())
     _, accepted = write(read_head(tmp_path / "head"), 4)
     _, by_ngrams = write(None, 4)
     assert accepted > by_ngrams + 0.6

@@ -11,7 +11,7 @@ import torch
 from foretell.certify.distribution_test import random_decoder
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead
-from foretell.train.capture import Capture
+from foretell.train.capture import HiddenStateCapture
 from foretell.train.init_head import head_config, new_head
 from foretell.train.settings import TrainConfig
 from foretell.train.token_dataset import Document, draft_vocabulary
@@ -54,5 +54,5 @@ def head_for(kind: str, model: Decoder, **settings: object) -> DraftHead[Any]:
     return new_head(said, draft_vocabulary(texts(), outputs, CONFIG.vocab), model, 0, CONTEXT + 16)
 
 
-def capture_for(head: DraftHead[Any], model: Decoder) -> Capture:
-    return Capture(model, head.config.taps, CONTEXT)
+def capture_for(head: DraftHead[Any], model: Decoder) -> HiddenStateCapture:
+    return HiddenStateCapture(model, head.config.taps, CONTEXT)
