@@ -1,4 +1,4 @@
-"""Which head a run keeps, and which prompts its figures come from."""
+"""Checkpoint selection, and the prompts that figures come from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLAGS = ["--max-tokens", "16", "--context", "96", "--draft-vocab", "64", "--held
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     write_tiny_folder(tmp_path / "model")
     rows = [{"prompt": f"The quick brown fox number {i} jumps over the lazy dog."} for i in range(20)]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -34,91 +34,91 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train(place: Path, *more: str, data: str = "data.jsonl") -> int:
-    words = ["train", "medusa", "--target", str(place / "model"), "--data", str(place / data)]
-    return main([*words, "--out", str(place / "out"), "--no-certify", "--long-context", "120", *FLAGS, *more])
+def train(folder: Path, *more: str, data: str = "data.jsonl") -> int:
+    line = ["train", "medusa", "--target", str(folder / "model"), "--data", str(folder / data)]
+    return main([*line, "--out", str(folder / "out"), "--no-certify", "--long-context", "120", *FLAGS, *more])
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, figures: list[float]) -> list[list[list[int]]]:
-    """Let the engine give these figures in turn; return the prompts of each measurement."""
+    """Make the engine return these figures in turn; return the prompts of each measurement."""
     seen: list[list[list[int]]] = []
 
-    def worth(bench: DrafterEvaluator, drafter: str) -> MeasuredAcceptance:
-        seen.append(bench.prompts)
-        return MeasuredAcceptance(figures[min(len(seen), len(figures)) - 1], 3, len(bench.prompts))
+    def measure(evaluator: DrafterEvaluator, drafter: str) -> MeasuredAcceptance:
+        seen.append(evaluator.prompts)
+        return MeasuredAcceptance(figures[min(len(seen), len(figures)) - 1], 3, len(evaluator.prompts))
 
-    monkeypatch.setattr(DrafterEvaluator, "worth", worth)
+    monkeypatch.setattr(DrafterEvaluator, "measure", measure)
     return seen
 
 
-def test_a_resumed_run_keeps_the_better_head(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_the_better_head(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, [2.5, 1.8])
-    monkeypatch.setattr(Trainer, "done", property(lambda trainer: trainer.standing.step >= 40))
-    assert train(place, "--steps", "40", "--piece", "0.001s") == 0
-    head = (place / "out" / "model.safetensors").read_bytes()
-    assert load_checkpoint(place / "out")[0].best == 2.5
-    assert train(place, "--steps", "40", "--piece", "0.001s", "--resume") == 0
-    assert load_checkpoint(place / "out")[0].best == 2.5
-    assert (place / "out" / "model.safetensors").read_bytes() == head, "1.8 tokens per step is worse"
+    monkeypatch.setattr(Trainer, "done", property(lambda trainer: trainer.state.step >= 40))
+    assert train(folder, "--steps", "40", "--piece", "0.001s") == 0
+    head = (folder / "out" / "model.safetensors").read_bytes()
+    assert load_checkpoint(folder / "out")[0].best == 2.5
+    assert train(folder, "--steps", "40", "--piece", "0.001s", "--resume") == 0
+    assert load_checkpoint(folder / "out")[0].best == 2.5
+    assert (folder / "out" / "model.safetensors").read_bytes() == head, "1.8 tokens per step is worse"
 
 
-def test_a_check_is_in_the_checkpoint_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_is_in_the_checkpoint_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, [2.5])
-    keep, bests = TrainingRun.evaluate_checkpoint, []
+    evaluate, bests = TrainingRun.evaluate_checkpoint, []
 
     def stop_at_the_second(run: TrainingRun) -> None:
         if run.trainer.state.best:
-            bests.append(load_checkpoint(place / "out")[0].best)
+            bests.append(load_checkpoint(folder / "out")[0].best)
             raise KeyboardInterrupt
-        keep(run)
+        evaluate(run)
 
-    monkeypatch.setattr(TrainingRun, "keep", stop_at_the_second)
+    monkeypatch.setattr(TrainingRun, "evaluate_checkpoint", stop_at_the_second)
     with contextlib.suppress(KeyboardInterrupt):
-        train(place, "--steps", "40", "--check-every", "0.001s", "--save-every", "1h")
+        train(folder, "--steps", "40", "--check-every", "0.001s", "--save-every", "1h")
     assert bests == [2.5]
 
 
-def test_heads_for_running_text_are_measured_and_the_best_is_kept(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_heads_for_plain_text_are_measured_and_the_best_is_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = measured(monkeypatch, [2.0, 3.0, 1.5])
-    assert train(place, "--steps", "3", "--check-every", "0.0001s", data="corpus.txt") == 0
+    assert train(folder, "--steps", "3", "--check-every", "0.0001s", data="corpus.txt") == 0
     assert all(prompts and all(prompts) for prompts in seen), "there are prompts"
-    record = json.loads((place / "out" / "run.json").read_text())
+    record = json.loads((folder / "out" / "run.json").read_text())
     assert record["best"] == 3.0 and record["engine"]["prompts"] > 0
 
 
-def test_the_reported_figure_is_of_prompts_that_no_choice_was_made_on(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_reported_figure_is_of_prompts_not_used_for_selection(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = measured(monkeypatch, [2.0])
-    assert train(place, "--steps", "2") == 0
-    chosen, reported = seen
-    assert chosen and reported
-    assert not any(prompt in chosen for prompt in reported)
+    assert train(folder, "--steps", "2") == 0
+    selection, reported = seen
+    assert selection and reported
+    assert not any(prompt in selection for prompt in reported)
 
 
-@pytest.mark.parametrize(("count", "choosing", "reporting"), [(1, [0], [0]), (2, [0], [1]), (5, [0, 2, 4], [1, 3])])
-def test_held_out_texts_are_halved(count: int, choosing: list[int], reporting: list[int]) -> None:
+@pytest.mark.parametrize(("count", "selection", "report"), [(1, [0], [0]), (2, [0], [1]), (5, [0, 2, 4], [1, 3])])
+def test_held_out_documents_are_halved(count: int, selection: list[int], report: list[int]) -> None:
     documents = [Document(np.arange(9), 3, index=i) for i in range(count)]
     corpus: Any = SimpleNamespace(held_out=documents)
-    assert [each.index for each in Corpus.choosing.fget(corpus)] == choosing  # type: ignore[attr-defined]
-    assert [each.index for each in Corpus.reporting.fget(corpus)] == reporting  # type: ignore[attr-defined]
+    assert [each.index for each in Corpus.selection_documents.fget(corpus)] == selection  # type: ignore[attr-defined]
+    assert [each.index for each in Corpus.report_documents.fget(corpus)] == report  # type: ignore[attr-defined]
 
 
-def test_running_text_opens_with_its_first_half() -> None:
+def test_plain_text_is_prompted_with_its_first_half() -> None:
     assert Document(np.arange(10), 1).eval_prompt == [0, 1, 2, 3, 4]
     assert Document(np.arange(10), 3).eval_prompt == [0, 1, 2]
 
 
-def test_going_on_with_other_weights_is_refused() -> None:
-    check_same(TrainingState(), TrainingState(target_hash="new"))  # an older version wrote none
+def test_resuming_with_another_target_is_refused() -> None:
+    check_same(TrainingState(), TrainingState(target_hash="new"))  # a checkpoint of an older version has none
     with pytest.raises(RequestError, match="target"):
         check_same(TrainingState(target_hash="old"), TrainingState(target_hash="new"))
 
 
 class FakeTokenizer:
-    """Records what its template is given."""
+    """Stores the arguments of its chat template."""
 
     tool_template = chat_template = "a template that knows system, user, assistant and tool"
 
@@ -142,9 +142,9 @@ def logged(**more: Any) -> FakeTokenizer:
         {"role": "tool", "content": "noon", "tool_call_id": "1"},
     ]
     row = {"kind": "chat", "request": {"messages": messages, **more}, "answers": [{"token_ids": [5, 6]}]}
-    ask, tokenizer = parse_row(row), FakeTokenizer()
-    assert ask is not None and ask.answer_tokens == (5, 6)
-    assert encode_prompt(ask, tokenizer) == [1, 2, 3]  # type: ignore[arg-type]
+    prompt, tokenizer = parse_row(row), FakeTokenizer()
+    assert prompt is not None and prompt.answer_tokens == (5, 6)
+    assert encode_prompt(prompt, tokenizer) == [1, 2, 3]  # type: ignore[arg-type]
     return tokenizer
 
 
@@ -156,14 +156,14 @@ def test_a_logged_chat_is_rendered_as_the_server_renders_it() -> None:
     assert logged(tools=[TOOL], tool_choice="none").values["tools"] is None
 
 
-def test_a_logged_chat_that_no_server_takes_is_refused_in_a_line() -> None:
-    with pytest.raises(RequestError, match="from_log: has a chat that no server takes: temperature"):
+def test_an_invalid_logged_chat_is_refused() -> None:
+    with pytest.raises(RequestError, match="from_log: has an invalid chat request: temperature"):
         logged(temperature="warm")
 
 
-def test_chats_that_differ_in_their_template_variables_are_two() -> None:
+def test_chats_that_differ_in_template_variables_are_not_duplicates() -> None:
     rows = [
         {"kind": "chat", "request": {"messages": [], "chat_template_kwargs": {"a": i}}, "answers": [{"token_ids": [5]}]}
         for i in range(2)
     ]
-    assert len({ask.key for row in rows if (ask := parse_row(row)) is not None}) == 2
+    assert len({prompt.key for row in rows if (prompt := parse_row(row)) is not None}) == 2
