@@ -19,9 +19,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from foretell.control.simulation import Chance, Machine, Scenario, World, best_fixed  # noqa: E402
 from foretell.types import Sequence  # noqa: E402
 from tests.control.scenarios import DRIFTING, STATIONARY, adapted, adaptive, free, steady  # noqa: E402
+from tests.control.simulation import Chance, Machine, Scenario, World, best_fixed  # noqa: E402
 
 WIDTH, BAR, LEFT = 720, 18, 230
 STYLE = "font-family:sans-serif;font-size:12px"

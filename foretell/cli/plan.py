@@ -12,10 +12,9 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 from foretell.plan.config import PlanConfig, parts_of
 from foretell.plan.fleet.config import FleetConfig, trial_of
-from foretell.plan.fleet.table import words
+from foretell.plan.fleet.sizing import words
 from foretell.plan.page import html, svg
-from foretell.plan.planner import Forecast, forecast
-from foretell.plan.query import PlanQuery
+from foretell.plan.planner import Forecast, PlanQuery, forecast
 from foretell.plan.table import markdown, plots
 
 from .command import Command

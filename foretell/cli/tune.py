@@ -14,7 +14,7 @@ from foretell.bench.workloads import OWN, WORKLOADS, load, take
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
-from foretell.tune.space import LENGTHS
+from foretell.tune.search_space import LENGTHS
 
 from .bench_common import look_at, wholes, words
 from .command import Command
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from foretell.bench.prompt import BenchPrompt
     from foretell.build.model_source import ModelSource
     from foretell.llm import LLM
-    from foretell.tune.successive_halving import Search
-    from foretell.tune.verdict import TuneResult
+    from foretell.tune.successive_halving import Search, TuneResult
 
 DEFAULT_BUDGET, DEFAULT_FILE, MAX_TOKENS = "5m", Path("tuned.yaml"), 64
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -112,7 +111,7 @@ def arms_to_try(
     from foretell import draft
     from foretell.bench.variants import default_names
     from foretell.draft.registry import KINDS
-    from foretell.tune.space import Space, is_sampled
+    from foretell.tune.search_space import Space, is_sampled
 
     names = args.drafters or [*default_names(KINDS, target.config.layers, items), *heads_of(args)]
     own = f"self:int{target.bits}"
@@ -143,7 +142,7 @@ def search(
     from foretell.bench.drafter_slots import DrafterSlots, open_with
     from foretell.bench.engine_backend import EngineBackend
     from foretell.bench.progress import Progress
-    from foretell.tune.space import mixed
+    from foretell.tune.search_space import mixed
     from foretell.tune.successive_halving import Search
 
     began = monotonic()
@@ -202,8 +201,7 @@ def conditions_of(args: argparse.Namespace, llm: LLM, no_room: list[str], too_lo
 
 def write(args: argparse.Namespace, seeker: Search, conditions: dict[str, Any]) -> TuneResult:
     """The config and its evidence, whole or not at all."""
-    from foretell.tune.successive_halving import evidence
-    from foretell.tune.verdict import beside, choose, config_text, evidence_text
+    from foretell.tune.successive_halving import beside, choose, config_text, evidence, evidence_text
 
     standing = seeker.standing()
     verdict = choose(standing)
@@ -219,7 +217,7 @@ def tell(args: argparse.Namespace, seeker: Search, verdict: TuneResult, conditio
     """Standard output is for the table, or with --json for the JSON alone."""
     import json
 
-    from foretell.tune.verdict import beside, table
+    from foretell.tune.successive_halving import beside, table
 
     lines = [table(seeker.standing()), "", f"Taken: {verdict.words}."]
     if conditions["no_memory_for"]:

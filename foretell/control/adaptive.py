@@ -30,8 +30,7 @@ from .decision_log import (
 from .draft_latency import Drafting
 from .drafter_options import UNTRIED, DrafterOptions, PlanCache
 from .exploration import BaselineSteps, DrafterExploration
-from .host_gap import HostGap
-from .latency_model import StepCosts
+from .latency_model import HostGap, StepCosts
 from .length_optimizer import PLAIN, DraftPlan, StepCostView, best_plan, break_even, given, let_pass, share_out
 from .poll_limiter import PollLimiter
 from .settings import TREE_ROWS, AllHere, ControllerSettings, DrafterTraits, Presence

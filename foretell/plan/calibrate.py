@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from .bench_reader import Observation
 from .drafter_cost import FREE, DrafterCost, round_of
-from .efficiency import Efficiency
-from .steps import Placed
+from .steps import Efficiency, Placed
 
 # How far off each usual value may be, as a factor's logarithm; what is not named here stays as it is.
 DOUBT = {

@@ -10,15 +10,12 @@ from foretell.config import MOST_DRAFTED
 from foretell.errors import RequestError
 from foretell.options import option, strict
 
-from .bench_reader import read_observations
+from .bench_reader import Origin, read_observations
 from .calibrate import Calibration, calibrate
 from .devices import Device, find_device
 from .drafter_cost import FREE, HEAD, DrafterCost, find_guesser
-from .efficiency import usual
-from .precision import AUTO, TYPES, cache_bytes, precision_of
-from .provenance import Origin
-from .specs import find_shape
-from .steps import Placed
+from .model_shape import find_shape
+from .steps import AUTO, TYPES, Placed, cache_bytes, precision_of, usual
 
 DEFAULT_MOST = 16
 

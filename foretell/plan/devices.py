@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any, Literal
 
 from foretell.errors import RequestError
 from foretell.options import nearest
 
-from .catalog import known
+
+@cache
+def known() -> Mapping[str, Mapping[str, Any]]:
+    """`gpus` and `models`, each by name."""
+    text = (files("foretell.plan") / "known.json").read_text(encoding="utf-8")
+    found: Mapping[str, Mapping[str, Any]] = json.loads(text)
+    return found
+
 
 GIGA, TERA = 1e9, 1e12
 

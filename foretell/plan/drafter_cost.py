@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 
 from foretell.errors import RequestError
 
-from .precision import AUTO, BITS, Precision, precision_of
-from .shapes import Shape
-from .specs import find_shape
-from .steps import Placed
+from .model_shape import Shape, find_shape
+from .steps import AUTO, BITS, Placed, Precision, precision_of
 
 FREE = ("ngram", "suffix", "recycle", "lookahead", "prediction", "auto", "oracle")  # no weights, no steps of their own
 HEAD = "eagle"

@@ -2,13 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .memory import GIB
-from .planner import Forecast, remarks
-from .plot import Curve, text_plot
-from .result import Row
+from foretell.plan.memory import GIB
+from foretell.plan.planner import Forecast, Row, remarks
+
+Curve = Sequence[tuple[float, float]]
+
+PLOT_COLUMNS, PLOT_LINES = 60, 14
+MARKS = "ox+#@%"  # one a curve; the best is drawn last and over the others
+BEST_MARK = "*"
+
+
+def text_plot(title: str, curves: Mapping[str, Curve], best: str, logarithmic: bool = False) -> str:
+    """Points of several curves over one pair of axes; the curve named `best` is marked with a star."""
+    marks = {name: BEST_MARK if name == best else MARKS[i % len(MARKS)] for i, name in enumerate(curves)}
+    points = [point for curve in curves.values() for point in curve]
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    top = max(1.0, max(y for _, y in points))
+    cells = [[" "] * PLOT_COLUMNS for _ in range(PLOT_LINES)]
+    even = _plot_line(1.0, top)
+    cells[even] = ["·"] * PLOT_COLUMNS
+    for name, curve in sorted(curves.items(), key=lambda pair: pair[0] == best):
+        for x, y in curve:
+            cells[_plot_line(y, top)][_plot_column(x, left, right, logarithmic)] = marks[name]
+    lines = [f"{_plot_label(line, top, even):>6} |{''.join(row).rstrip()}" for line, row in enumerate(cells)]
+    foot = f"{'':>6} +{'-' * PLOT_COLUMNS}"
+    ends = f"{'':>8}{left:g}{f'{right:g}':>{PLOT_COLUMNS - len(f'{left:g}')}}"
+    legend = "  ".join(f"{mark} {name}" for name, mark in marks.items())
+    return "\n".join([title, *lines, foot, ends, f"{'':>8}{legend}"])
+
+
+def _plot_line(value: float, top: float) -> int:
+    return min(PLOT_LINES - 1, max(0, round((PLOT_LINES - 1) * (1 - value / top))))
+
+
+def _plot_label(line: int, top: float, even: int) -> str:
+    if line == even:
+        return "1.00"
+    return f"{top:.2f}" if line == 0 else "0" if line == PLOT_LINES - 1 else ""
+
+
+def _plot_column(x: float, left: float, right: float, logarithmic: bool) -> int:
+    if right == left:
+        return 0
+    share = math.log(x / left) / math.log(right / left) if logarithmic else (x - left) / (right - left)
+    return round((PLOT_COLUMNS - 1) * share)
+
 
 HEAD = (
     "batch",

@@ -8,7 +8,7 @@ from itertools import count
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.latency_model import StepCosts
 from foretell.control.settings import ControllerSettings, DrafterTraits
-from foretell.control.simulation import Arm, Chance, Machine, Result, Scenario, World
+from tests.control.simulation import Arm, Chance, Machine, Result, Scenario, World
 
 GPU = Machine(base=0.01, row=0.01 * 0.08 / 63, token=1e-8)  # 64 rows cost 1.08 times one
 

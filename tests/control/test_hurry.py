@@ -11,13 +11,13 @@ import pytest
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.length_optimizer import DraftPlan, StepCostView, let_pass
 from foretell.control.settings import ControllerSettings, DrafterTraits
-from foretell.control.simulation import Machine, Result, Scenario, World
 from foretell.control.slo import RETRY, SloTracker
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request, Sequence, SpeculationChoice
 from tests import tiny
 from tests.control.scenarios import adaptive, free, model, steady
+from tests.control.simulation import Machine, Result, Scenario, World
 
 CROWD = free(steady(0.7), Machine(row=0.004), requests=48, tokens=200, load=lambda begun: 8)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from foretell.control.settings import ControllerSettings
-from foretell.control.simulation import Always, Arm, Scenario, World, best_fixed
 from tests.control.scenarios import DRIFTING, STATIONARY, adapted, free, steady
+from tests.control.simulation import Always, Arm, Scenario, World, best_fixed
 
 
 @pytest.mark.parametrize("scenario", STATIONARY.values(), ids=STATIONARY)

@@ -14,10 +14,10 @@ from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import StepCosts
 from foretell.control.length_optimizer import DrafterOption, DraftPlan, StepCostView, TreeOptions, best_plan, share_out
 from foretell.control.settings import TREE_ROWS, ControllerSettings, DrafterTraits
-from foretell.control.simulation import Always, Machine, Scenario, World, best_fixed, best_tree
 from foretell.runner.cuda.graph_shapes import ROWS
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes, VerifyResult
 from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adapted, adaptive, head, steady
+from tests.control.simulation import Always, Machine, Scenario, World, best_fixed, best_tree
 from tests.control.test_adaptive import Clock
 
 WITH_TREES = ControllerSettings(tree=64)

@@ -8,8 +8,7 @@ import pytest
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.draft_latency import Drafting
-from foretell.control.host_gap import HostGap
-from foretell.control.latency_model import CostPrior, StepCosts
+from foretell.control.latency_model import CostPrior, HostGap, StepCosts
 from foretell.control.length_optimizer import DrafterOption, DraftPlan, StepCostView, best_plan, break_even, share_out
 from foretell.control.settings import ControllerSettings, DrafterTraits
 from foretell.draft.mix import MixDrafter

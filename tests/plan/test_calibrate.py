@@ -12,7 +12,7 @@ from foretell.errors import RequestError
 from foretell.plan.bench_reader import Observation, read_observations
 from foretell.plan.calibrate import calibrate, foretold, least_squares, solve
 from foretell.plan.drafter_cost import DrafterCost, expected_tokens
-from foretell.plan.efficiency import GPU
+from foretell.plan.steps import GPU
 from tests.plan.worlds import DATA, measured, placed
 
 WITHIN = 0.2

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from foretell.cli.main import main
+from foretell.plan.bench_reader import Origin
 from foretell.plan.devices import find_device
-from foretell.plan.provenance import Origin
-from foretell.plan.specs import find_shape
+from foretell.plan.model_shape import find_shape
 from tests.docs_check import ROOT, commands
 from tests.laws.test_layers import loaded_by
 from tests.plan.worlds import DATA, LLAMA

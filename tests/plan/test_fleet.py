@@ -10,9 +10,8 @@ import pytest
 
 from foretell.plan.drafter_cost import Round, find_guesser
 from foretell.plan.fleet.arrivals import Demand, calls
-from foretell.plan.fleet.routing import ROUTES, route_of
 from foretell.plan.fleet.service_time import Pace, pace_of
-from foretell.plan.fleet.simulate import Fleet, Run, quantile, simulate
+from foretell.plan.fleet.simulate import ROUTES, Fleet, Run, quantile, route_of, simulate
 from foretell.plan.fleet.sizing import Goals, Trial
 from tests.plan.worlds import placed
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from foretell.errors import ForetellError
-from foretell.plan.catalog import known
-from foretell.plan.shapes import Experts, from_hf
-from foretell.plan.specs import find_shape, plain_name
+from foretell.plan.devices import known
+from foretell.plan.model_shape import Experts, find_shape, from_hf, plain_name
 from tests.plan.worlds import LLAMA
 
 PUBLISHED = {  # billions of weights, as their makers say

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from foretell.errors import RequestError
-from foretell.plan.catalog import known
-from foretell.plan.devices import find_device
+from foretell.plan.devices import find_device, known
 from foretell.plan.drafter_cost import best_round, break_even, expected_tokens, find_guesser, round_of
 from foretell.plan.memory import memory_of
-from foretell.plan.precision import Precision, precision_of
-from foretell.plan.specs import find_shape
+from foretell.plan.model_shape import find_shape
+from foretell.plan.steps import Precision, precision_of
 from tests.plan.worlds import placed
 
 DEVICES = list(known()["gpus"])

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from foretell.plan.devices import find_device
-from foretell.plan.efficiency import Efficiency, usual
-from foretell.plan.precision import cache_bytes, precision_of
-from foretell.plan.shapes import Shape, from_hf
-from foretell.plan.specs import find_shape
-from foretell.plan.steps import Placed
+from foretell.plan.model_shape import Shape, find_shape, from_hf
+from foretell.plan.steps import Efficiency, Placed, cache_bytes, precision_of, usual
 
 DATA = Path(__file__).parent / "data"
 LLAMA: dict[str, Any] = {

@@ -14,9 +14,8 @@ from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import Cell
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
-from foretell.tune.space import Space, is_sampled, mixed, settings
-from foretell.tune.successive_halving import Search, evidence, rungs_for
-from foretell.tune.verdict import choose, config_text
+from foretell.tune.search_space import Space, is_sampled, mixed, settings
+from foretell.tune.successive_halving import Search, choose, config_text, evidence, rungs_for
 from tests.bench.fakes import FakeStage, arms, items, watch_nothing
 
 PLAIN_SECONDS = 1.0  # for a token

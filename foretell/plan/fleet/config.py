@@ -12,9 +12,8 @@ from foretell.options import option, strict
 from ..config import Parts, PlanConfig
 from ..memory import memory_of
 from .arrivals import ARRIVALS, BUSY_SHARE, LENGTHS, Arrivals, Demand, Lengths, calls
-from .routing import ROUTES
 from .service_time import SPECULATION, Pace, Speculation, pace_of
-from .simulate import Fleet
+from .simulate import ROUTES, Fleet
 from .sizing import Goals, Trial
 
 FEWEST_CALLS, MOST_CALLS = 20, 2_000_000

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
 
+from foretell.control.controller import Controller
 from foretell.sampling_params import SamplingParams
 from foretell.types import (
     Budget,
@@ -20,8 +21,6 @@ from foretell.types import (
     StepTimes,
     VerifyResult,
 )
-
-from .controller import Controller
 
 WRONG = -1  # a token no text has
 
