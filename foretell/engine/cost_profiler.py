@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from foretell.control.adaptive import AdaptiveController
-from foretell.control.draft_latency import TREES as OF_TREES
+from foretell.control.draft_latency import TREE_SUFFIX as OF_TREES
 from foretell.runner.cuda.graphs import freely
 from foretell.runner.dummy_sequences import DummySequences
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
@@ -70,7 +70,7 @@ class CostProfiler:
         """The small ones first: they tell most."""
         steps = TEXTS_AND_ROWS if wanted is None else ()
         short, long = (min(tokens, self.engine.runner.context // 2) for tokens in (CACHED, LONG))
-        paid = [name for name, traits in self.controller.arms.items() if not traits.free]
+        paid = [name for name, traits in self.controller.traits.items() if not traits.free]
         arms = [name for name in paid if wanted is None or name in wanted or name + OF_TREES in wanted]
         for turn in range(ROUNDS + 1):
             yield from (ProfileStep(texts, rows, short, warms_up=not turn) for texts, rows in steps)
@@ -78,7 +78,9 @@ class CostProfiler:
             yield from (
                 ProfileStep(texts, depth, short, arm, not turn) for arm in arms for texts, depth in TEXTS_AND_DEPTHS
             )
-            grow = [arm for arm in arms if self.controller.arms[arm].grows and self.controller.settings.tree]
+            grow = [
+                arm for arm in arms if self.controller.traits[arm].grows and self.controller.settings.max_tree_nodes
+            ]
             yield from (ProfileStep(1, nodes, short, arm, not turn, levels) for arm in grow for nodes, levels in TREES)
         self.save()
 
@@ -94,7 +96,7 @@ class CostProfiler:
         self.controller.costs.load(steps)
         for arm, costs in self.controller.draft_costs.items():
             costs.load(drafts.get(arm, {}))
-        if not self.controller.costs.known:
+        if not self.controller.costs.is_known:
             return False
         missing = {arm for arm, costs in self.controller.draft_costs.items() if not costs.dump()}
         self._left = self._pieces(missing)
@@ -133,9 +135,9 @@ class CostProfiler:
             drafts = self.engine.drafter.propose(seqs, budgets)
             seconds, nodes = perf_counter() - began, sum(map(len, drafts))
             if nodes and not piece.warms_up:
-                costs = self.controller.drafting.of(piece.arm, piece.levels > 0)
+                costs = self.controller.draft_latency.costs_of(piece.arm, piece.levels > 0)
                 depth = piece.levels or piece.rows
-                if not self.controller.arms[piece.arm].whole:
+                if not self.controller.traits[piece.arm].whole:
                     depth = max(max(draft.depths(), default=0) for draft in drafts)
                 costs.observe(depth, nodes, 0, seconds, self.controller.costs.seconds(1))
             return

@@ -11,7 +11,7 @@ from typing import Any
 
 from foretell.errors import RequestError
 from foretell.plan.devices import Device
-from foretell.plan.model_shape import Shape, from_hf
+from foretell.plan.model_shape import ModelShape, from_hf
 
 WHOLE = 0.9  # of an arm's steps must have had a whole draft; a text's first step never has one
 SHORT_CONTEXT = 512  # where a run does not say how long its texts were
@@ -23,7 +23,7 @@ FREE, MODEL, NONE = "oracle", "model", "none"  # who guessed
 class Observation:
     """One step as it was timed: on the device alone, or by the wall clock with the host and the drafter."""
 
-    texts: int
+    batch: int
     context: int
     length: int  # tokens guessed for each text
     seconds: float
@@ -132,7 +132,7 @@ GPU_WORDS = ("nvidia", "geforce", "radeon", "instinct")
 
 
 @dataclass(frozen=True)
-class Origin:
+class BenchProvenance:
     """What a run tells of itself: a model's name, or its sizes, and the device's name."""
 
     model: str | None = None
@@ -140,12 +140,12 @@ class Origin:
     device: str | None = None
 
     @classmethod
-    def of(cls, path: Path) -> Origin:
+    def from_file(cls, path: Path) -> BenchProvenance:
         run = load_run(path)
         sizes, device = run.get("target"), run.get("device") or (run.get("machine") or {}).get("device")
         return cls(run.get("model"), sizes if isinstance(sizes, Mapping) else None, device)
 
-    def doubts(self, shape: Shape, device: Device) -> list[str]:
+    def warnings(self, shape: ModelShape, device: Device) -> list[str]:
         """What a reader must know where it seems to be of something else; names differ, so nothing is refused."""
         found = []
         if not self._is_of(shape):
@@ -154,7 +154,7 @@ class Origin:
             found.append(f"The run is of {self.device}, the plan for {device.name}")
         return [f"{each}: what was measured there may not hold here." for each in found]
 
-    def _is_of(self, shape: Shape) -> bool:
+    def _is_of(self, shape: ModelShape) -> bool:
         if self.sizes is not None:
             return abs(from_hf("target", self.sizes).weights / shape.weights - 1) < NEAR
         names = [_letters(name.rstrip("/").rpartition("/")[2]) for name in (self.model or "", shape.name)]

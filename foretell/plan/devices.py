@@ -14,7 +14,7 @@ from foretell.options import nearest
 
 
 @cache
-def known() -> Mapping[str, Mapping[str, Any]]:
+def catalog() -> Mapping[str, Mapping[str, Any]]:
     """`gpus` and `models`, each by name."""
     text = (files("foretell.plan") / "known.json").read_text(encoding="utf-8")
     found: Mapping[str, Mapping[str, Any]] = json.loads(text)
@@ -40,7 +40,7 @@ class Device:
     """Bytes of memory, bytes a second, operations a second by the type of the numbers, and the price of an hour."""
 
     name: str
-    about: str
+    description: str
     family: Family
     memory: float
     bandwidth: float
@@ -48,11 +48,11 @@ class Device:
     link: Link
     price: float
 
-    def rate(self, dtype: str) -> float:
+    def ops_per_second(self, dtype: str) -> float:
         """Operations a second for numbers of a type; one the device has no units for runs as bfloat16."""
         return self.operations.get(dtype, self.operations["bfloat16"])
 
-    def but(
+    def with_overrides(
         self,
         memory_gb: float | None = None,
         bandwidth_gb_s: float | None = None,
@@ -72,7 +72,7 @@ class Device:
 
 def find_device(name: str) -> Device:
     """The device of that name."""
-    devices = known()["gpus"]
+    devices = catalog()["gpus"]
     if name.lower() not in devices:
         raise RequestError("gpu", f"{name!r} is not known; {nearest(name.lower(), devices)}")
     return _device(name.lower(), devices[name.lower()])
@@ -82,7 +82,7 @@ def _device(name: str, entry: Mapping[str, Any]) -> Device:
     link = entry["link"]
     return Device(
         name=name,
-        about=entry["about"],
+        description=entry["about"],
         family=entry["kind"],
         memory=entry["memory_gb"] * GIGA,
         bandwidth=entry["bandwidth_gb_s"] * GIGA,

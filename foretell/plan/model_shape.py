@@ -17,13 +17,13 @@ from foretell.hub.gguf_file import open_gguf
 from foretell.hub.resolve import begins_as_gguf
 from foretell.models.config_fields import Fields
 from foretell.options import nearest
-from foretell.plan.devices import known
+from foretell.plan.devices import catalog
 
 GATED, UNGATED = 3, 2  # matrices of a feed-forward
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertShape:
     """A mixture: each row goes through `used` feed-forwards of `count`, and through one that all share."""
 
     count: int
@@ -32,14 +32,14 @@ class Experts:
     shared_ffn: int = 0
     dense_layers: int = 0  # of the layers, those that have one ordinary feed-forward
 
-    def touched(self, rows: float) -> float:
+    def active_experts(self, rows: float) -> float:
         """How many of them so many rows need, where each row's choice is as good as drawn at random."""
         missed: float = (1 - self.used / self.count) ** rows
         return self.count * (1 - missed)
 
 
 @dataclass(frozen=True)
-class Latent:
+class LatentAttention:
     """Keys and values kept as one small vector a token, as DeepSeek's models do."""
 
     rank: int
@@ -50,7 +50,7 @@ class Latent:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of a decoder."""
 
     name: str
@@ -66,8 +66,8 @@ class Shape:
     matrices: int = GATED
     window: int | None = None  # tokens that `windowed` of the layers see
     windowed: int = 0
-    experts: Experts | None = None
-    latent: Latent | None = None
+    experts: ExpertShape | None = None
+    latent: LatentAttention | None = None
     bits: float | None = None  # a weight as the file has it; None leaves it to who plans
 
     @property
@@ -82,7 +82,7 @@ class Shape:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return self.width * (2 * queries + 2 * keys)
 
-    def _latent_weights(self, latent: Latent) -> int:
+    def _latent_weights(self, latent: LatentAttention) -> int:
         """Queries and what is cached are made in two products each, the first of them small."""
         query = self.heads * (latent.plain + latent.rope)
         through = latent.query_rank * (self.width + query) if latent.query_rank else self.width * query
@@ -102,47 +102,50 @@ class Shape:
     def weights(self) -> float:
         """All of them."""
         embeddings = self.head_weights * (1 if self.tied else 2)
-        return self._but_embeddings(self.experts.count if self.experts else 1) + embeddings
+        return self._weights_without_embeddings(self.experts.count if self.experts else 1) + embeddings
 
     @property
-    def row_weights(self) -> float:
+    def active_weights(self) -> float:
         """Those that one row is multiplied with, the head included."""
-        return self._but_embeddings(self.experts.used if self.experts else 1) + self.head_weights
+        return self._weights_without_embeddings(self.experts.used if self.experts else 1) + self.head_weights
 
-    def read_weights(self, rows: float) -> float:
+    def weights_read(self, rows: float) -> float:
         """Those that a step of so many rows reads, the head included."""
-        return self._but_embeddings(self.experts.touched(rows) if self.experts else 1) + self.head_weights
+        return (
+            self._weights_without_embeddings(self.experts.active_experts(rows) if self.experts else 1)
+            + self.head_weights
+        )
 
-    def _but_embeddings(self, experts: float) -> float:
+    def _weights_without_embeddings(self, experts: float) -> float:
         norms = (2 * self.layers + 1) * self.width
         return self.layers * self.attention_weights + self.ffn_weights(experts) + norms
 
     @property
-    def token_values(self) -> int:
+    def kv_values_per_layer(self) -> int:
         """What one layer keeps of a token."""
         if self.latent is not None:
             return self.latent.rank + self.latent.rope
         return 2 * self.kv_heads * self.head_dim
 
     @property
-    def cached_values(self) -> int:
+    def kv_values_per_token(self) -> int:
         """What the cache keeps of a token; our pages keep all of it, windows or not."""
-        return self.layers * self.token_values
+        return self.layers * self.kv_values_per_layer
 
-    def seen_tokens(self, context: float) -> float:
+    def attended_tokens(self, context: float) -> float:
         """Over all layers, the tokens that a row attends to."""
         if self.window is None:
             return self.layers * context
         return (self.layers - self.windowed) * context + self.windowed * min(context, self.window)
 
-    def seen_values(self, context: float) -> float:
+    def attended_values(self, context: float) -> float:
         """What a step reads of the cache for a text of so many tokens."""
-        return self.seen_tokens(context) * self.token_values
+        return self.attended_tokens(context) * self.kv_values_per_layer
 
     def attention_operations(self, context: float) -> float:
         """Of one row over so many tokens, in all layers."""
         each = 2 * self.head_dim if self.latent is None else 2 * self.latent.rank + self.latent.rope
-        return 2 * self.heads * each * self.seen_tokens(context)
+        return 2 * self.heads * each * self.attended_tokens(context)
 
 
 MOST_LAYERS = 10_000
@@ -164,7 +167,7 @@ QUANTIZED_BITS = {"fp8": 8, "fbgemm_fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4.25,
 NO_WRITER = "is no language model; give the config.json of a model that writes text"
 
 
-def from_hf(name: str, values: Mapping[str, Any]) -> Shape:
+def from_hf(name: str, values: Mapping[str, Any]) -> ModelShape:
     """The sizes in a config.json, or an error that says what is missing."""
     outer = Fields(values)
     config = outer.part("text_config") if isinstance(values.get("text_config"), Mapping) else outer
@@ -172,7 +175,7 @@ def from_hf(name: str, values: Mapping[str, Any]) -> Shape:
     kind = str(config.get("model_type", outer.get("model_type", "")))
     width, heads = _count(config, WIDTH), _count(config, HEADS)
     layers = _count(config, LAYERS, most=MOST_LAYERS)
-    return Shape(
+    return ModelShape(
         name=name,
         vocab=_count(config, ("vocab_size",), default=outer.get("vocab_size")),
         width=width,
@@ -215,12 +218,12 @@ def _one_key_head(config: Fields) -> bool:
     return config.get("multi_query") is True and config.get("new_decoder_architecture") is not True
 
 
-def _experts(config: Fields) -> Experts | None:
+def _experts(config: Fields) -> ExpertShape | None:
     if all(not config.get(name) for name in EXPERTS):
         return None
     each = config.count("moe_intermediate_size", _count(config, FFN))
     shared = config.count("shared_expert_intermediate_size", config.get("n_shared_experts", 0) * each, least=0)
-    return Experts(
+    return ExpertShape(
         count=_count(config, EXPERTS),
         used=_count(config, EXPERTS_USED),
         ffn=each,
@@ -229,10 +232,10 @@ def _experts(config: Fields) -> Experts | None:
     )
 
 
-def _latent(config: Fields) -> Latent | None:
+def _latent(config: Fields) -> LatentAttention | None:
     if config.get("kv_lora_rank") is None:
         return None
-    return Latent(
+    return LatentAttention(
         rank=config.count("kv_lora_rank"),
         rope=config.count("qk_rope_head_dim"),
         plain=config.count("qk_nope_head_dim"),
@@ -272,7 +275,7 @@ def _bits(outer: Fields) -> float | None:
     return float(bits)
 
 
-def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], size: int) -> Shape:
+def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], size: int) -> ModelShape:
     """The sizes in a GGUF file's keys; `size` is how many bytes all its tensors take."""
     kind = Fields(metadata, "general.").text("architecture")
     config = Fields(metadata, f"{kind}.")
@@ -283,10 +286,10 @@ def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple
     experts = None
     if config.get("expert_count"):
         ffn = config.count("expert_feed_forward_length", config.count("feed_forward_length"))
-        experts = Experts(config.count("expert_count"), config.count("expert_used_count"), ffn)
+        experts = ExpertShape(config.count("expert_count"), config.count("expert_used_count"), ffn)
     window = config.count("attention.sliding_window", 0, least=0) or None
     values = sum(math.prod(shape) for shape in shapes.values())
-    return Shape(
+    return ModelShape(
         name=name,
         vocab=shapes["token_embd.weight"][0],
         width=width,
@@ -310,11 +313,11 @@ ENDINGS = re.compile(r"-(instruct|it|chat|base|hf|pt|text|v\d(\.\d)?|\d{4})$")
 CONFIG = "config.json"
 
 
-def find_shape(spec: str, field: str) -> Shape:
+def find_model_shape(spec: str, field: str) -> ModelShape:
     """The sizes of what a user named in `field`."""
     if not spec.strip():
         raise RequestError(field, f"is empty; {FORMS}")
-    models = known()["models"]
+    models = catalog()["models"]
     if spec.lower() in models or spec in BUILTINS:
         name = OUR_NAMES.get(spec, spec.lower())
         return _from_table(name, models[name])
@@ -341,16 +344,16 @@ def plain_name(spec: str) -> str:
         name = shorter
 
 
-def _from_table(name: str, entry: Mapping[str, Any]) -> Shape:
+def _from_table(name: str, entry: Mapping[str, Any]) -> ModelShape:
     sizes = dict(entry)
     if "experts" in sizes:
-        sizes["experts"] = Experts(**sizes["experts"])
+        sizes["experts"] = ExpertShape(**sizes["experts"])
     if "latent" in sizes:
-        sizes["latent"] = Latent(**sizes["latent"])
-    return Shape(name, **sizes)
+        sizes["latent"] = LatentAttention(**sizes["latent"])
+    return ModelShape(name, **sizes)
 
 
-def _from_config(path: Path) -> Shape:
+def _from_config(path: Path) -> ModelShape:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -364,7 +367,7 @@ def _from_config(path: Path) -> Shape:
     return from_hf(str(path), values)
 
 
-def _from_gguf(path: Path) -> Shape:
+def _from_gguf(path: Path) -> ModelShape:
     file = open_gguf(path)
     shapes = {place.name: place.shape for place in file.places}
     return from_gguf(path.name, file.metadata, shapes, sum(place.size for place in file.places))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from foretell.plan.planner import Forecast, remarks
+from foretell.plan.planner import PlanResult, remarks
 from foretell.plan.table import (
     BEST,
     HEAD,
@@ -147,9 +147,9 @@ pre { overflow-x: auto; font-size: .8rem; }
 """.strip()
 
 
-def panels(found: Forecast, apart: bool) -> list[str]:
+def panels(found: PlanResult, apart: bool) -> list[str]:
     """The ratio by batch and by acceptance; `apart` for drawings of their own."""
-    context = found.question.contexts[0]
+    context = found.query.contexts[0]
     return [
         chart(
             f"Ratio to plain decoding, {context} tokens",
@@ -167,11 +167,11 @@ def panels(found: Forecast, apart: bool) -> list[str]:
     ]
 
 
-def svg(found: Forecast) -> str:
+def svg(found: PlanResult) -> str:
     return drawing(panels(found, apart=False))
 
 
-def html(found: Forecast) -> str:
+def html(found: PlanResult) -> str:
     """Table, drawings, and every figure behind a click."""
     drawn = "\n".join(f'<div class="wide">{drawing([panel])}</div>' for panel in panels(found, apart=True))
     said = "\n".join(f"<p>{escape(line)}</p>" for line in remarks(found))
@@ -181,12 +181,12 @@ def html(found: Forecast) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Plan: {escape(found.question.target.shape.name)}</title>
+<title>Plan: {escape(found.query.target.shape.name)}</title>
 <style>{LOOK}</style>
 </head>
 <body>
 <main>
-<h1>What to expect of {escape(found.question.target.shape.name)}</h1>
+<h1>What to expect of {escape(found.query.target.shape.name)}</h1>
 <p>{escape(title(found))}</p>
 <div class="charts">
 {drawn}
@@ -202,7 +202,7 @@ def html(found: Forecast) -> str:
 """
 
 
-def _splits(found: Forecast) -> str:
+def _splits(found: PlanResult) -> str:
     if not found.splits:
         return ""
     table = _table(SPLIT_HEAD, split_cells(found))
