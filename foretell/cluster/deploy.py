@@ -8,10 +8,9 @@ from foretell.errors import ForetellError
 from foretell.server.run import bind
 
 from .config import ClusterConfig
-from .ingress import GRACE, Ingress, application
+from .gateway import GRACE, Ingress, application
 from .replica import Replica
-from .replica_spec import ReplicaSpec
-from .resources import ReplicaResources
+from .replica_spec import ReplicaResources, ReplicaSpec
 
 ROUTER = "foretell.cluster.router.PrefixRouter"
 REPLICAS, FRONT = "replica", "front"  # the names of the two deployments

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from fastapi.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from foretell.cluster.gateway_metrics import GatewayMetrics, server_info, standing
+from foretell.cluster.prefix_affinity import marks_of
+from foretell.cluster.replicas import OK, Call, Parts, ReplicaLost, Replicas, ResponseHead, Running, ask_all, opened
+from foretell.server.config import ServerConfig
 from foretell.server.errors import ApiError, failure_of
-from foretell.server.middleware import shown_key
+from foretell.server.middleware import middleware_of, shown_key, wrapped
 from foretell.server.sse import DONE, ClientDisconnected, event, unless_gone
-
-from .call import Call, ResponseHead
-from .gateway_metrics import GatewayMetrics
-from .metrics_merge import server_info, standing
-from .prefix_hashes import marks_of
-from .replicas import OK, Parts, ReplicaLost, Replicas, ask_all, opened
 
 LOG = logging.getLogger("foretell")
 ELSEWHERE = (429, 503)  # answers of a replica that another one may not give
@@ -181,3 +180,66 @@ async def _read(scope: Scope, receive: Receive) -> Call:
 
 def _later(words: str) -> ApiError:
     return ApiError(503, words, "server_error", code="unavailable", headers={"Retry-After": "1"})
+
+
+GRACE = 10.0  # seconds beyond the request timeout: a replica that ends a request reports it first
+
+
+class RayReplicas:
+    """Replicas behind a handle; the router of `router.py` chooses among them."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle.options(method_name="answer", stream=True)
+
+    def names(self) -> Sequence[str]:
+        return Running.names
+
+    async def ask(self, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+        from grpc import RpcError
+        from ray.exceptions import RayError, RayTaskError
+
+        parts = self._handle.remote(call)
+        ended = False
+        try:
+            async for part in parts:
+                yield part
+            ended = True
+        except RayTaskError:
+            raise  # it lives, and failed
+        except (RayError, RpcError) as error:
+            ended = True
+            raise ReplicaLost(str(error)) from error
+        finally:
+            if not ended:
+                parts.cancel()
+
+
+class Ingress:
+    """Where requests come in."""
+
+    def __init__(self, handle: Any, attempts: int, config: ServerConfig) -> None:
+        self.front = Gateway(RayReplicas(handle), attempts, config.request_timeout + GRACE)
+        self.guarded = wrapped(self.front, middleware_of(config, self.front.ledger.refusal))
+
+    async def leave(self) -> None:
+        """Take nothing new."""
+        self.front.leaving = True
+
+    async def ongoing(self) -> int:
+        """Requests that are not answered to the end."""
+        return self.front.ongoing
+
+
+def application() -> ASGIApp:
+    """What Ray Serve calls for each request, once it has made an Ingress."""
+    from ray import serve
+
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await serve.get_replica_context().servable_object.guarded(scope, receive, send)
+            return
+        for phase in ("startup", "shutdown"):  # of its life; there is nothing to do
+            await receive()
+            await send({"type": f"lifespan.{phase}.complete"})
+
+    return called

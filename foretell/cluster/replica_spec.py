@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from foretell.cluster.config import ClusterConfig
 from foretell.config import EngineConfig, SpeculationConfig
+from foretell.errors import CapacityError, RequestError
 from foretell.server.config import ServerConfig
 
 
@@ -37,3 +40,47 @@ class ReplicaSpec:
         if self.engine.threads is not None:
             return self
         return replace(self, engine=replace(self.engine, threads=threads))
+
+
+@dataclass(frozen=True)
+class ReplicaResources:
+    """What Ray sets aside for one replica."""
+
+    cpus: float
+    gpus: float
+
+    @property
+    def threads(self) -> int:
+        return max(1, int(self.cpus))
+
+    def __str__(self) -> str:
+        parts = [f"{_some(self.gpus, 'GPU')} and"] if self.gpus else []
+        return " ".join([*parts, _some(self.cpus, "core")])
+
+
+def room_for(config: ClusterConfig, served: ReplicaSpec, there: Mapping[str, float]) -> ReplicaResources:
+    """What each replica gets of what is `there`, in Ray's words (CPU, GPU); refused where it is too little for all."""
+    cores, cards = there.get("CPU", 0), there.get("GPU", 0)
+    ranks, gpus = served.engine.tensor_parallel_size, config.replica_gpus
+    if gpus is None:
+        gpus = served.gpus(any_there=cards > 0)
+    elif ranks > 1 and 0 < gpus < ranks and served.engine.device != "cpu":
+        raise RequestError("replica_gpus", f"{gpus:g} is too little: each of the {ranks} ranks needs one; leave it out")
+    cpus = config.replica_cpus
+    if cpus is None:
+        cpus = ranks if gpus else max(1, cores // config.most)  # beside a GPU, a core for each process
+    _check(config.most, gpus, cards, "GPU", "replica_gpus")
+    _check(config.most, cpus, cores, "core", "replica_cpus")
+    return ReplicaResources(cpus, gpus)
+
+
+def _check(replicas: int, each: float, there: float, what: str, name: str) -> None:
+    if replicas * each <= there:
+        return
+    who = f"{_some(replicas, 'replica')} of {_some(each, what)}"
+    needs = f"need{'s' if replicas == 1 else ''} {replicas * each:g}"
+    raise CapacityError(f"{who} {needs}; there are {there:g}: lower replicas or {name}")
+
+
+def _some(count: float, what: str) -> str:
+    return f"{count:g} {what}{'s' if count > 1 else ''}"

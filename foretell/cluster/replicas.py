@@ -7,10 +7,42 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from contextvars import Context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
-from .call import Call, ResponseHead
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request, whole. `marks` are the hashes of its prompt's prefixes, `avoid` the replicas to try last;
+    `target`: the replica that should answer, while it runs."""
+
+    method: str
+    path: str
+    query: bytes = b""
+    headers: Headers = ()
+    body: bytes = b""
+    client: tuple[str, int] | None = None
+    marks: tuple[bytes, ...] = ()
+    avoid: tuple[str, ...] = ()
+    target: str | None = None
+
+    def avoiding(self, replica: str) -> Call:
+        """The same, for another replica if there is one."""
+        return self if replica in self.avoid else replace(self, avoid=(*self.avoid, replica))
+
+
+@dataclass(frozen=True)
+class ResponseHead:
+    """The beginning of an answer: who answers, the status, and the first of the body. `more`: bytes follow."""
+
+    replica: str
+    status: int
+    headers: Headers
+    body: bytes
+    more: bool
+
 
 LOG = logging.getLogger("foretell")
 LIMIT = 5.0  # seconds that each replica has to answer a request that goes to all

@@ -8,9 +8,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from .affinity import Affinity
-from .call import Call
-from .replicas import Running
+from .prefix_affinity import Affinity
+from .replicas import Call, Running
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]

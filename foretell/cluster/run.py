@@ -11,13 +11,12 @@ from types import FrameType
 from typing import Any
 
 from foretell.errors import ForetellError, RequestError
-from foretell.server.logs import set_up_logs
+from foretell.server.run import set_up_logs
 
 from .config import ClusterConfig
 from .deploy import deploy, open_port, shown_address
 from .ray_start import Ray, check_installed, connect, running_here
-from .replica_spec import ReplicaSpec
-from .resources import ReplicaResources, room_for
+from .replica_spec import ReplicaResources, ReplicaSpec, room_for
 
 LOG = logging.getLogger("foretell")
 LOOK = 0.2  # seconds between two looks whether all is answered

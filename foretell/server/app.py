@@ -25,11 +25,11 @@ from foretell.server.routes.status import telling_routes
 from foretell.server.routes.tokenize import spelling_routes
 from foretell.version import VERSION
 
+from .background_tasks import StatsLogger
 from .errors import ApiError, failure_of, invalid_body
 from .middleware import Tell, middleware_of
 from .service import Service
 from .sse import ClientDisconnected
-from .stats_logger import StatsLogger
 
 LOG = logging.getLogger("foretell")
 GONE = 499  # nginx's word for a caller who left; nobody reads it

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.server.parsers.base import OutputPart
 from foretell.server.parsers.reasoning import ReasoningParser
-from foretell.server.parsers.tools.reader import ToolCallParser
+from foretell.server.parsers.tools.base import ToolCallParser
 from foretell.types import TARGET
 
 if TYPE_CHECKING:

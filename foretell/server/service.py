@@ -17,8 +17,8 @@ from foretell.errors import RequestError, UnknownModelError
 from foretell.server.openai.response_builder import ResponseContext
 from foretell.version import VERSION
 
+from .background_tasks import DraftReloader
 from .config import ServerConfig
-from .draft_reload import DraftReloader
 from .memory_report import MemoryReport
 from .metrics import Metrics
 from .preprocess import ClientContext, GenerationJob, RequestPreprocessor

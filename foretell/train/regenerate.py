@@ -130,7 +130,7 @@ def _encode_logged(request: Mapping[str, Any], tokenizer: Tokenizer) -> list[int
     """Encode a chat from a server's log by the server's own functions: its answer follows exactly this prompt."""
     from pydantic import ValidationError  # of the server, which not every run needs
 
-    from foretell.server.chat_messages import render, tools_of
+    from foretell.server.chat_template import render, tools_of
     from foretell.server.openai.chat_requests import ChatBody
 
     try:

@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretell.cluster.call import Call, ResponseHead
-from foretell.cluster.replicas import ReplicaLost
+from foretell.cluster.replicas import Call, ReplicaLost, ResponseHead
 
 JSON = ((b"content-type", b"application/json"),)
 EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"),)

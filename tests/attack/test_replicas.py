@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from foretell.cluster import ingress
-from foretell.cluster import prefix_hashes as marks
-from foretell.cluster.gateway import SETTLE
-from foretell.cluster.ingress import GRACE, Ingress
+from foretell.cluster import gateway as ingress
+from foretell.cluster import prefix_affinity as marks
+from foretell.cluster.gateway import GRACE, SETTLE, Ingress
 from foretell.cluster.replicas import LIMIT
 from foretell.server.config import ServerConfig
 from tests.attack import stub_replicas as stubs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretell.cluster.affinity import HOLDERS, Affinity
+from foretell.cluster.prefix_affinity import HOLDERS, Affinity
 
 IDLE = {"a": 0, "b": 0, "c": 0}
 SYSTEM, TALK, FURTHER = b"system", b"talk", b"further"

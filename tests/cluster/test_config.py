@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from foretell.cluster.config import ClusterConfig
-from foretell.cluster.replica_spec import ReplicaSpec
-from foretell.cluster.resources import ReplicaResources, room_for
+from foretell.cluster.replica_spec import ReplicaResources, ReplicaSpec, room_for
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import CapacityError, RequestError
 from foretell.server.config import ServerConfig

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from foretell.cluster import metrics_merge as exposition
-from foretell.cluster.gateway_metrics import GatewayMetrics
-from foretell.cluster.metrics_merge import MergedMetrics
-from foretell.server.metric_definitions import MetricSet
+from foretell.cluster import gateway_metrics as exposition
+from foretell.cluster.gateway_metrics import GatewayMetrics, MergedMetrics
+from foretell.server.metrics import MetricSet
 
 
 def replica(tokens: int, accepted: int, rejected: int, running: int = 0, use: float = 0.0) -> str:

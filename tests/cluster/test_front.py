@@ -12,10 +12,9 @@ import pytest
 
 from foretell.cluster import gateway as module
 from foretell.cluster import replicas as asking
-from foretell.cluster.asgi_call import answer
-from foretell.cluster.call import Call, ResponseHead
 from foretell.cluster.gateway import Gateway
-from foretell.cluster.replicas import ReplicaLost
+from foretell.cluster.replica import answer
+from foretell.cluster.replicas import Call, ReplicaLost, ResponseHead
 from tests.waiting import PATIENCE
 
 EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from foretell.cluster.prefix_hashes import STEP, marks_of
+from foretell.cluster.prefix_affinity import STEP, marks_of
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -17,14 +17,12 @@ import pytest
 
 from foretell.cli.main import main
 from foretell.cluster import ray_start
-from foretell.cluster.call import Call
 from foretell.cluster.config import ClusterConfig
 from foretell.cluster.deploy import why
 from foretell.cluster.ray_start import Ray, is_closed, running_here
 from foretell.cluster.replica import Replica
-from foretell.cluster.replica_spec import ReplicaSpec
-from foretell.cluster.replicas import Running
-from foretell.cluster.resources import ReplicaResources
+from foretell.cluster.replica_spec import ReplicaResources, ReplicaSpec
+from foretell.cluster.replicas import Call, Running
 from foretell.cluster.run import Signals, greeting
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError

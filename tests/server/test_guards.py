@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from foretell.build.engine_builder import Assembly
+from foretell.server.background_tasks import repeat
 from foretell.server.http_protocol import impatient
 from foretell.server.middleware import BODY_PATHS, is_loopback
 from foretell.server.openai.requests import Generation
-from foretell.server.periodic import repeat
 from foretell.server.request_log import RequestLog
 from foretell.server.run import Server
 from foretell.server.service import Service

@@ -21,10 +21,8 @@ from foretell.sampling_params import SamplingParams
 from foretell.server.choice_state import ChoiceState
 from foretell.server.config import ServerConfig
 from foretell.server.memory_report import ProcessMemory
-from foretell.server.metric_definitions import PREFIX
-from foretell.server.metrics import Metrics, Undecided
+from foretell.server.metrics import PREFIX, Metrics, Speedup, Undecided
 from foretell.server.service import Service
-from foretell.server.speedup import Speedup
 from foretell.server.usage import spec_metrics
 from foretell.types import Budget, Draft, Sequence, StepTimes
 from tests.server.process import MODEL_LABEL

@@ -22,17 +22,16 @@ from foretell.build.engine_builder import Assembly
 from foretell.engine.async_engine import AsyncEngine
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
+from foretell.server.background_tasks import StatsLogger
 from foretell.server.config import ServerConfig
-from foretell.server.logs import JsonFormatter
 from foretell.server.middleware import Keys
 from foretell.server.openai.chat_requests import ChatBody, Function, Message, Tool
 from foretell.server.openai.requests import Generation
 from foretell.server.parsers.tools import READERS
-from foretell.server.parsers.tools.forced import forced_call, strict_calls
-from foretell.server.preprocess import ClientContext, RequestPreprocessor
-from foretell.server.sampling import SAME
+from foretell.server.parsers.tools.grammar import forced_call, strict_calls
+from foretell.server.preprocess import SAME, ClientContext, RequestPreprocessor
+from foretell.server.run import JsonFormatter
 from foretell.server.service import COMPILERS, Service, tenant
-from foretell.server.stats_logger import StatsLogger
 from foretell.server.structured import behind_thoughts
 from foretell.structured_output import GrammarSpec
 from foretell.types import ScheduledSequence

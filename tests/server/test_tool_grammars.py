@@ -9,7 +9,7 @@ import pytest
 
 from foretell.build.engine_builder import Assembly
 from foretell.errors import RequestError
-from foretell.server.chat_messages import render
+from foretell.server.chat_template import render
 from foretell.server.config import ServerConfig
 from foretell.server.openai.chat_requests import ChatBody
 from foretell.server.preprocess import ClientContext, GenerationJob, RequestPreprocessor

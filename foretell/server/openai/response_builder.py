@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 from foretell.engine.detokenizer import decoder_for
 from foretell.server import usage as accounts
 from foretell.server.choice_state import ChoiceState
-from foretell.server.logprobs import LogprobWriter
-from foretell.server.openai.requests import Generation
+from foretell.server.metrics import PlainSeconds, unknown
+from foretell.server.openai.chat_requests import ChatBody
+from foretell.server.openai.requests import CompletionBody, Generation
 from foretell.server.parsers.base import Kind, OutputPart
-from foretell.server.speedup import PlainSeconds, unknown
-from foretell.server.sse import ChunkTemplate, event
-from foretell.server.token_details import TokenDetailWriter
+from foretell.server.sse import BLANK, ChunkTemplate, event
+from foretell.server.token_details import LogprobWriter, TokenDetailWriter
+from foretell.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from foretell.engine.streams import StreamItem
     from foretell.server.preprocess import GenerationJob, RequestPreprocessor
+    from foretell.server.token_details import Row
     from foretell.tokenizer import Tokenizer
-    from foretell.types import Request
+    from foretell.types import Request, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -169,3 +171,146 @@ class ResponseBuilder(ABC):
             return {}
         teller = self._tellers[answer.index]
         return teller.kept if piece is None else teller.tell(piece)
+
+
+SPOKEN: dict[Kind, str] = {"content": "content", "reasoning": "reasoning_content"}  # and what chunks call it
+
+
+class ChatResponseBuilder(ResponseBuilder):
+    """Messages: words, thoughts and calls of tools."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(self, house: ResponseContext, job: GenerationJob, body: ChatBody, name: str, model: str) -> None:
+        super().__init__(house, job, body, name, model)
+        self.tells_logprobs = bool(body.logprobs)
+        self.tells_thoughts = body.include_reasoning is not False
+
+    def choice(self, answer: ChoiceState) -> dict[str, Any]:
+        return {
+            "index": answer.index,
+            "message": self._message(answer),
+            "logprobs": self.logprobs.chat(answer.logprobs) if self.tells_logprobs else None,
+            "finish_reason": answer.finish_reason,
+            **self.told(answer),
+        }
+
+    def _message(self, answer: ChoiceState) -> dict[str, Any]:
+        content = answer.content if answer.content or not answer.calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if answer.reasoning and self.tells_thoughts:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [call.as_json() for call in answer.calls]
+        return message
+
+    def spoken(self, kind: Kind) -> dict[str, Any] | None:
+        if kind == "content" or (kind == "reasoning" and self.tells_thoughts):
+            return {"delta": {SPOKEN[kind]: BLANK}, "logprobs": None, "finish_reason": None}
+        return None
+
+    def parts(self, answer: ChoiceState, piece: StreamItem, said: list[OutputPart]) -> Iterator[dict[str, Any]]:
+        calls = len(answer.calls) - sum(each.kind == "call" for each in said)
+        deltas: list[dict[str, Any]] = []
+        for each in said:
+            calls += each.kind == "call"
+            deltas += self._delta(answer, each, calls - 1)
+        if piece.first:
+            deltas[:1] = [{"role": "assistant", **(deltas[0] if deltas else {"content": ""})}]
+        elif not deltas and (self.tells_logprobs or self.tells_tokens):
+            deltas = [{}]
+        more = self._more(answer, piece)
+        for delta in deltas:
+            yield {"delta": delta, "logprobs": None, "finish_reason": None, **more}
+            more = {}  # what is told of a piece's tokens goes with its first chunk
+        if answer.finish is not None:
+            yield {"delta": {}, "logprobs": None, "finish_reason": answer.finish_reason}
+
+    def _more(self, answer: ChoiceState, piece: StreamItem) -> dict[str, Any]:
+        told = self.told(answer, piece)
+        if self.tells_logprobs:
+            told["logprobs"] = self.logprobs.chat(piece.delta.logprobs or ())
+        return told
+
+    def _delta(self, answer: ChoiceState, said: OutputPart, call: int) -> list[dict[str, Any]]:
+        if said.kind == "reasoning" and not self.tells_thoughts:
+            return []
+        if said.kind in SPOKEN:
+            return [{SPOKEN[said.kind]: said.text}]
+        if said.kind == "call":
+            function = {"name": said.text, "arguments": ""}
+            return [
+                {"tool_calls": [{"index": call, "id": answer.calls[call].id, "type": "function", "function": function}]}
+            ]
+        return [{"tool_calls": [{"index": call, "function": {"arguments": said.text}}]}]
+
+
+class CompletionResponseBuilder(ResponseBuilder):
+    """Texts, with their prompts in front where those are to be echoed."""
+
+    kind = chunk_kind = "text_completion"
+
+    def __init__(self, house: ResponseContext, job: GenerationJob, body: CompletionBody, name: str, model: str) -> None:
+        super().__init__(house, job, body, name, model)
+        self.tells_logprobs = body.logprobs is not None
+        self._offsets = [0] * len(self.answers)  # characters that were told with their log-probabilities
+        told = self.answers if self.tells_logprobs else []
+        self._spelt = [decoder_for(answer.request, house.tokenizer) for answer in told]
+
+    def choice(self, answer: ChoiceState) -> dict[str, Any]:
+        rows = [*self._prompt_rows(answer), *self._rows(answer, answer.tokens, answer.logprobs)]
+        return {
+            "index": answer.index,
+            "text": self._echo(answer) + ("" if self.job.silent else answer.content),
+            "logprobs": self._logprobs(answer, rows),
+            "finish_reason": self._reason(answer),
+            **self.told(answer),
+        }
+
+    def spoken(self, kind: Kind) -> dict[str, Any] | None:
+        return {"text": BLANK, "logprobs": None, "finish_reason": None}
+
+    def parts(self, answer: ChoiceState, piece: StreamItem, said: list[OutputPart]) -> Iterator[dict[str, Any]]:
+        tokens = list(piece.delta.tokens)
+        words = "".join(part.text for part in said)
+        text, rows = "" if self.job.silent else words, self._rows(answer, tokens, list(piece.delta.logprobs or ()))
+        if piece.first:
+            text, rows = self._echo(answer) + text, [*self._prompt_rows(answer), *rows]
+        if text or self.tells_logprobs or self.tells_tokens:
+            told = self.told(answer, piece)
+            yield {"text": text, "logprobs": self._logprobs(answer, rows), "finish_reason": None, **told}
+        if answer.finish is not None:
+            yield {"text": "", "logprobs": None, "finish_reason": self._reason(answer)}
+
+    def _reason(self, answer: ChoiceState) -> str:
+        return "length" if self.job.silent else answer.finish_reason
+
+    def _echo(self, answer: ChoiceState) -> str:
+        return self.job.prompts[answer.index // answer.request.params.n] if self.job.prompts else ""
+
+    def _rows(self, answer: ChoiceState, tokens: list[int], found: list[TokenLogprob]) -> list[Row]:
+        if not self.tells_logprobs or self.job.silent:
+            return []
+        spelt = self._spelt[answer.index]
+        return [(token, row, len(spelt.push([token]))) for token, row in zip(tokens, found, strict=True)]
+
+    def _prompt_rows(self, answer: ChoiceState) -> list[Row]:
+        """Of an echoed prompt; nothing foretells its first token."""
+        if not self.job.prompts or not self.tells_logprobs:
+            return []
+        tokens, tokenizer = answer.request.prompt, self.house.tokenizer
+        spelt = StreamDecoder(tokenizer, skip_special=False)
+        lengths = [len(spelt.push([token])) for token in tokens]
+        lengths[-1] += len(spelt.flush())
+        if tokens[0] == tokenizer.bos_id and not self._echo(answer).startswith(tokenizer.token_text(tokens[0])):
+            lengths[0] = 0  # the model has it so, the text that was sent has it not
+        found = [answer.prompt_logprobs.get(place) for place in range(len(tokens))]
+        return list(zip(tokens, found, lengths, strict=True))
+
+    def _logprobs(self, answer: ChoiceState, rows: list[Row]) -> dict[str, Any] | None:
+        if not self.tells_logprobs:
+            return None
+        found = self.logprobs.completion(rows, self._offsets[answer.index])
+        self._offsets[answer.index] += sum(length for _, _, length in rows)
+        return found

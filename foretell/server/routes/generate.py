@@ -17,10 +17,8 @@ from foretell.server.http_protocol import DirectConnection
 from foretell.server.json_body import JsonRoute
 from foretell.server.middleware import shown_key
 from foretell.server.openai.chat_requests import ChatBody
-from foretell.server.openai.chat_response import ChatResponseBuilder
-from foretell.server.openai.completion_response import CompletionResponseBuilder
 from foretell.server.openai.requests import CompletionBody
-from foretell.server.openai.response_builder import ResponseBuilder
+from foretell.server.openai.response_builder import ChatResponseBuilder, CompletionResponseBuilder, ResponseBuilder
 from foretell.server.openai.responses import ChatCompletion, ErrorReply, TextCompletion
 from foretell.server.preprocess import ClientContext, GenerationJob
 from foretell.server.service import Service

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from foretell.errors import RequestError
-from foretell.server.chat_messages import render
+from foretell.server.chat_template import render
 from foretell.server.json_body import JsonRoute
 from foretell.server.openai.chat_requests import DetokenizeBody, TokenizeBody
 from foretell.server.openai.responses import Prompt, Tokens

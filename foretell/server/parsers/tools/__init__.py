@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from .base import ToolCallParser
 from .hermes import OPENS as HERMES_MARK
 from .hermes import HermesParser
 from .llama3 import TAG as LLAMA3_MARK
 from .llama3 import Llama3Parser
 from .mistral import MARK as MISTRAL_MARK
 from .mistral import MistralParser
-from .reader import ToolCallParser
 
 READERS: dict[str, type[ToolCallParser]] = {"hermes": HermesParser, "llama3": Llama3Parser, "mistral": MistralParser}
 MARKS = {"hermes": HERMES_MARK, "mistral": MISTRAL_MARK, "llama3": LLAMA3_MARK}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from foretell.server.parsers.base import Program
 
-from .call_json import CallJson
-from .reader import ToolCallParser
+from .base import CallJson, ToolCallParser
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 

@@ -6,8 +6,7 @@ from collections.abc import Generator
 
 from foretell.server.parsers.base import Program
 
-from .call_json import CallJson
-from .reader import ToolCallParser
+from .base import CallJson, ToolCallParser
 
 TAG = "<|python_tag|>"
 BETWEEN = " \t\r\n;,"

@@ -7,8 +7,7 @@ from collections.abc import Generator
 
 from foretell.server.parsers.base import Program
 
-from .call_json import Balance, CallJson
-from .reader import ToolCallParser
+from .base import Balance, CallJson, ToolCallParser
 
 MARK, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from copy import deepcopy
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .metrics import Totals
-from .periodic import repeat
-from .service import Service
+from foretell.engine.async_engine import AsyncEngine
+from foretell.server.metrics import Totals
+
+if TYPE_CHECKING:
+    from foretell.server.service import Service
+
+
+async def repeat(name: str, every: float, do: Callable[[], Awaitable[None]]) -> None:
+    """Until it is cancelled. A failure that comes again is told once."""
+    told = ""
+    while True:
+        await asyncio.sleep(every)
+        try:
+            await do()
+        except Exception as error:
+            if told != repr(error):
+                LOG.exception("%s failed; it is tried again", name)
+            told = repr(error)
+        else:
+            told = ""
+
 
 LOG = logging.getLogger("foretell")
 LOW_ACCEPTANCE, ENOUGH_DRAFTED = 0.15, 200
@@ -75,3 +96,33 @@ def _line(values: dict[str, Any]) -> str:
         f"accepted {values['accepted']} of {values['drafted']} guesses ({values['acceptance_rate']:.0%}), "
         f"mean acceptance length {values['mean_acceptance_length']:.2f}, by place {positions or '-'}{speedup}"
     )
+
+
+EVERY = 2.0  # seconds
+
+
+class DraftReloader:
+    """Reads beside the event loop, judges in the engine's thread."""
+
+    def __init__(self, folder: str, engine: AsyncEngine, every: float = EVERY) -> None:
+        from foretell.build.head_hot_swap import (
+            HeadHotSwap,  # brings torch, for which a server that only starts does not wait
+        )
+
+        self.replacement, self.engine, self.every = HeadHotSwap(Path(folder), engine.engine), engine, every
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        await repeat("the look for a better head", self.every, self.look)
+
+    async def look(self) -> None:
+        """Once: take what is new, if it is better."""
+        from foretell.build.head_hot_swap import read_or_say
+
+        found = await asyncio.to_thread(read_or_say, self.replacement)
+        if isinstance(found, str):
+            LOG.warning("%s", found)
+        elif found is not None:
+            done = await self.engine.between_steps(lambda: self.replacement.judge(found))
+            if done:
+                LOG.info("%s", done)
