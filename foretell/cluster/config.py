@@ -43,7 +43,7 @@ class Autoscaling:
                 raise RequestError("autoscaling", f"needs a {f.name} above 0, not {value}")
 
     @classmethod
-    def read(cls, text: str) -> Autoscaling:
+    def from_json(cls, text: str) -> Autoscaling:
         """From JSON; a name that is not known gets the nearest right one."""
         try:
             found = json.loads(text)
@@ -57,7 +57,7 @@ class Autoscaling:
                 raise RequestError(f"autoscaling.{name}", f"is not known; {nearest(name, known)}")
         return cls(**found)
 
-    def for_ray(self) -> dict[str, Any]:
+    def ray_options(self) -> dict[str, Any]:
         """As Ray Serve takes it; what was left out is left to it."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
@@ -113,15 +113,15 @@ class ClusterConfig:
 
     @property
     def scaling(self) -> Autoscaling | None:
-        return None if self.autoscaling is None else Autoscaling.read(self.autoscaling)
+        return None if self.autoscaling is None else Autoscaling.from_json(self.autoscaling)
 
     @property
-    def asked(self) -> bool:
+    def enabled(self) -> bool:
         """Whether replicas are wanted at all."""
         return self.replicas is not None or self.autoscaling is not None
 
     @property
-    def least(self) -> int:
+    def min_replicas(self) -> int:
         """Replicas there are from the start."""
         scaling = self.scaling
         if scaling is None:
@@ -129,7 +129,7 @@ class ClusterConfig:
         return scaling.initial_replicas or scaling.min_replicas
 
     @property
-    def most(self) -> int:
+    def max_replicas(self) -> int:
         """Replicas there may ever be."""
         scaling = self.scaling
-        return self.least if scaling is None else scaling.max_replicas
+        return self.min_replicas if scaling is None else scaling.max_replicas

@@ -9,7 +9,7 @@ from foretell.server.run import bind
 
 from .config import ClusterConfig
 from .gateway import GRACE, Ingress, application
-from .replica import Replica
+from .replica import ReplicaServer
 from .replica_spec import ReplicaResources, ReplicaSpec
 
 ROUTER = "foretell.cluster.router.PrefixRouter"
@@ -55,7 +55,7 @@ def deploy(config: ClusterConfig, served: ReplicaSpec, room: ReplicaResources) -
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
-    replicas = serve.deployment(Replica).options(name=REPLICAS, **_replica_options(config, served, room))
+    replicas = serve.deployment(ReplicaServer).options(name=REPLICAS, **_replica_options(config, served, room))
     front = serve.deployment(serve.ingress(application)(Ingress)).options(name=FRONT, **_front_options(served))
     bound = front.bind(replicas.bind(served.with_threads(room.threads)), config.attempts, served.server)
     try:
@@ -76,10 +76,10 @@ def _replica_options(config: ClusterConfig, served: ReplicaSpec, room: ReplicaRe
     from ray.serve.config import RequestRouterConfig
 
     scaling = config.scaling
-    count = {"num_replicas": config.least} if scaling is None else {"autoscaling_config": scaling.for_ray()}
+    count = {"num_replicas": config.min_replicas} if scaling is None else {"autoscaling_config": scaling.ray_options()}
     return {
         **count,
-        "max_ongoing_requests": served.most_texts,
+        "max_ongoing_requests": served.max_requests,
         "ray_actor_options": {"num_cpus": room.cpus, "num_gpus": room.gpus},
         "health_check_period_s": config.health_check_period,
         "health_check_timeout_s": config.health_check_timeout,

@@ -12,13 +12,23 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foretell.cluster.gateway_metrics import GatewayMetrics, server_info, standing
-from foretell.cluster.prefix_affinity import marks_of
-from foretell.cluster.replicas import OK, Call, Parts, ReplicaLost, Replicas, ResponseHead, Running, ask_all, opened
+from foretell.cluster.gateway_metrics import GatewayMetrics, merge_health, merge_server_info
+from foretell.cluster.prefix_affinity import prefix_hashes
+from foretell.cluster.replicas import (
+    OK,
+    Parts,
+    ReplicaCall,
+    ReplicaLost,
+    Replicas,
+    ResponseHead,
+    RunningReplicas,
+    call_all,
+    start_call,
+)
 from foretell.server.config import ServerConfig
-from foretell.server.errors import ApiError, failure_of
-from foretell.server.middleware import middleware_of, shown_key, wrapped
-from foretell.server.sse import DONE, ClientDisconnected, event, unless_gone
+from foretell.server.errors import ApiError, to_api_error
+from foretell.server.middleware import bearer_key, build_middleware, wrap
+from foretell.server.sse import DONE, ClientDisconnected, cancel_on_disconnect, sse_event
 
 LOG = logging.getLogger("foretell")
 ELSEWHERE = (429, 503)  # answers of a replica that another one may not give
@@ -36,11 +46,11 @@ class Gateway:
 
     def __init__(self, replicas: Replicas, attempts: int, patience: float) -> None:
         """`patience`: seconds until an answer must have begun, and between two of its parts."""
-        self.replicas, self.attempts, self.patience = replicas, attempts, patience
-        self.ledger = GatewayMetrics()
+        self.replicas, self.attempts, self.timeout = replicas, attempts, patience
+        self.metrics = GatewayMetrics()
         self.ongoing = 0
-        self.leaving = False
-        self._together: dict[str, Callable[[Call], Awaitable[Response]]] = {
+        self.draining = False
+        self._together: dict[str, Callable[[ReplicaCall], Awaitable[Response]]] = {
             "/metrics": self._metrics,
             "/metrics/replicas": self._metrics,
             "/health": self._standing,
@@ -58,10 +68,10 @@ class Gateway:
             together = self._together.get(call.path) if call.method == "GET" else None
             if together is not None:
                 await (await together(call))(scope, receive, sent)
-            elif self.leaving:
+            elif self.draining:
                 raise _later(LEAVING)
             else:
-                await unless_gone(receive, self._forward(call, sent))
+                await cancel_on_disconnect(receive, self._forward(call, sent))
         except ClientDisconnected:
             pass
         except Exception as error:
@@ -69,11 +79,11 @@ class Gateway:
                 LOG.exception("a request to %s failed", scope["path"])
             if sent.begun:
                 raise  # nothing can be said any more but that it broke off
-            await self.ledger.refusal(failure_of(error))(scope, receive, send)
+            await self.metrics.error_response(to_api_error(error))(scope, receive, send)
         finally:
             self.ongoing -= 1
 
-    async def _forward(self, call: Call, send: Send) -> None:
+    async def _forward(self, call: ReplicaCall, send: Send) -> None:
         head, rest = await self._begin(call)
         async with aclosing(rest):
             headers = [*head.headers, (SHOWN, head.replica.encode())]
@@ -87,61 +97,61 @@ class Gateway:
             while (part := await self._next(rest)) is not None:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except (ReplicaLost, TimeoutError) as error:
-            self.ledger.cut.inc()
+            self.metrics.cut.inc()
             if not dict(head.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
                 raise
-            failure = LOST if isinstance(error, ReplicaLost) else failure_of(error)
-            await send({"type": "http.response.body", "body": event(failure.body()) + DONE, "more_body": True})
+            failure = LOST if isinstance(error, ReplicaLost) else to_api_error(error)
+            await send({"type": "http.response.body", "body": sse_event(failure.body()) + DONE, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self, rest: Parts) -> ResponseHead | bytes | None:
         """Wait for the next part of an answer; None at its end."""
-        async with asyncio.timeout(self.patience):
+        async with asyncio.timeout(self.timeout):
             return await anext(rest, None)
 
-    async def _begin(self, call: Call) -> tuple[ResponseHead, Parts]:
+    async def _begin(self, call: ReplicaCall) -> tuple[ResponseHead, Parts]:
         """How an answer begins and where its rest comes from; until it does, a lost replica costs nothing.
 
         A request that ran too long gets 504 and no Retry-After: the client would only repeat the work.
         """
         try:
-            async with asyncio.timeout(self.patience):
+            async with asyncio.timeout(self.timeout):
                 return await self._try(call)
         except TimeoutError as error:
-            raise (failure_of(error) if self.replicas.names() else _later(NOBODY)) from None
+            raise (to_api_error(error) if self.replicas.names() else _later(NOBODY)) from None
 
-    async def _try(self, call: Call) -> tuple[ResponseHead, Parts]:
+    async def _try(self, call: ReplicaCall) -> tuple[ResponseHead, Parts]:
         for attempt in range(self.attempts):
             if attempt:
-                self.ledger.moved.inc()
+                self.metrics.moved.inc()
                 await asyncio.sleep(PAUSE * 2 ** (attempt - 1))
             try:
-                head, rest = await opened(self.replicas, call)
+                head, rest = await start_call(self.replicas, call)
             except ReplicaLost:
                 continue
             if head.status not in ELSEWHERE or head.replica in call.avoid or attempt == self.attempts - 1:
                 return head, rest
             await rest.aclose()
-            call = call.avoiding(head.replica)
+            call = call.avoid_also(head.replica)
         raise _later(NOBODY)
 
-    async def _metrics(self, call: Call) -> Response:
-        found = await ask_all(self.replicas, replace(call, path="/metrics"))
+    async def _metrics(self, call: ReplicaCall) -> Response:
+        found = await call_all(self.replicas, replace(call, path="/metrics"))
         pages = {name: body.decode() for name, (status, body) in found.items() if status == OK}
-        return self.ledger.page(pages, each=call.path != "/metrics")
+        return self.metrics.response(pages, each=call.path != "/metrics")
 
-    async def _standing(self, call: Call) -> Response:
-        status, said = standing(await ask_all(self.replicas, call, SETTLE))
-        if call.path == "/ready" and self.leaving:
+    async def _standing(self, call: ReplicaCall) -> Response:
+        status, said = merge_health(await call_all(self.replicas, call, SETTLE))
+        if call.path == "/ready" and self.draining:
             status, said = 503, {**said, "status": "unavailable", "reason": LEAVING}
         return JSONResponse(said, status)
 
-    async def _info(self, call: Call) -> Response:
-        found = await ask_all(self.replicas, call)
+    async def _info(self, call: ReplicaCall) -> Response:
+        found = await call_all(self.replicas, call)
         well = {name: body for name, (status, body) in found.items() if status == OK}
         if not well:
             raise _later(NOBODY)
-        return JSONResponse(server_info(well))
+        return JSONResponse(merge_server_info(well))
 
 
 class _Sent:
@@ -155,7 +165,7 @@ class _Sent:
         await self.send(message)
 
 
-async def _read(scope: Scope, receive: Receive) -> Call:
+async def _read(scope: Scope, receive: Receive) -> ReplicaCall:
     """The request, whole."""
     parts, more = [], True
     while more:
@@ -164,10 +174,14 @@ async def _read(scope: Scope, receive: Receive) -> Call:
             raise ClientDisconnected
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
-    body, key = b"".join(parts), shown_key(scope)
+    body, key = b"".join(parts), bearer_key(scope)
     large = len(body) > LARGE
-    marks = await asyncio.to_thread(marks_of, scope["path"], key, body) if large else marks_of(scope["path"], key, body)
-    return Call(
+    marks = (
+        await asyncio.to_thread(prefix_hashes, scope["path"], key, body)
+        if large
+        else prefix_hashes(scope["path"], key, body)
+    )
+    return ReplicaCall(
         scope["method"],
         scope["path"],
         scope.get("query_string", b""),
@@ -192,9 +206,9 @@ class RayReplicas:
         self._handle = handle.options(method_name="answer", stream=True)
 
     def names(self) -> Sequence[str]:
-        return Running.names
+        return RunningReplicas.names
 
-    async def ask(self, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def call(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         from grpc import RpcError
         from ray.exceptions import RayError, RayTaskError
 
@@ -218,16 +232,16 @@ class Ingress:
     """Where requests come in."""
 
     def __init__(self, handle: Any, attempts: int, config: ServerConfig) -> None:
-        self.front = Gateway(RayReplicas(handle), attempts, config.request_timeout + GRACE)
-        self.guarded = wrapped(self.front, middleware_of(config, self.front.ledger.refusal))
+        self.gateway = Gateway(RayReplicas(handle), attempts, config.request_timeout + GRACE)
+        self.guarded = wrap(self.gateway, build_middleware(config, self.gateway.metrics.error_response))
 
-    async def leave(self) -> None:
+    async def drain(self) -> None:
         """Take nothing new."""
-        self.front.leaving = True
+        self.gateway.draining = True
 
     async def ongoing(self) -> int:
         """Requests that are not answered to the end."""
-        return self.front.ongoing
+        return self.gateway.ongoing
 
 
 def application() -> ASGIApp:

@@ -18,7 +18,7 @@ from foretell.server.errors import ApiError
 from foretell.server.metrics import CREATED, PREFIX
 from foretell.server.routes.status import METRICS_TYPE
 
-MOST_GONE = 64  # replicas that have gone and whose counts are kept apart; older ones are added up
+MAX_GONE_REPLICAS = 64  # replicas that have gone and whose counts are kept apart; older ones are added up
 SUMMED = ("num_requests_running", "num_requests_waiting")  # of the gauges; of others the mean is told
 RATE, ACCEPTED, REJECTED = (
     f"speculative_decoding_{name}" for name in ("acceptance_rate", "accepted_tokens_total", "rejected_tokens_total")
@@ -75,15 +75,15 @@ class MergedMetrics:
         self._last: OrderedDict[str, Exposition] = OrderedDict()  # of each replica, the one heard longest ago first
         self._older = Exposition()  # of those that are not kept apart any more
 
-    def hear(self, told: Mapping[str, str]) -> None:
+    def update(self, told: Mapping[str, str]) -> None:
         """What every living replica says now."""
         for replica, text in told.items():
             self._last[replica] = Exposition(text)
             self._last.move_to_end(replica)
-        while len(self._last) > len(told) + MOST_GONE:
+        while len(self._last) > len(told) + MAX_GONE_REPLICAS:
             self._older.add(self._last.popitem(last=False)[1], gauges=False)
 
-    def merged(self, living: Iterable[str]) -> Exposition:
+    def total(self, living: Iterable[str]) -> Exposition:
         """One server's worth: counts add up, gone replicas included; gauges are of the living."""
         here = set(living)
         found = Exposition()
@@ -96,7 +96,7 @@ class MergedMetrics:
         _settle_rate(found)
         return found
 
-    def each(self, living: Iterable[str]) -> Exposition:
+    def per_replica(self, living: Iterable[str]) -> Exposition:
         """Every living replica's own, told apart by a label."""
         found = Exposition()
         for replica in sorted(living):
@@ -124,7 +124,7 @@ def _settle_rate(found: Exposition) -> None:
 UNHEALTHY = {"status": "unavailable"}
 
 
-def standing(found: Answers) -> tuple[int, dict[str, Any]]:
+def merge_health(found: Answers) -> tuple[int, dict[str, Any]]:
     """Return status 200 as long as one replica has it: the others are being replaced."""
     each = {name: _health(status, body) for name, (status, body) in sorted(found.items())}
     if any(status == OK for status, _ in found.values()):
@@ -145,7 +145,7 @@ def _health(status: int, body: bytes) -> dict[str, Any]:
     return default | report
 
 
-def server_info(told: Mapping[str, bytes]) -> dict[str, Any]:
+def merge_server_info(told: Mapping[str, bytes]) -> dict[str, Any]:
     """The first one's, with the states of all of them, each by its replica's name."""
     each = {name: json.loads(body) for name, body in sorted(told.items())}
     first = next(iter(each.values()))
@@ -158,7 +158,7 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.books = MergedMetrics()
+        self.merged = MergedMetrics()
         self.replicas = Gauge(PREFIX + "replicas", "Replicas that answer", registry=self.registry)
         self.moved = Counter(
             PREFIX + "requests_moved", "Times a request was given to another replica before its first byte",
@@ -170,15 +170,15 @@ class GatewayMetrics:
             registry=self.registry,
         )  # fmt: skip
 
-    def refusal(self, failure: ApiError) -> Response:
+    def error_response(self, failure: ApiError) -> Response:
         """Count a failure and return its response."""
         self.failures.labels(failure.code or "").inc()
         return failure.response()
 
-    def page(self, told: Mapping[str, str], each: bool) -> Response:
+    def response(self, told: Mapping[str, str], each: bool) -> Response:
         """Prometheus's text: of all as one server, or `each` replica's own."""
-        self.books.hear(told)
+        self.merged.update(told)
         self.replicas.set(len(told))
-        found = self.books.each(told) if each else self.books.merged(told)
+        found = self.merged.per_replica(told) if each else self.merged.total(told)
         ours = CREATED.sub(b"", generate_latest(self.registry))
         return Response(found.text() + ours, media_type=METRICS_TYPE)

@@ -9,14 +9,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-MOST_MARKS = 100_000  # about 25 MB; the ones unused for longest are forgotten
-HOLDERS = 3  # replicas kept for one beginning, such as an instruction that all conversations share
+MAX_HASHES = 100_000  # about 25 MB; the ones unused for longest are forgotten
+MAX_HOLDERS = 3  # replicas kept for one beginning, such as an instruction that all conversations share
 
 
-class Affinity:
+class PrefixAffinity:
     """Remembers where beginnings were read. It may be wrong: a replica that has forgotten reads again."""
 
-    def __init__(self, routing: str = "prefix", slack: int = 4, most: int = MOST_MARKS, seed: int = 0) -> None:
+    def __init__(self, routing: str = "prefix", slack: int = 4, most: int = MAX_HASHES, seed: int = 0) -> None:
         """`slack`: requests by which a replica may be busier than the least loaded and still be gone to."""
         self.routing, self.slack, self.most = routing, slack, most
         self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
@@ -27,7 +27,7 @@ class Affinity:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def order(self, marks: Sequence[bytes], loads: Mapping[str, int], avoid: Sequence[str] = ()) -> list[str]:
+    def rank(self, marks: Sequence[bytes], loads: Mapping[str, int], avoid: Sequence[str] = ()) -> list[str]:
         """The replicas of `loads`, the one to go to first; those to `avoid` come last."""
         names = sorted(loads, key=lambda name: (name in avoid, loads[name], self._turns.get(name, 0)))
         if self.routing == "random":
@@ -55,7 +55,7 @@ class Affinity:
             return
         for mark in marks:
             others = [each for each in self._holders.pop(mark, ()) if each != name]
-            self._holders[mark] = (name, *others)[:HOLDERS]
+            self._holders[mark] = (name, *others)[:MAX_HOLDERS]
         while len(self._holders) > self.most:
             self._holders.popitem(last=False)
 
@@ -70,7 +70,7 @@ SIZE = 12  # bytes of a mark
 WRITING = ("/v1/chat/completions", "/v1/completions")
 
 
-def marks_of(path: str, key: str, body: bytes) -> tuple[bytes, ...]:
+def prefix_hashes(path: str, key: str, body: bytes) -> tuple[bytes, ...]:
     """The marks of a request, the shortest beginning first; none where it writes nothing or cannot be read.
 
     Callers with another key or salt share no cache, and so no marks.

@@ -28,7 +28,7 @@ MISSING = "replicas run on Ray, which is not installed: pip install 'foretell[cl
 
 
 @dataclass(frozen=True)
-class Ray:
+class RayConnection:
     """A connection. A Ray that was started for `foretell serve` ends with it."""
 
     address: str
@@ -42,7 +42,7 @@ def check_installed() -> None:
         raise ForetellError(MISSING)
 
 
-def connect(address: str | None, dashboard: bool, stay: bool) -> Ray:
+def connect(address: str | None, dashboard: bool, stay: bool) -> RayConnection:
     """To the Ray at `address` or RAY_ADDRESS; else to one that is started here, which may `stay` when we have gone."""
     check_installed()
     wanted = address or os.environ.get("RAY_ADDRESS")
@@ -59,7 +59,7 @@ def connect(address: str | None, dashboard: bool, stay: bool) -> Ray:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its other lines lie in its folder of logs
     there = {name: float(value) for name, value in ray.cluster_resources().items()}
     logs = os.path.join(ray._private.worker._global_node.get_session_dir_path(), "logs")
-    return Ray(ray.get_runtime_context().gcs_address, there, logs)
+    return RayConnection(ray.get_runtime_context().gcs_address, there, logs)
 
 
 def running_here() -> str | None:

@@ -9,14 +9,14 @@ from dataclasses import replace
 from starlette.types import ASGIApp, Message, Scope
 
 from foretell.cluster.replica_spec import ReplicaSpec
-from foretell.cluster.replicas import Call, ResponseHead
+from foretell.cluster.replicas import ReplicaCall, ResponseHead
 from foretell.server.app import create_app
 from foretell.server.run import load, set_up_logs
 
 ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
-async def answer(app: ASGIApp, call: Call, replica: str) -> AsyncGenerator[ResponseHead | bytes, None]:
+async def call_app(app: ASGIApp, call: ReplicaCall, replica: str) -> AsyncGenerator[ResponseHead | bytes, None]:
     """The head of the answer, then the rest of its body; whoever closes this early has gone away."""
     inside = _Inside(call)
     running = asyncio.ensure_future(app(_scope(call), inside.receive, inside.send))
@@ -41,7 +41,7 @@ async def answer(app: ASGIApp, call: Call, replica: str) -> AsyncGenerator[Respo
 class _Inside:
     """Both ends of a connection."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ReplicaCall) -> None:
         self.call = call
         self.said: asyncio.Queue[Message | None] = asyncio.Queue()
         self._told = False
@@ -72,7 +72,7 @@ class _Inside:
         return body + message.get("body", b""), message.get("more_body", False)
 
 
-def _scope(call: Call) -> Scope:
+def _scope(call: ReplicaCall) -> Scope:
     return {
         "type": "http",
         "asgi": ASGI,
@@ -89,7 +89,7 @@ def _scope(call: Call) -> Scope:
     }
 
 
-class Replica:
+class ReplicaServer:
     """Ray Serve makes it, asks it how it is, and ends it."""
 
     async def __init__(self, served: ReplicaSpec) -> None:  # type: ignore[misc]  # Ray Serve awaits it
@@ -103,15 +103,15 @@ class Replica:
         self._life = self.app.router.lifespan_context(self.app)
         await self._life.__aenter__()
 
-    async def answer(self, call: Call) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def call_app(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         """What the server says to a request."""
-        async for part in answer(self.app, call, self.name):
+        async for part in call_app(self.app, call, self.name):
             yield part
 
     async def check_health(self) -> None:
         """Raises where the engine has failed or a step is stuck; Ray Serve then puts another replica in its place."""
-        if self.service.problem is not None:
-            raise RuntimeError(self.service.problem)
+        if self.service.unhealthy_reason is not None:
+            raise RuntimeError(self.service.unhealthy_reason)
 
     async def __del__(self) -> None:  # Ray Serve awaits it, when every answer is finished
         await self._life.__aexit__(None, None, None)

@@ -24,11 +24,11 @@ class ReplicaSpec:
         return self.server.served_model_name or (self.engine.model,)
 
     @property
-    def most_texts(self) -> int:
+    def max_requests(self) -> int:
         """That one replica writes or lets wait."""
         return self.engine.max_num_seqs + self.server.max_queue
 
-    def gpus(self, any_there: bool) -> int:
+    def num_gpus(self, any_there: bool) -> int:
         """Of one copy: one for each rank, and up to the one that the draft model has for itself."""
         device, beside = self.engine.device, (self.speculation.draft_device or "").partition(":")
         on_gpus = device.startswith("cuda") or (device == "auto" and any_there)
@@ -58,19 +58,19 @@ class ReplicaResources:
         return " ".join([*parts, _some(self.cpus, "core")])
 
 
-def room_for(config: ClusterConfig, served: ReplicaSpec, there: Mapping[str, float]) -> ReplicaResources:
+def plan_resources(config: ClusterConfig, served: ReplicaSpec, there: Mapping[str, float]) -> ReplicaResources:
     """What each replica gets of what is `there`, in Ray's words (CPU, GPU); refused where it is too little for all."""
     cores, cards = there.get("CPU", 0), there.get("GPU", 0)
     ranks, gpus = served.engine.tensor_parallel_size, config.replica_gpus
     if gpus is None:
-        gpus = served.gpus(any_there=cards > 0)
+        gpus = served.num_gpus(any_there=cards > 0)
     elif ranks > 1 and 0 < gpus < ranks and served.engine.device != "cpu":
         raise RequestError("replica_gpus", f"{gpus:g} is too little: each of the {ranks} ranks needs one; leave it out")
     cpus = config.replica_cpus
     if cpus is None:
-        cpus = ranks if gpus else max(1, cores // config.most)  # beside a GPU, a core for each process
-    _check(config.most, gpus, cards, "GPU", "replica_gpus")
-    _check(config.most, cpus, cores, "core", "replica_cpus")
+        cpus = ranks if gpus else max(1, cores // config.max_replicas)  # beside a GPU, a core for each process
+    _check(config.max_replicas, gpus, cards, "GPU", "replica_gpus")
+    _check(config.max_replicas, cpus, cores, "core", "replica_cpus")
     return ReplicaResources(cpus, gpus)
 
 

@@ -14,7 +14,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True)
-class Call:
+class ReplicaCall:
     """One HTTP request, whole. `marks` are the hashes of its prompt's prefixes, `avoid` the replicas to try last;
     `target`: the replica that should answer, while it runs."""
 
@@ -24,11 +24,11 @@ class Call:
     headers: Headers = ()
     body: bytes = b""
     client: tuple[str, int] | None = None
-    marks: tuple[bytes, ...] = ()
+    prefix_hashes: tuple[bytes, ...] = ()
     avoid: tuple[str, ...] = ()
     target: str | None = None
 
-    def avoiding(self, replica: str) -> Call:
+    def avoid_also(self, replica: str) -> ReplicaCall:
         """The same, for another replica if there is one."""
         return self if replica in self.avoid else replace(self, avoid=(*self.avoid, replica))
 
@@ -57,7 +57,7 @@ class ReplicaLost(Exception):
     """A replica went away before the end of its answer."""
 
 
-class Running:
+class RunningReplicas:
     """The replicas that this process's router knows. Ray Serve copies the router with its module, hence not there."""
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -69,13 +69,13 @@ class Replicas(Protocol):
     def names(self) -> Sequence[str]:
         """Return the replicas that are known to run; none are known before the first request."""
 
-    def ask(self, call: Call) -> Parts:
+    def call(self, call: ReplicaCall) -> Parts:
         """Yield the head of an answer, then the rest of its body; raise ReplicaLost."""
 
 
-async def opened(replicas: Replicas, call: Call) -> tuple[ResponseHead, Parts]:
+async def start_call(replicas: Replicas, call: ReplicaCall) -> tuple[ResponseHead, Parts]:
     """Wait for the head of an answer; return it with the parts that follow."""
-    parts = replicas.ask(call)
+    parts = replicas.call(call)
     try:
         head = await anext(parts)
     except BaseException:
@@ -85,7 +85,7 @@ async def opened(replicas: Replicas, call: Call) -> tuple[ResponseHead, Parts]:
     return head, parts
 
 
-async def ask_all(replicas: Replicas, call: Call, settle: float | None = None) -> Answers:
+async def call_all(replicas: Replicas, call: ReplicaCall, settle: float | None = None) -> Answers:
     """Send a request to all replicas at the same time and return their answers.
 
     A replica that does not answer within LIMIT counts as unavailable; one that was lost is left out. Once a replica has
@@ -99,7 +99,7 @@ async def ask_all(replicas: Replicas, call: Call, settle: float | None = None) -
     return found | await _answers(replicas, others, settle)
 
 
-async def _answers(replicas: Replicas, calls: Sequence[Call], settle: float | None) -> Answers:
+async def _answers(replicas: Replicas, calls: Sequence[ReplicaCall], settle: float | None) -> Answers:
     loop = asyncio.get_running_loop()
     # Each in a context of its own: Ray Serve takes a request's id from there and cannot route two with one id.
     asked = {loop.create_task(_answer(replicas, call), context=Context()): call for call in calls}
@@ -118,10 +118,10 @@ async def _answers(replicas: Replicas, calls: Sequence[Call], settle: float | No
     return found | dict.fromkeys(late, (UNAVAILABLE, b'{"reason": "the replica did not answer in time"}'))
 
 
-async def _answer(replicas: Replicas, call: Call) -> Answers:
+async def _answer(replicas: Replicas, call: ReplicaCall) -> Answers:
     while True:
         try:
-            head, rest = await opened(replicas, call)
+            head, rest = await start_call(replicas, call)
             async with aclosing(rest):
                 body = head.body + b"".join([part async for part in rest if isinstance(part, bytes)])
             return {head.replica: (head.status, body)}

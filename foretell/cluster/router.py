@@ -8,15 +8,15 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from .prefix_affinity import Affinity
-from .replicas import Call, Running
+from .prefix_affinity import PrefixAffinity
+from .replicas import ReplicaCall, RunningReplicas
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
     """Ranks the replicas for each call, and counts what each of them has under way."""
 
     def initialize_state(self, routing: str = "prefix", slack: int = 4) -> None:
-        self.affinity = Affinity(routing, slack)
+        self.affinity = PrefixAffinity(routing, slack)
         self._ongoing: Counter[str] = Counter()
         self._lock = threading.Lock()  # answers end in threads of Ray's
 
@@ -27,8 +27,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         call = _call(pending_request)
         with self._lock:
             loads = {name: self._ongoing[name] for name in named}
-            order = self.affinity.order(call.marks, loads, call.avoid)
-        Running.names = tuple(named)
+            order = self.affinity.rank(call.prefix_hashes, loads, call.avoid)
+        RunningReplicas.names = tuple(named)
         if call.target is not None and call.target in named:
             order = [call.target]
         return [[named[name]] for name in order]  # never empty: Ray Serve would ask again without a pause
@@ -40,7 +40,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         with self._lock:
-            self.affinity.remember(_call(pending_request).marks, replica_id.unique_id)
+            self.affinity.remember(_call(pending_request).prefix_hashes, replica_id.unique_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         name = replica_id.unique_id
@@ -51,13 +51,13 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         names = [replica.replica_id.unique_id for replica in replicas]
-        Running.names = tuple(names)
+        RunningReplicas.names = tuple(names)
         with self._lock:
             self.affinity.keep_only(names)
             self._ongoing = Counter({name: count for name, count in self._ongoing.items() if name in names})
 
 
-def _call(pending_request: PendingRequest | None) -> Call:
+def _call(pending_request: PendingRequest | None) -> ReplicaCall:
     """What is to be answered; anything else goes to the least loaded."""
     args: tuple[Any, ...] = pending_request.args if pending_request is not None else ()
-    return args[0] if args and isinstance(args[0], Call) else Call("GET", "/")
+    return args[0] if args and isinstance(args[0], ReplicaCall) else ReplicaCall("GET", "/")

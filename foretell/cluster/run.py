@@ -15,8 +15,8 @@ from foretell.server.run import set_up_logs
 
 from .config import ClusterConfig
 from .deploy import deploy, open_port, shown_address
-from .ray_start import Ray, check_installed, connect, running_here
-from .replica_spec import ReplicaResources, ReplicaSpec, room_for
+from .ray_start import RayConnection, check_installed, connect, running_here
+from .replica_spec import ReplicaResources, ReplicaSpec, plan_resources
 
 LOG = logging.getLogger("foretell")
 LOOK = 0.2  # seconds between two looks whether all is answered
@@ -72,18 +72,24 @@ def remove_app(config: ClusterConfig) -> int:
     return 0
 
 
-def _put_up(config: ClusterConfig, served: ReplicaSpec, ray: Ray) -> tuple[Any, str]:
-    room = room_for(config, served, ray.resources)
+def _put_up(config: ClusterConfig, served: ReplicaSpec, ray: RayConnection) -> tuple[Any, str]:
+    room = plan_resources(config, served, ray.resources)
     server = served.server
     port = open_port(server.host, server.port, server.keep_alive)
     handle = deploy(config, served, room)
-    return handle, greeting(config, served, room, port, ray)
+    return handle, startup_line(config, served, room, port, ray)
 
 
-def greeting(config: ClusterConfig, served: ReplicaSpec, room: ReplicaResources, port: int, ray: Ray) -> str:
+def startup_line(
+    config: ClusterConfig, served: ReplicaSpec, room: ReplicaResources, port: int, ray: RayConnection
+) -> str:
     """The line it starts with: where, what, how many, and where the logs lie."""
-    count = f"{config.least} to {config.most}" if config.most > config.least else str(config.most)
-    replicas = f"{count} replica{'s' if config.most > 1 else ''}"
+    count = (
+        f"{config.min_replicas} to {config.max_replicas}"
+        if config.max_replicas > config.min_replicas
+        else str(config.max_replicas)
+    )
+    replicas = f"{count} replica{'s' if config.max_replicas > 1 else ''}"
     return (
         f"foretell: {shown_address(served.server.host, port)} serves {served.names[0]}; "
         f"{replicas} of {room}, routing by {config.routing}; Ray at {ray.address}; logs: {ray.logs}"

@@ -62,12 +62,12 @@ class Engine(Backend):
         tokenizer = self.llm.tokenizer
         if not script.is_chat:
             return tokenizer.encode(script.text)
-        before = tokenizer.render_chat([message.as_json() for message in script.messages])
+        before = tokenizer.apply_chat_template([message.as_json() for message in script.messages])
         return tokenizer.encode(before + script.text, add_special=False)
 
     async def render(self, script: Script) -> str:
         messages = [message.as_json() for message in script.messages]
-        return self.llm.tokenizer.render_chat(messages, add_generation_prompt=False)
+        return self.llm.tokenizer.apply_chat_template(messages, add_generation_prompt=False)
 
     async def write(self, script: Script, settings: Settings, tell: Tell | None) -> Written:
         defaults = DEFAULTS | self.llm.assembly.sampling_defaults

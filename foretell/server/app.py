@@ -16,28 +16,28 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from foretell.errors import ForetellError
-from foretell.server.openai.chat_requests import ChatBody, DetokenizeBody, TokenizeBody
-from foretell.server.openai.requests import CompletionBody
-from foretell.server.routes.generate import writing_routes
-from foretell.server.routes.openapi_page import api_routes
-from foretell.server.routes.playground import page_routes
-from foretell.server.routes.status import telling_routes
-from foretell.server.routes.tokenize import spelling_routes
+from foretell.server.openai.chat_requests import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
+from foretell.server.openai.requests import CompletionRequest
+from foretell.server.routes.generate import generate_routes
+from foretell.server.routes.openapi_page import openapi_routes
+from foretell.server.routes.playground import playground_routes
+from foretell.server.routes.status import status_routes
+from foretell.server.routes.tokenize import tokenize_routes
 from foretell.version import VERSION
 
 from .background_tasks import StatsLogger
-from .errors import ApiError, failure_of, invalid_body
-from .middleware import Tell, middleware_of
+from .errors import ApiError, to_api_error, validation_error
+from .middleware import ErrorResponder, build_middleware
 from .service import Service
 from .sse import ClientDisconnected
 
 LOG = logging.getLogger("foretell")
 GONE = 499  # nginx's word for a caller who left; nobody reads it
 BODIES: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatBody,
-    "/v1/completions": CompletionBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
 }
 
 
@@ -48,8 +48,8 @@ def create_app(service: Service) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.engine.start()
         beside = [asyncio.ensure_future(StatsLogger(service).run())]
-        if service.watch is not None:
-            beside.append(asyncio.ensure_future(service.watch.run()))
+        if service.draft_reloader is not None:
+            beside.append(asyncio.ensure_future(service.draft_reloader.run()))
         try:
             yield
         finally:
@@ -58,35 +58,35 @@ def create_app(service: Service) -> FastAPI:
             await service.close()
 
     app = FastAPI(title="Foretell", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.include_router(writing_routes(service))
-    app.include_router(telling_routes(service))
-    app.include_router(spelling_routes(service))
-    app.include_router(page_routes())
-    app.include_router(api_routes(lambda: _describe(app)))
+    app.include_router(generate_routes(service))
+    app.include_router(status_routes(service))
+    app.include_router(tokenize_routes(service))
+    app.include_router(playground_routes())
+    app.include_router(openapi_routes(lambda: _describe(app)))
 
     def tell(failure: ApiError) -> Response:
-        service.metrics.instruments.failures.add(failure.code or "")
+        service.metrics.prometheus.failures.inc(failure.code or "")
         return failure.response()
 
     _add_handlers(app, tell)
-    for layer in middleware_of(service.config, tell):
+    for layer in build_middleware(service.config, tell):
         app.add_middleware(layer.cls, *layer.args, **layer.kwargs)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     return app
 
 
-def _add_handlers(app: FastAPI, tell: Tell) -> None:
+def _add_handlers(app: FastAPI, tell: ErrorResponder) -> None:
     async def known(request: Request, error: Exception) -> Response:
-        return tell(failure_of(error))
+        return tell(to_api_error(error))
 
     async def unknown(request: Request, error: Exception) -> Response:
         LOG.error("a request to %s failed", request.url.path, exc_info=error)
-        return tell(failure_of(error))
+        return tell(to_api_error(error))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError), "it is registered for these"
         body = BODIES.get(request.url.path)
-        return tell(invalid_body(error, list(body.model_fields) if body is not None else []))
+        return tell(validation_error(error, list(body.model_fields) if body is not None else []))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "it is registered for these"

@@ -109,20 +109,20 @@ class DraftReloader:
             HeadHotSwap,  # brings torch, for which a server that only starts does not wait
         )
 
-        self.replacement, self.engine, self.every = HeadHotSwap(Path(folder), engine.engine), engine, every
+        self.hot_swap, self.engine, self.interval = HeadHotSwap(Path(folder), engine.engine), engine, every
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        await repeat("the look for a better head", self.every, self.look)
+        await repeat("the look for a better head", self.interval, self.poll)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Once: take what is new, if it is better."""
         from foretell.build.head_hot_swap import read_or_say
 
-        found = await asyncio.to_thread(read_or_say, self.replacement)
+        found = await asyncio.to_thread(read_or_say, self.hot_swap)
         if isinstance(found, str):
             LOG.warning("%s", found)
         elif found is not None:
-            done = await self.engine.between_steps(lambda: self.replacement.judge(found))
+            done = await self.engine.between_steps(lambda: self.hot_swap.judge(found))
             if done:
                 LOG.info("%s", done)

@@ -1,4 +1,4 @@
-"""A chat as the model's template takes it."""
+"""Applies the model's chat template to the messages and tools of a request."""
 
 from __future__ import annotations
 
@@ -7,90 +7,106 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
-from foretell.server.openai.chat_requests import ChatBody, Function, Message, NamedTool, TokenizeBody, Tool
+from foretell.server.openai.chat_requests import (
+    ChatCompletionRequest,
+    ChatMessageParam,
+    FunctionDefinition,
+    NamedTool,
+    TokenizeRequest,
+    Tool,
+    ToolCall,
+)
 
 if TYPE_CHECKING:
     from foretell.tokenizer import Tokenizer
 
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # template variables with request fields
 
 
-def render(tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequence[Tool] | None) -> str:
-    """The text the model continues."""
+def apply_chat_template(
+    tokenizer: Tokenizer, body: ChatCompletionRequest | TokenizeRequest, tools: Sequence[Tool] | None
+) -> str:
+    """Render the messages and tools of a request to the prompt text."""
     template = (tokenizer.tool_template if tools else tokenizer.chat_template) or ""
-    values = dict(body.chat_template_kwargs or {})
-    for name in values:
+    variables = dict(body.chat_template_kwargs or {})
+    for name in variables:
         if name in RESERVED:
-            raise RequestError(f"chat_template_kwargs.{name}", "has a field of its own; use that")
-    if isinstance(body, ChatBody) and body.reasoning_effort is not None:
+            raise RequestError(f"chat_template_kwargs.{name}", f"is reserved; set the request field {name} instead")
+    if isinstance(body, ChatCompletionRequest) and body.reasoning_effort is not None:
         if "reasoning_effort" not in template:
-            raise RequestError("reasoning_effort", "this model's chat template knows no effort; leave it out")
-        values["reasoning_effort"] = body.reasoning_effort
-    generate = body.add_generation_prompt if isinstance(body, TokenizeBody) else True
-    messages = [_message(message, place, template) for place, message in enumerate(body.messages or [])]
-    described = None if tools is None else [_tool(tool) for tool in tools]
-    text = tokenizer.render_chat(messages, tools=described, add_generation_prompt=generate, **values)
+            raise RequestError(
+                "reasoning_effort", "is not a variable of this model's chat template; leave the field out"
+            )
+        variables["reasoning_effort"] = body.reasoning_effort
+    add_generation_prompt = body.add_generation_prompt if isinstance(body, TokenizeRequest) else True
+    messages = [_message_variables(message, i, template) for i, message in enumerate(body.messages or [])]
+    text = tokenizer.apply_chat_template(
+        messages,
+        tools=None if tools is None else [_tool_variables(tool) for tool in tools],
+        add_generation_prompt=add_generation_prompt,
+        **variables,
+    )
     try:
         text.encode()
-    except UnicodeEncodeError:  # arguments of calls are JSON inside JSON, and may have hidden it
-        raise RequestError("messages", "have half a surrogate pair; send valid Unicode") from None
+    except UnicodeEncodeError:  # the arguments of tool calls are JSON inside JSON, which can hide a surrogate
+        raise RequestError("messages", "contain an unpaired surrogate; send valid Unicode") from None
     return text
 
 
-def _message(message: Message, place: int, template: str) -> dict[str, Any]:
-    plain = message.model_dump(exclude_none=True, exclude={"tool_calls", "refusal"})
+def _message_variables(message: ChatMessageParam, index: int, template: str) -> dict[str, Any]:
+    variables = message.model_dump(exclude_none=True, exclude={"tool_calls", "refusal"})
     if message.role == "developer" and "developer" not in template:
-        plain["role"] = "system"  # OpenAI's newer word for it
+        variables["role"] = "system"  # OpenAI's newer name for the system role
     if message.content is None and message.refusal is not None:
-        plain["content"] = message.refusal
+        variables["content"] = message.refusal
     if message.tool_calls:
-        plain["tool_calls"] = [
-            {**call.model_dump(exclude_none=True), "function": _function_call(call.function.name, call, place)}
+        variables["tool_calls"] = [
+            {**call.model_dump(exclude_none=True), "function": _function_call(call, index)}
             for call in message.tool_calls
         ]
-    return plain
+    return variables
 
 
-def _function_call(name: str, call: Any, place: int) -> dict[str, Any]:
-    """Templates write the arguments as JSON themselves, and want them as an object."""
+def _function_call(call: ToolCall, index: int) -> dict[str, Any]:
+    """Return the call with its arguments as an object: templates serialize them to JSON themselves."""
+    name = call.function.name
     try:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise RequestError(f"messages.{place}.tool_calls", f"the arguments of {name} are not a JSON object")
+        raise RequestError(f"messages.{index}.tool_calls", f"the arguments of {name} are not a JSON object")
     return {"name": name, "arguments": arguments}
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool_variables(tool: Tool) -> dict[str, Any]:
     function = tool.function.model_dump(exclude_none=True, exclude={"strict"})
     return {"type": "function", "function": {"parameters": {"type": "object", "properties": {}}, **function}}
 
 
-def tools_of(body: ChatBody, family: str | None) -> list[Tool]:
-    """The tools the model is told of; none where it is not to call any."""
+def select_tools(body: ChatCompletionRequest, tool_parser: str | None) -> list[Tool]:
+    """Return the tools for the prompt: none if the request has none or forbids tool calls."""
     if not body.tools:
         if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
-            raise RequestError("tool_choice", "asks for a call and there are no tools; give some")
+            raise RequestError("tool_choice", "requires a tool call, but the request has no tools; add some")
         return []
     if body.tool_choice == "none":
         return []
-    if family is None:
-        raise RequestError("tools", "this model's chat template takes no tools; leave them out, or take another model")
+    if tool_parser is None:
+        raise RequestError("tools", "are not supported by this model's chat template; leave them out")
     return body.tools
 
 
-def forced_functions(body: ChatBody, tools: Sequence[Tool]) -> list[Function]:
-    """The functions of which one must be called; empty where the model may choose not to call."""
+def forced_functions(body: ChatCompletionRequest, tools: Sequence[Tool]) -> list[FunctionDefinition]:
+    """Return the functions of which the model must call one; empty if it may answer without a call."""
     functions = [tool.function for tool in tools]
     if body.tool_choice == "required":
         return functions
     if not isinstance(body.tool_choice, NamedTool):
         return []
-    named = body.tool_choice.function.name
-    found = [function for function in functions if function.name == named]
-    if not found:
-        raise RequestError(
-            "tool_choice", f"there is no tool {named!r}; there are {', '.join(f.name for f in functions)}"
-        )
-    return found
+    name = body.tool_choice.function.name
+    matching = [function for function in functions if function.name == name]
+    if not matching:
+        known = ", ".join(function.name for function in functions)
+        raise RequestError("tool_choice", f"there is no tool {name!r}; the tools are {known}")
+    return matching

@@ -96,7 +96,7 @@ class CompatFlags:
         return {name: value for name, value in given.items() if value is not None}
 
     @property
-    def remarks(self) -> list[str]:
+    def ignored(self) -> list[str]:
         """Flags that are not taken at their word, and what is done."""
         if (self.speculative_eagle_topk or 1) == 1:
             return []
@@ -141,7 +141,7 @@ def _named(method: str | None, model: str | None) -> str:
     return SpeculationConfig.from_vllm({name: value for name, value in given.items() if value}).drafter
 
 
-def merge(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+def merge_options(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     """Settings given in our words and in another engine's; two that differ are refused."""
     return {name: _agreed(name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs))}
 
@@ -242,7 +242,7 @@ class _Foreign(argparse.Action):
         namespace.foreign = [*getattr(namespace, "foreign", []), flag]
 
 
-def add_foreign_flags(parser: argparse._ActionsContainer) -> None:
+def add_ignored_flags(parser: argparse._ActionsContainer) -> None:
     """Let the flags in; `namespace.foreign` has those that were given."""
     for flags, nargs in ((SWITCHES, 0), (WITH_VALUES, None), (EITHER, "?")):
         for flag in flags:

@@ -30,19 +30,19 @@ class MemoryReport:
     drafter: int
     cache: int
     pages: int
-    step: int
-    program: int
+    activations: int
+    process: int
     peak: int = 0  # the most the process has taken so far, while it loaded the model
     now: int = 0  # what the process has of the machine's memory when all is loaded
     files: int = 0  # of that, pages of files: libraries and mapped weights, which other processes may share
     device: str = "cpu"
 
     @classmethod
-    def of(cls, assembly: Assembly, config: EngineConfig, ours: Path = OURS) -> MemoryReport:
+    def measure(cls, assembly: Assembly, config: EngineConfig, ours: Path = OURS) -> MemoryReport:
         """To be measured when all is loaded and nothing was written."""
         plan, device = assembly.memory, assembly.engine.runner.device.type
         here = plan.weights + plan.drafter if device == "cpu" else 0
-        memory = resident(ours)
+        memory = process_memory(ours)
         program = max(0, memory.now - here)  # mapped weights are in memory, too: they were read when they were checked
         step = step_bytes(assembly, config)
         sizes = (plan.weights, plan.drafter, plan.cache, plan.pages, step, program)
@@ -51,18 +51,18 @@ class MemoryReport:
     @property
     def total(self) -> int:
         """The most that is taken where the model runs, the process itself included where that is the same memory."""
-        model = self.weights + self.drafter + self.cache + self.step
-        return max(model + self.program, self.peak) if self.device == "cpu" else model
+        model = self.weights + self.drafter + self.cache + self.activations
+        return max(model + self.process, self.peak) if self.device == "cpu" else model
 
     def __str__(self) -> str:
         parts = {
             "weights": self.weights,
             "drafter": self.drafter,
             f"cache of {self.pages} pages": self.cache,
-            "a step": self.step,
+            "a step": self.activations,
         }
         if self.device == "cpu":
-            parts["the program"] = self.program
+            parts["the program"] = self.process
         told = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
         now = f"; resident now {_gib(self.now)}, {_gib(self.files)} of it pages of files" if self.now else ""
         return f"at most {_gib(self.total)}: {told}{now}"
@@ -86,7 +86,7 @@ class ProcessMemory:
     files: int = 0
 
 
-def resident(ours: Path = OURS) -> ProcessMemory:
+def process_memory(ours: Path = OURS) -> ProcessMemory:
     """What the system says of this process; zeros where it does not tell."""
     try:
         text = (ours / "status").read_text()

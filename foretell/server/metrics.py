@@ -13,7 +13,7 @@ from prometheus_client import Counter as PrometheusCounter
 
 from foretell.engine.streams import Load, StepClock, StepReport
 from foretell.server.choice_state import skip_reason
-from foretell.server.memory_report import resident
+from foretell.server.memory_report import process_memory
 from foretell.types import TARGET
 
 if TYPE_CHECKING:
@@ -32,29 +32,29 @@ class Speedup:
     """
 
     plain_seconds: PlainSeconds
-    plain: float = 0.0
-    taken: float = 0.0
+    plain_decode_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
     def observe(self, report: StepReport) -> None:
         """Count one step."""
-        step = plain_step(self.plain_seconds, report.clock)
+        step = plain_step_seconds(self.plain_seconds, report.clock)
         if step is not None:
             tokens = sum(len(piece.delta.tokens) for piece in report.pieces)
-            self.plain += tokens / report.clock.texts * step
-            self.taken += report.clock.seconds
+            self.plain_decode_seconds += tokens / report.clock.texts * step
+            self.decode_seconds += report.clock.seconds
 
     @property
     def value(self) -> float | None:
-        return self.plain / self.taken if self.taken > 0 else None
+        return self.plain_decode_seconds / self.decode_seconds if self.decode_seconds > 0 else None
 
 
-def plain_step(plain_seconds: PlainSeconds, clock: StepClock) -> float | None:
+def plain_step_seconds(plain_seconds: PlainSeconds, clock: StepClock) -> float | None:
     """What the same step would have taken without guesses; None where that is not known, or where it read prompts."""
     step = plain_seconds(clock.texts, clock.context) if clock.decodes else None
     return None if step is None else step + clock.host
 
 
-def unknown(batch: int, context: int) -> float | None:
+def no_estimate(batch: int, context: int) -> float | None:
     """Where nobody measures plain steps."""
     return None
 
@@ -77,16 +77,16 @@ class CounterMetric:
             counter.labels(model)  # shown from the start
         self._totals: dict[tuple[str, ...], float] = {}
 
-    def add(self, *labels: str, amount: float = 1) -> None:
+    def inc(self, *labels: str, amount: float = 1) -> None:
         self._totals[labels] = self._totals.get(labels, 0) + amount
         self._counter.labels(self._model, *labels).inc(amount)
 
-    def follow(self, total: float, *labels: str) -> None:
+    def set_total(self, total: float, *labels: str) -> None:
         """Catch up with a total that only grows."""
-        self.add(*labels, amount=total - self._totals.get(labels, 0))
+        self.inc(*labels, amount=total - self._totals.get(labels, 0))
 
 
-class MetricSet:
+class PrometheusMetrics:
     """The counters of one server, in a registry of their own."""
 
     def __init__(self, model: str) -> None:
@@ -129,7 +129,7 @@ class MetricSet:
 
     def show_health(self, drafter: str, failures: int, disabled: bool) -> None:
         """Set the failures of a drafter since the start and whether it is disabled now."""
-        self.drafter_failures.follow(failures, drafter)
+        self.drafter_failures.set_total(failures, drafter)
         self._drafter_disabled.labels(self._model, drafter).set(disabled)
 
     def _make_requests(self) -> None:
@@ -150,7 +150,7 @@ class MetricSet:
         self.waiting = self._gauge("num_requests_waiting", "Texts that wait")
         self.page_use = self._gauge("kv_cache_usage_perc", "Pages in use, of all; 1 is full")
         self.preemptions = self._tally("num_preemptions", "Texts that had to give their pages back")
-        self.resident = self._gauge("resident_memory_bytes", "Memory the process has")
+        self.process_memory = self._gauge("resident_memory_bytes", "Memory the process has")
         self.resident_files = self._gauge(
             "resident_file_bytes", "Of that, pages of files: libraries and mapped weights, which others may share"
         )
@@ -174,12 +174,12 @@ class MetricSet:
         return {"foretell": ours, "vllm": theirs, "both": ours + theirs}[names]
 
 
-MOST_UNCOUNTED = 32  # steps
+MAX_PENDING_REPORTS = 32  # steps
 
 Health = Mapping[str, tuple[int, bool]]  # by drafter: failures, disabled
 
 
-class Deciding(Protocol):
+class ControllerStats(Protocol):
     """A controller: how often each thing was decided, whether guessing is on and why, and how often that changed."""
 
     @property
@@ -193,7 +193,7 @@ class Deciding(Protocol):
 
 
 @dataclass(frozen=True)
-class Undecided:
+class NoControllerStats:
     """Nobody decides anything."""
 
     decision_counts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
@@ -208,16 +208,16 @@ class Totals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
-    texts: int = 0  # that ended
+    num_finished: int = 0  # that ended
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     skips: Counter[str] = field(default_factory=Counter)  # steps of texts without a draft, by reason
     per_position: list[int] = field(default_factory=list)
     drafters: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each: guesses, and those accepted
-    seconds: float = 0.0  # of all steps
-    drafting: float = 0.0  # of these, for guessing
-    running: float = 0.0  # and for the target
+    step_seconds: float = 0.0  # of all steps
+    draft_seconds: float = 0.0  # of these, for guessing
+    target_seconds: float = 0.0  # and for the target
 
     @property
     def acceptance_rate(self) -> float:
@@ -240,12 +240,12 @@ class Metrics:
     def __init__(
         self,
         model: str,
-        plain_seconds: PlainSeconds = unknown,
-        controller: Deciding = Undecided(),
+        plain_seconds: PlainSeconds = no_estimate,
+        controller: ControllerStats = NoControllerStats(),
         health: Callable[[], Health] = dict,
     ) -> None:
         """`health` returns the failures of each drafter since the start and whether it is disabled now."""
-        self.instruments = MetricSet(model)
+        self.prometheus = PrometheusMetrics(model)
         self.controller, self.health = controller, health
         self._speedup = Speedup(plain_seconds)
         self._totals = Totals()
@@ -266,13 +266,13 @@ class Metrics:
     def observe(self, report: StepReport) -> None:
         """A step is done."""
         self._uncounted.append(report)
-        if len(self._uncounted) >= MOST_UNCOUNTED:
+        if len(self._uncounted) >= MAX_PENDING_REPORTS:
             self._count()
 
     def _count(self) -> None:
         reports, self._uncounted = self._uncounted, []
         for report in reports:
-            self.instruments.step_seconds.observe(report.clock.seconds)
+            self.prometheus.step_seconds.observe(report.clock.seconds)
             self._observe_clock(report.clock)
             for piece in report.pieces:
                 self._observe_piece(piece)
@@ -282,9 +282,9 @@ class Metrics:
 
     def _observe_clock(self, clock: StepClock) -> None:
         totals = self._totals
-        totals.seconds += clock.seconds
-        totals.drafting += clock.times.draft_seconds
-        totals.running += clock.times.target_seconds
+        totals.step_seconds += clock.seconds
+        totals.draft_seconds += clock.times.draft_seconds
+        totals.target_seconds += clock.times.target_seconds
 
     def _observe_piece(self, piece: StreamItem) -> None:
         delta, totals = piece.delta, self._totals
@@ -308,7 +308,7 @@ class Metrics:
             totals.per_position[position] += 1
 
     def _observe_first(self, piece: StreamItem) -> None:
-        show, track, clock = self.instruments, piece.track, piece.track.timings
+        show, track, clock = self.prometheus, piece.track, piece.track.timings
         prompt = len(track.seq.request.prompt)
         self._totals.prompt_tokens += prompt
         self._totals.cached_tokens += track.cached_prompt_tokens
@@ -317,9 +317,9 @@ class Metrics:
             show.queue_time.observe(clock.started - clock.added)
 
     def _observe_end(self, piece: StreamItem) -> None:
-        show, record, clock = self.instruments, piece.track.speculation, piece.track.timings
-        self._totals.texts += 1
-        show.finished.add(piece.delta.finish_reason or "")
+        show, record, clock = self.prometheus, piece.track.speculation, piece.track.timings
+        self._totals.num_finished += 1
+        show.finished.inc(piece.delta.finish_reason or "")
         if record.drafted:
             show.acceptance.observe(record.accepted / record.drafted)
         if clock.finished is not None and clock.first_token is not None:
@@ -331,41 +331,41 @@ class Metrics:
         """Prometheus's text; `load`: how busy the engine is now."""
         self._show_totals(self.totals)
         self._show_load(load)
-        self.instruments.speedup.set(self.speedup.value or 0.0)
-        memory = resident()
-        self.instruments.resident.set(memory.now)
-        self.instruments.resident_files.set(memory.files)
+        self.prometheus.speedup.set(self.speedup.value or 0.0)
+        memory = process_memory()
+        self.prometheus.process_memory.set(memory.now)
+        self.prometheus.resident_files.set(memory.files)
         for labels, count in self.controller.decision_counts.items():
-            self.instruments.decisions.follow(count, *labels)
+            self.prometheus.decisions.set_total(count, *labels)
         for name, health in self.health().items():
-            self.instruments.show_health(name, *health)
-        self.instruments.drafting_on.set(self.controller.speculation_state[0])
-        self.instruments.switches.follow(self.controller.num_switches)
-        return self.instruments.expose(names)
+            self.prometheus.show_health(name, *health)
+        self.prometheus.drafting_on.set(self.controller.speculation_state[0])
+        self.prometheus.switches.set_total(self.controller.num_switches)
+        return self.prometheus.expose(names)
 
     def _show_totals(self, totals: Totals) -> None:
-        show = self.instruments
-        show.generation_tokens.follow(totals.tokens)
-        show.prompt_tokens.follow(totals.prompt_tokens)
-        show.prefix_queries.follow(totals.prompt_tokens)
-        show.prefix_hits.follow(totals.cached_tokens)
-        show.drafts.follow(totals.drafts)
-        show.draft_tokens.follow(totals.drafted)
+        show = self.prometheus
+        show.generation_tokens.set_total(totals.tokens)
+        show.prompt_tokens.set_total(totals.prompt_tokens)
+        show.prefix_queries.set_total(totals.prompt_tokens)
+        show.prefix_hits.set_total(totals.cached_tokens)
+        show.drafts.set_total(totals.drafts)
+        show.draft_tokens.set_total(totals.drafted)
         for accepted in (show.accepted_tokens, show.accepted):  # vLLM's name and the one people look for
-            accepted.follow(totals.accepted)
-        show.rejected.follow(totals.drafted - totals.accepted)
+            accepted.set_total(totals.accepted)
+        show.rejected.set_total(totals.drafted - totals.accepted)
         show.acceptance_rate.set(totals.acceptance_rate)
         for position, count in enumerate(totals.per_position):
-            show.accepted_per_pos.follow(count, str(position))
+            show.accepted_per_pos.set_total(count, str(position))
         for reason, count in totals.skips.items():
-            show.skips.follow(count, reason)
+            show.skips.set_total(count, reason)
         for name, (drafted, accepted_of_it) in totals.drafters.items():
-            show.drafter_drafted.follow(drafted, name)
-            show.drafter_accepted.follow(accepted_of_it, name)
+            show.drafter_drafted.set_total(drafted, name)
+            show.drafter_accepted.set_total(accepted_of_it, name)
 
     def _show_load(self, load: Load) -> None:
-        show = self.instruments
+        show = self.prometheus
         show.running.set(load.running)
         show.waiting.set(load.waiting)
         show.page_use.set(load.pages_held / load.pages if load.pages else 0.0)
-        show.preemptions.follow(load.preemptions)
+        show.preemptions.set_total(load.preemptions)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import RequestError
-from foretell.server.openai.chat_requests import ChatBody
-from foretell.server.openai.requests import Generation
+from foretell.server.openai.chat_requests import ChatCompletionRequest
+from foretell.server.openai.requests import GenerationRequest
 
 from .choice_state import ChoiceState
 
@@ -29,7 +29,7 @@ class RequestLog:
         self._worker = ThreadPoolExecutor(1, "foretell-log")
         self._lost = 0  # records in a row that could not be written
 
-    def write(self, name: str, model: str, body: Generation, answers: list[ChoiceState]) -> None:
+    def write(self, name: str, model: str, body: GenerationRequest, answers: list[ChoiceState]) -> None:
         """Note a request that was answered."""
         if self._file is not None:
             self._worker.submit(self._append, _record(name, model, body, answers))
@@ -62,14 +62,14 @@ def _open(path: Path) -> Any:
         raise RequestError("log_requests", f"{path} cannot be written: {error.strerror}") from None
 
 
-def _record(name: str, model: str, body: Generation, answers: list[ChoiceState]) -> dict[str, Any]:
+def _record(name: str, model: str, body: GenerationRequest, answers: list[ChoiceState]) -> dict[str, Any]:
     """The request as it was sent and its answers, in the shape of training data."""
     request = body.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
     return {
         "id": name,
         "time": time.time(),
         "model": model,
-        "kind": "chat" if isinstance(body, ChatBody) else "completion",
+        "kind": "chat" if isinstance(body, ChatCompletionRequest) else "completion",
         "request": request,
         "answers": [_answer(answer) for answer in answers],
     }
@@ -80,8 +80,8 @@ def _answer(answer: ChoiceState) -> dict[str, Any]:
         "text": answer.text,
         "content": answer.content,
         "reasoning_content": answer.reasoning,
-        "tool_calls": [call.as_json() for call in answer.calls],
-        "finish_reason": answer.finish_reason,
+        "tool_calls": [call.as_json() for call in answer.tool_calls],
+        "finish_reason": answer.openai_finish_reason,
         "token_ids": answer.tokens,
         "seed": answer.request.seed,
     }

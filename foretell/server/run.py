@@ -18,7 +18,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.server.app import create_app
 from foretell.server.config import ServerConfig
-from foretell.server.http_protocol import impatient
+from foretell.server.http_protocol import timeout_protocol
 from foretell.server.service import Service
 from foretell.utils.system import give_back, uncollected
 
@@ -68,7 +68,7 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
             app = create_app(service)
         settings = uvicorn.Config(
             app,
-            http=impatient(config.body_timeout, config.request_timeout + 2 * config.body_timeout),
+            http=timeout_protocol(config.body_timeout, config.request_timeout + 2 * config.body_timeout),
             loop="asyncio",  # whether or not uvloop is installed
             log_config=None,
             access_log=config.access_log,
@@ -78,7 +78,7 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
         )
         server = Server(settings, service)
         server.run(sockets=[port])
-    return 1 if server.hurried else 0
+    return 1 if server.has_cut_off else 0
 
 
 def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationConfig) -> Service:
@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
     def __init__(self, settings: uvicorn.Config, service: Service) -> None:
         super().__init__(settings)
         self.service = service
-        self.hurried = False  # whether texts were cut off
+        self.has_cut_off = False  # whether texts were cut off
         self._asked = False
         self._leaving: asyncio.Task[None] | None = None  # kept, or it might be collected on its way
 
@@ -123,7 +123,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         if self.started and sockets:
-            print(greeting(self.service, sockets[0]), flush=True)
+            print(startup_line(self.service, sockets[0]), flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.started:
@@ -132,7 +132,7 @@ class Server(uvicorn.Server):
             self._asked = True
             self._loop.call_soon_threadsafe(self._leave, sig)
         else:
-            self.hurried = self.should_exit = self.force_exit = True
+            self.has_cut_off = self.should_exit = self.force_exit = True
 
     def _leave(self, sig: int) -> None:
         LOG.info("%s: %d texts are finished first", signal.Signals(sig).name, self.service.engine.texts)
@@ -143,7 +143,7 @@ class Server(uvicorn.Server):
         deadline = self._loop.time() + self.service.config.drain_timeout
         if not await self.service.engine.drain(self.service.config.drain_timeout):
             LOG.warning("%d texts were not finished in time", self.service.engine.texts)
-            self.hurried = True
+            self.has_cut_off = True
             await self.service.engine.stop()
         self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - self._loop.time()))
         self.should_exit = True
@@ -154,18 +154,18 @@ class Server(uvicorn.Server):
         left = len(self.server_state.connections)
         if left and not self.force_exit:
             LOG.warning("%d answers were not read in time", left)
-            self.hurried = True
+            self.has_cut_off = True
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
 
 
-def greeting(service: Service, port: socket.socket) -> str:
+def startup_line(service: Service, port: socket.socket) -> str:
     """The line a server starts with: where, what drafts for what, and what memory it takes."""
     host, number = port.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return (
-        f"foretell: http://{shown}:{number} serves {service.names[0]}; {_drafting(service)}; "
-        f"memory: {service.footprint}"
+        f"foretell: http://{shown}:{number} serves {service.model_names[0]}; {_drafting(service)}; "
+        f"memory: {service.memory}"
     )
 
 

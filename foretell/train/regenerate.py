@@ -130,17 +130,17 @@ def _encode_logged(request: Mapping[str, Any], tokenizer: Tokenizer) -> list[int
     """Encode a chat from a server's log by the server's own functions: its answer follows exactly this prompt."""
     from pydantic import ValidationError  # of the server, which not every run needs
 
-    from foretell.server.chat_template import render, tools_of
-    from foretell.server.openai.chat_requests import ChatBody
+    from foretell.server.chat_template import apply_chat_template, select_tools
+    from foretell.server.openai.chat_requests import ChatCompletionRequest
 
     try:
-        body = ChatBody.model_validate(request)
+        body = ChatCompletionRequest.model_validate(request)
     except ValidationError as error:
         reason = error.errors()[0]
         where = ".".join(map(str, reason["loc"]))
         raise RequestError("from_log", f"has a chat that no server takes: {where}: {reason['msg']}") from None
-    tools = tools_of(body, family="as logged")
-    return tokenizer.encode(render(tokenizer, body, tools or None), add_special=False)
+    tools = select_tools(body, tool_parser="as logged")
+    return tokenizer.encode(apply_chat_template(tokenizer, body, tools or None), add_special=False)
 
 
 def _by_engine(llm: LLM, wishes: list[Wish], writing: RegenerateSettings) -> Iterator[tuple[Wish, list[int]]]:

@@ -7,15 +7,15 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["content", "reasoning", "call", "arguments"]
-Program = Generator[None, str, None]  # takes one character at a time, and "" for the end
+PartKind = Literal["content", "reasoning", "call", "arguments"]
+ParseLoop = Generator[None, str, None]  # takes one character at a time, and "" for the end
 
 
 @dataclass(frozen=True)
 class OutputPart:
     """Something an answer says: words, thoughts, the name of a tool to call, or more of that call's arguments."""
 
-    kind: Kind
+    kind: PartKind
     text: str
 
 
@@ -25,11 +25,11 @@ class OutputParser(ABC):
     def __init__(self) -> None:
         self.ended = False
         self._said: list[OutputPart] = []
-        self._program = self.read()
+        self._program = self.parse()
         next(self._program)
 
     @abstractmethod
-    def read(self) -> Program:
+    def parse(self) -> ParseLoop:
         """Takes characters by `yield` and says what they are."""
 
     def feed(self, text: str) -> list[OutputPart]:
@@ -49,7 +49,7 @@ class OutputParser(ABC):
             raise AssertionError("a program ends with its text")
         return self._take()
 
-    def say(self, kind: Kind, text: str) -> None:
+    def emit(self, kind: PartKind, text: str) -> None:
         """Add to what was said; a call begins anew each time."""
         last = self._said[-1] if self._said else None
         if last is not None and last.kind == kind and kind != "call":
@@ -61,20 +61,20 @@ class OutputParser(ABC):
         said, self._said = self._said, []
         return said
 
-    def until(self, mark: str, kind: Kind = "content", held: str = "") -> Generator[None, str, bool]:
+    def parse_until(self, mark: str, kind: PartKind = "content", held: str = "") -> Generator[None, str, bool]:
         """Say all up to `mark`, less the blanks before it; False where the text ends first. `held` comes before."""
         while True:
             if held.endswith(mark):
-                self.say(kind, held[: -len(mark)].rstrip())
+                self.emit(kind, held[: -len(mark)].rstrip())
                 return True
             certain = len(held) - overlap(held, mark)
             while certain and held[certain - 1].isspace():
                 certain -= 1
-            self.say(kind, held[:certain])
+            self.emit(kind, held[:certain])
             char = yield
             held = held[certain:] + char
             if not char:
-                self.say(kind, held)
+                self.emit(kind, held)
                 return False
 
     def expect(self, mark: str) -> Generator[None, str, bool]:
@@ -86,14 +86,14 @@ class OutputParser(ABC):
             if found == mark:
                 return True
             if not mark.startswith(found):
-                self.say("content", held)
+                self.emit("content", held)
                 return True
         return False
 
-    def rest(self, kind: Kind = "content") -> Program:
+    def emit_rest(self, kind: PartKind = "content") -> ParseLoop:
         """Say all that comes."""
         while char := (yield):
-            self.say(kind, char)
+            self.emit(kind, char)
 
 
 def overlap(text: str, mark: str) -> int:

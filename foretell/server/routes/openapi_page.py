@@ -30,7 +30,7 @@ HEADERS = {
 }
 
 
-def api_routes(describe: Any) -> APIRouter:
+def openapi_routes(describe: Any) -> APIRouter:
     """/docs, of what `describe` gives: an OpenAPI document."""
     router = APIRouter(include_in_schema=False)
 

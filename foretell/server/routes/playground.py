@@ -57,7 +57,7 @@ class PageFile:
         return Response(self.body, headers=self.headers)
 
 
-def page_routes() -> APIRouter:
+def playground_routes() -> APIRouter:
     """/ and /page/NAME. They show nothing that needs a key."""
     router = APIRouter(include_in_schema=False)
     found = {each.name: PageFile(each.name, each.read_bytes()) for each in FOLDER.iterdir() if each.is_file()}

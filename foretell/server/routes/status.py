@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from foretell.server.memory_report import resident
-from foretell.server.openai.responses import ModelCard, ModelList, Standing, Version
-from foretell.server.routes.generate import some
+from foretell.server.memory_report import process_memory
+from foretell.server.openai.responses import HealthStatus, ModelCard, ModelList, VersionInfo
+from foretell.server.routes.generate import error_responses
 from foretell.server.service import Service
 from foretell.version import VERSION
 
@@ -26,8 +26,8 @@ def info(service: Service) -> dict[str, Any]:
         "version": VERSION,
         "model": service.engine_config.model,
         "revision": service.engine_config.revision,
-        "served_model_names": list(service.names),
-        "max_model_len": service.desk.context,
+        "served_model_names": list(service.model_names),
+        "max_model_len": service.preprocessor.max_model_len,
         "drafter": assembly.engine.drafter.name,
         "drafters": list(assembly.engine.drafter.drafters),
         "max_draft": service.speculation.budget,
@@ -35,8 +35,8 @@ def info(service: Service) -> dict[str, Any]:
         "rules": {"lossless": list(assembly.requests.lossless), "lossy": list(assembly.requests.lossy)},
         "sampling_defaults": dict(assembly.sampling_defaults),
         "chats": bool(assembly.tokenizer.chat_template),
-        "tool_calls": service.desk.family,
-        "reasoning": service.desk.thinks,
+        "tool_calls": service.preprocessor.tool_parser,
+        "reasoning": service.preprocessor.parses_reasoning,
         "memory": _memory(service),
         "internal_states": [_state(service)],
         "speculation": _speculation(service),
@@ -44,13 +44,13 @@ def info(service: Service) -> dict[str, Any]:
 
 
 def _memory(service: Service) -> dict[str, int]:
-    memory, now = service.footprint, resident()
+    memory, now = service.memory, process_memory()
     return {
         "weights": memory.weights,
         "drafter": memory.drafter,
         "cache": memory.cache,
-        "step": memory.step,
-        "program": memory.program,
+        "step": memory.activations,
+        "program": memory.process,
         "total": memory.total,
         "pages": memory.pages,
         "resident": now.now,
@@ -69,13 +69,13 @@ def _state(service: Service) -> dict[str, Any]:
         "waiting": load.waiting,
         "pages_held": load.pages_held,
         "preemptions": load.preemptions,
-        "texts": totals.texts,
+        "texts": totals.num_finished,
         "tokens": totals.tokens,
         "drafts": totals.drafts,
         "accepted_per_position": totals.per_position,
-        "step_seconds": totals.seconds,
-        "drafting_seconds": totals.drafting,
-        "target_seconds": totals.running,
+        "step_seconds": totals.step_seconds,
+        "drafting_seconds": totals.draft_seconds,
+        "target_seconds": totals.target_seconds,
     }
 
 
@@ -96,12 +96,12 @@ def _speculation(service: Service) -> dict[str, Any]:
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 WELL: dict[int | str, dict[str, Any]] = {
-    200: {"model": Standing},
-    503: {"model": Standing, "description": "Not well; `reason` says why"},
+    200: {"model": HealthStatus},
+    503: {"model": HealthStatus, "description": "Not well; `reason` says why"},
 }
 
 
-def telling_routes(service: Service) -> APIRouter:
+def status_routes(service: Service) -> APIRouter:
     """Models, metrics, health and the like."""
     router = APIRouter(tags=["telling"])
     _add_models(router, service)
@@ -120,16 +120,16 @@ def _add_models(router: APIRouter, service: Service) -> None:
             created=created,
             owned_by="foretell",
             root=service.engine_config.model,
-            max_model_len=service.desk.context,
+            max_model_len=service.preprocessor.max_model_len,
             drafter=service.assembly.engine.drafter.name,
         )
 
-    @router.get("/v1/models", responses=some(401, 403))
+    @router.get("/v1/models", responses=error_responses(401, 403))
     async def models() -> ModelList:
         """The names the model is served under."""
-        return ModelList(object="list", data=[card(name) for name in service.names])
+        return ModelList(object="list", data=[card(name) for name in service.model_names])
 
-    @router.get("/v1/models/{name:path}", responses=some(401, 403, 404))
+    @router.get("/v1/models/{name:path}", responses=error_responses(401, 403, 404))
     async def model(name: str) -> ModelCard:
         """One of them."""
         return card(service.check_model(name))
@@ -139,12 +139,12 @@ def _add_standing(router: APIRouter, service: Service) -> None:
     @router.get("/health", response_model=None, responses=WELL)
     async def health() -> Response:
         """Whether the engine works."""
-        return _standing(service.problem)
+        return _standing(service.unhealthy_reason)
 
     @router.get("/ready", response_model=None, responses=WELL)
     async def ready() -> Response:
         """Whether new requests are taken."""
-        return _standing("the server is about to stop" if service.engine.draining else service.problem)
+        return _standing("the server is about to stop" if service.engine.draining else service.unhealthy_reason)
 
 
 def _add_figures(router: APIRouter, service: Service) -> None:
@@ -156,11 +156,11 @@ def _add_figures(router: APIRouter, service: Service) -> None:
         return Response(text, media_type=METRICS_TYPE)
 
     @router.get("/version")
-    async def version() -> Version:
+    async def version() -> VersionInfo:
         """Of this server."""
-        return Version(version=VERSION)
+        return VersionInfo(version=VERSION)
 
-    @router.get("/server_info", responses=some(401, 403))
+    @router.get("/server_info", responses=error_responses(401, 403))
     async def server_info() -> dict[str, Any]:
         """What is served, with what memory, and how it goes."""
         return info(service)

@@ -10,11 +10,15 @@ from .llama3 import Llama3Parser
 from .mistral import MARK as MISTRAL_MARK
 from .mistral import MistralParser
 
-READERS: dict[str, type[ToolCallParser]] = {"hermes": HermesParser, "llama3": Llama3Parser, "mistral": MistralParser}
+TOOL_PARSERS: dict[str, type[ToolCallParser]] = {
+    "hermes": HermesParser,
+    "llama3": Llama3Parser,
+    "mistral": MistralParser,
+}
 MARKS = {"hermes": HERMES_MARK, "mistral": MISTRAL_MARK, "llama3": LLAMA3_MARK}
 
 
-def family_of(template: str | None, wanted: str = "auto") -> str | None:
+def detect_tool_parser(template: str | None, wanted: str = "auto") -> str | None:
     """Whose calls a model writes: as it was told, or by what its chat template shows. None: it takes no tools."""
     if template is None or "tools" not in template or wanted == "none":
         return None

@@ -7,10 +7,10 @@ from collections.abc import Callable, Container, Generator
 from enum import Enum
 from typing import Any
 
-from foretell.server.parsers.base import Kind, OutputParser
+from foretell.server.parsers.base import OutputParser, PartKind
 
 ARGUMENTS = ("arguments", "parameters")
-Say = Callable[[Kind, str], None]
+Say = Callable[[PartKind, str], None]
 
 
 class JsonScanState(Enum):
@@ -21,7 +21,7 @@ class JsonScanState(Enum):
     BAD = 2  # this is no call; `raw` has what was read
 
 
-class Balance:
+class BracketTracker:
     """Follows brackets and strings, and knows where a value ends."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Balance:
             self.depth -= 1
 
 
-class CallJson:
+class ToolCallJson:
     """{"name": ..., "arguments": {...}}: says the name once it is known, then the arguments as they come."""
 
     def __init__(self, say: Say, *, names: Container[str] | None = None, needs_arguments: bool = False) -> None:
@@ -53,7 +53,7 @@ class CallJson:
         self._say, self._names, self._needs_arguments = say, names, needs_arguments
         self.raw = ""
         self.named = False  # whether the call was said: from then on it cannot be taken back
-        self._balance = Balance()
+        self._balance = BracketTracker()
         self._name: str | None = None
         self._key: str | None = None  # of the value being read
         self._text = ""  # of the key or value being read
@@ -156,21 +156,21 @@ class ToolCallParser(OutputParser):
     """`names` are the tools that can be called."""
 
     def __init__(self, names: frozenset[str] = frozenset()) -> None:
-        self.names = names
+        self.tool_names = names
         self._after_call = False
         super().__init__()
 
-    def read_call(self, call: CallJson, opening: str = "") -> Generator[None, str, bool]:
+    def parse_call(self, call: ToolCallJson, opening: str = "") -> Generator[None, str, bool]:
         """Read one call, and whether it was one; what turns out to be none is said as it stands."""
         while (state := call.push((yield))) is JsonScanState.READING:
             pass
         if state is JsonScanState.BAD:
-            self.say("content", opening + call.raw)
+            self.emit("content", opening + call.raw)
         return state is JsonScanState.DONE
 
-    def say(self, kind: Kind, text: str) -> None:
+    def emit(self, kind: PartKind, text: str) -> None:
         """Words after a call begin with the first that is not blank."""
         if kind == "content" and self._after_call:
             text = text.lstrip()
         self._after_call = kind == "call" or (self._after_call and not (kind == "content" and text))
-        super().say(kind, text)
+        super().emit(kind, text)

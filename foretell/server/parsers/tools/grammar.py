@@ -7,23 +7,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from foretell.errors import RequestError
-from foretell.server.openai.chat_requests import Function
+from foretell.server.openai.chat_requests import FunctionDefinition
 from foretell.structured_output import ONE_LINE, GrammarSpec
 
 from .hermes import CLOSES, OPENS
 
 
-def forced_call(family: str, functions: Sequence[Function], several: bool) -> GrammarSpec:
+def forced_call_grammar(family: str, functions: Sequence[FunctionDefinition], several: bool) -> GrammarSpec:
     """An answer that calls one of the functions, or several of them."""
-    return GrammarSpec.lark(written_calls(family, functions, several))
+    return GrammarSpec.lark(calls_grammar(family, functions, several))
 
 
-def written_calls(family: str, functions: Sequence[Function], several: bool) -> str:
+def calls_grammar(family: str, functions: Sequence[FunctionDefinition], several: bool) -> str:
     """The same as Lark, for a larger grammar."""
     return WRITERS[family](functions, several)
 
 
-def strict_calls(family: str, functions: Sequence[Function]) -> GrammarSpec:
+def strict_call_grammar(family: str, functions: Sequence[FunctionDefinition]) -> GrammarSpec:
     """Words without a grammar, and calls whose arguments keep to their schemas, wherever the model makes one."""
     if family != "hermes":
         raise RequestError("tools", "strict needs tool_choice required here, or strict false: calls have no clear mark")
@@ -41,36 +41,36 @@ def strict_calls(family: str, functions: Sequence[Function]) -> GrammarSpec:
     return GrammarSpec.lark(StructTag.to_grammar(tags, assume_special=False))
 
 
-def _hermes(functions: Sequence[Function], several: bool) -> str:
+def _hermes(functions: Sequence[FunctionDefinition], several: bool) -> str:
     more = r' ("\n" call)*' if several else ""
     opens, closes = json.dumps(OPENS + "\n"), json.dumps("\n" + CLOSES)
     return f"start: call{more}\ncall: {opens} body {closes}\nbody: {_json(_any_call(functions, 'arguments'))}\n"
 
 
-def _llama3(functions: Sequence[Function], several: bool) -> str:
+def _llama3(functions: Sequence[FunctionDefinition], several: bool) -> str:
     more = ' ("; " call)*' if several else ""
     return f"start: call{more}\ncall: {_json(_any_call(functions, 'parameters'))}\n"
 
 
-def _mistral(functions: Sequence[Function], several: bool) -> str:
+def _mistral(functions: Sequence[FunctionDefinition], several: bool) -> str:
     """The list alone: its mark is a special token, and the reader needs none."""
     calls = {"type": "array", "items": _any_call(functions, "arguments"), "minItems": 1}
     return f"start: {_json(calls if several else calls | {'maxItems': 1})}\n"
 
 
-WRITERS: dict[str, Callable[[Sequence[Function], bool], str]] = {
+WRITERS: dict[str, Callable[[Sequence[FunctionDefinition], bool], str]] = {
     "hermes": _hermes,
     "llama3": _llama3,
     "mistral": _mistral,
 }
 
 
-def _any_call(functions: Sequence[Function], arguments: str) -> dict[str, Any]:
+def _any_call(functions: Sequence[FunctionDefinition], arguments: str) -> dict[str, Any]:
     calls = [_call(function, arguments) for function in functions]
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
-def _call(function: Function, arguments: str) -> dict[str, Any]:
+def _call(function: FunctionDefinition, arguments: str) -> dict[str, Any]:
     parameters = function.parameters or {"type": "object"}
     return {
         "type": "object",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from foretell.server.parsers.base import Program
+from foretell.server.parsers.base import ParseLoop
 
-from .base import CallJson, ToolCallParser
+from .base import ToolCallJson, ToolCallParser
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
@@ -12,8 +12,8 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 class HermesParser(ToolCallParser):
     """Words and calls, in any order."""
 
-    def read(self) -> Program:
-        while (yield from self.until(OPENS)):
-            called = yield from self.read_call(CallJson(self.say), OPENS)
+    def parse(self) -> ParseLoop:
+        while (yield from self.parse_until(OPENS)):
+            called = yield from self.parse_call(ToolCallJson(self.emit), OPENS)
             if self.ended or (called and not (yield from self.expect(CLOSES))):
                 return

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from foretell.server.parsers.base import Program
+from foretell.server.parsers.base import ParseLoop
 
-from .base import CallJson, ToolCallParser
+from .base import ToolCallJson, ToolCallParser
 
 TAG = "<|python_tag|>"
 BETWEEN = " \t\r\n;,"
@@ -15,17 +15,17 @@ BETWEEN = " \t\r\n;,"
 class Llama3Parser(ToolCallParser):
     """An object is a call only if it names a tool and has parameters: answers may be JSON of their own."""
 
-    def read(self) -> Program:
+    def parse(self) -> ParseLoop:
         while (opening := (yield from self._opening())) is not None:
-            call = CallJson(self.say, names=self.names, needs_arguments=True)
+            call = ToolCallJson(self.emit, names=self.tool_names, needs_arguments=True)
             call.push("{")
-            called = yield from self.read_call(call, opening)
+            called = yield from self.parse_call(call, opening)
             if self.ended:
                 return
             if not called:
                 break
         if not self.ended:
-            yield from self.rest()
+            yield from self.emit_rest()
 
     def _opening(self) -> Generator[None, str, str | None]:
         """Pass over what may stand before a call and give it; None where words come, which are said."""
@@ -37,5 +37,5 @@ class Llama3Parser(ToolCallParser):
                 return held[:-1]
             if found and not TAG.startswith(found):
                 break
-        self.say("content", held)
+        self.emit("content", held)
         return None
