@@ -64,7 +64,7 @@ def settings(args: argparse.Namespace) -> Settings:
     config = getattr(args, "speculative_config", None)
     speculation = SpeculationConfig(**guesses) if config is None else SpeculationConfig.from_vllm(config, **guesses)
     check_speculation(speculation)
-    foreign = [*dict.fromkeys(getattr(args, "foreign", [])), *theirs.ignored]
+    foreign = [*dict.fromkeys(getattr(args, "ignored_flags", [])), *theirs.ignored]
     server = ServerConfig(**given_options(args, ServerConfig))
     if len(server.served_model_name) > 1 and "model" not in engine:  # the last name may be meant for the model
         raise RequestError("served_model_name", "has several names; say by --model which model has them")

@@ -1,4 +1,4 @@
-"""Which replica has read how a prompt begins, and whether it is worth going there."""
+"""Prefix-aware routing: hashes of a prompt's prefixes, and which replica has them in its prefix cache."""
 
 from __future__ import annotations
 
@@ -9,105 +9,104 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-MAX_HASHES = 100_000  # about 25 MB; the ones unused for longest are forgotten
-MAX_HOLDERS = 3  # replicas kept for one beginning, such as an instruction that all conversations share
+MAX_HASHES = 100_000  # prefixes remembered, about 25 MB; the least recently used are dropped
+MAX_HOLDERS = 3  # replicas remembered per prefix; a system prompt is cached by many
+HASH_STEP = 64  # characters between two hashed prefixes, about one KV page; the distance grows along the prompt
+HASH_GROWTH = 16  # the next prefix is at least 1/16 longer, so that a long prompt has 100 to 200 hashes
+HASH_BYTES = 12
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 
 
-class PrefixAffinity:
-    """Remembers where beginnings were read. It may be wrong: a replica that has forgotten reads again."""
+def prefix_hashes(path: str, api_key: str, body: bytes) -> tuple[bytes, ...]:
+    """Return the hashes of a request's prompt prefixes, shortest first; empty if it generates nothing or is invalid.
 
-    def __init__(self, routing: str = "prefix", slack: int = 4, most: int = MAX_HASHES, seed: int = 0) -> None:
-        """`slack`: requests by which a replica may be busier than the least loaded and still be gone to."""
-        self.routing, self.slack, self.most = routing, slack, most
-        self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
-        self._turns: dict[str, int] = {}  # when each was last gone to, so that equals take turns
-        self._turn = 0
-        self._dice = random.Random(seed)
-
-    def __len__(self) -> int:
-        return len(self._holders)
-
-    def rank(self, marks: Sequence[bytes], loads: Mapping[str, int], avoid: Sequence[str] = ()) -> list[str]:
-        """The replicas of `loads`, the one to go to first; those to `avoid` come last."""
-        names = sorted(loads, key=lambda name: (name in avoid, loads[name], self._turns.get(name, 0)))
-        if self.routing == "random":
-            self._dice.shuffle(names)
-            names.sort(key=lambda name: name in avoid)
-        if self.routing == "prefix":
-            reader = self._reader(marks, loads, avoid)
-            names.sort(key=lambda name: name != reader)
-        return names
-
-    def _reader(self, marks: Sequence[bytes], loads: Mapping[str, int], avoid: Sequence[str]) -> str | None:
-        """Who has read most of the prompt and is not much busier than the others."""
-        limit = min(loads.values(), default=0) + self.slack
-        for mark in reversed(marks):
-            able = [n for n in self._holders.get(mark, ()) if loads.get(n, limit + 1) <= limit and n not in avoid]
-            if able:
-                return min(able, key=lambda name: loads[name])
-        return None
-
-    def remember(self, marks: Sequence[bytes], name: str) -> None:
-        """A request with these marks went to `name`."""
-        self._turn += 1
-        self._turns[name] = self._turn
-        if self.routing != "prefix":
-            return
-        for mark in marks:
-            others = [each for each in self._holders.pop(mark, ()) if each != name]
-            self._holders[mark] = (name, *others)[:MAX_HOLDERS]
-        while len(self._holders) > self.most:
-            self._holders.popitem(last=False)
-
-    def keep_only(self, names: Sequence[str]) -> None:
-        """Others have gone; what is known of their marks fades by itself."""
-        self._turns = {name: turn for name, turn in self._turns.items() if name in names}
-
-
-STEP = 64  # characters between two marks, about a page of the cache; further in they lie further apart
-GROWTH = 16  # the next mark is at least a sixteenth of the way further, so that a long prompt has a hundred or two
-SIZE = 12  # bytes of a mark
-WRITING = ("/v1/chat/completions", "/v1/completions")
-
-
-def prefix_hashes(path: str, key: str, body: bytes) -> tuple[bytes, ...]:
-    """The marks of a request, the shortest beginning first; none where it writes nothing or cannot be read.
-
-    Callers with another key or salt share no cache, and so no marks.
+    API key and cache salt are part of the hash: requests that differ in them share no prefix cache.
     """
-    if path not in WRITING:
+    if path not in GENERATION_PATHS:
         return ()
     try:
-        asked = json.loads(body)
-        if not isinstance(asked, dict):
+        request = json.loads(body)
+        if not isinstance(request, dict):
             return ()
-        return tuple(_marks(f"{key}\0{asked.get('cache_salt') or ''}", _text(asked)))
+        return tuple(_hash_prefixes(f"{api_key}\0{request.get('cache_salt') or ''}", _prompt_text(request)))
     except (ValueError, RecursionError):
         return ()  # the replica reports what is wrong with it
 
 
-def _marks(tenant: str, text: str) -> Iterator[bytes]:
+def _hash_prefixes(tenant: str, text: str) -> Iterator[bytes]:
     digest = hashlib.sha256(tenant.encode(errors="surrogatepass"))
-    begin, end = 0, STEP
+    start, end = 0, HASH_STEP
     while end <= len(text):
-        digest.update(text[begin:end].encode(errors="surrogatepass"))
-        yield digest.digest()[:SIZE]
-        begin, end = end, end + max(STEP, end // GROWTH)
+        digest.update(text[start:end].encode(errors="surrogatepass"))
+        yield digest.digest()[:HASH_BYTES]
+        start, end = end, end + max(HASH_STEP, end // HASH_GROWTH)
 
 
-def _text(asked: dict[str, Any]) -> str:
-    """What the prompt is made of, in the order in which templates write it."""
-    messages = asked.get("messages")
+def _prompt_text(request: dict[str, Any]) -> str:
+    """Return the parts of the prompt in the order in which chat templates write them."""
+    messages = request.get("messages")
     if not isinstance(messages, list):
-        return _prompt(asked.get("prompt"))
-    before = [asked.get(name) for name in ("tools", "chat_template_kwargs") if asked.get(name)]
-    return "".join(json.dumps(part, sort_keys=True) for part in [*before, *messages])
+        return _first_prompt(request.get("prompt"))
+    first = [request.get(name) for name in ("tools", "chat_template_kwargs") if request.get(name)]
+    return "".join(json.dumps(part, sort_keys=True) for part in [*first, *messages])
 
 
-def _prompt(prompt: Any) -> str:
-    """Of several prompts the first decides."""
+def _first_prompt(prompt: Any) -> str:
+    """Return the first of several prompts as text; token ids are joined."""
     while isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt
     return " ".join(str(token) for token in prompt) if isinstance(prompt, list) else ""
+
+
+class PrefixAffinity:
+    """Remembers which replicas have prefilled which prefixes. A replica that has evicted one prefills it again."""
+
+    def __init__(self, routing: str = "prefix", slack: int = 4, max_hashes: int = MAX_HASHES, seed: int = 0) -> None:
+        """`slack`: how many more requests than the least loaded a replica may have and still be preferred."""
+        self.routing, self.slack, self.max_hashes = routing, slack, max_hashes
+        self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+        self._last_used: dict[str, int] = {}  # per replica, the number of its last request: round-robin among equals
+        self._num_requests = 0
+        self._random = random.Random(seed)
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def rank(self, hashes: Sequence[bytes], loads: Mapping[str, int], avoid: Sequence[str] = ()) -> list[str]:
+        """Return the replicas of `loads`, the best one for these prefixes first; those to `avoid` last."""
+        names = sorted(loads, key=lambda name: (name in avoid, loads[name], self._last_used.get(name, 0)))
+        if self.routing == "random":
+            self._random.shuffle(names)
+            names.sort(key=lambda name: name in avoid)
+        if self.routing == "prefix":
+            holder = self._holder(hashes, loads, avoid)
+            names.sort(key=lambda name: name != holder)
+        return names
+
+    def _holder(self, hashes: Sequence[bytes], loads: Mapping[str, int], avoid: Sequence[str]) -> str | None:
+        """Return the replica with the longest cached prefix whose load is within the slack."""
+        limit = min(loads.values(), default=0) + self.slack
+        for prefix_hash in reversed(hashes):
+            holders = self._holders.get(prefix_hash, ())
+            available = [name for name in holders if loads.get(name, limit + 1) <= limit and name not in avoid]
+            if available:
+                return min(available, key=lambda name: loads[name])
+        return None
+
+    def remember(self, hashes: Sequence[bytes], name: str) -> None:
+        """Record that a request with these prefixes was routed to replica `name`."""
+        self._num_requests += 1
+        self._last_used[name] = self._num_requests
+        if self.routing != "prefix":
+            return
+        for prefix_hash in hashes:
+            others = [holder for holder in self._holders.pop(prefix_hash, ()) if holder != name]
+            self._holders[prefix_hash] = (name, *others)[:MAX_HOLDERS]
+        while len(self._holders) > self.max_hashes:
+            self._holders.popitem(last=False)
+
+    def keep_only(self, names: Sequence[str]) -> None:
+        """Forget the use of other replicas. Their prefixes are dropped as they become least recently used."""
+        self._last_used = {name: number for name, number in self._last_used.items() if name in names}

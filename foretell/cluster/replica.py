@@ -1,4 +1,4 @@
-"""One copy of the server in a process of its own, asked by calls instead of connections."""
+"""A replica: the server's application in a process of its own, called through Ray instead of HTTP connections."""
 
 from __future__ import annotations
 
@@ -17,56 +17,57 @@ ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
 async def call_app(app: ASGIApp, call: ReplicaCall, replica: str) -> AsyncGenerator[ResponseHead | bytes, None]:
-    """The head of the answer, then the rest of its body; whoever closes this early has gone away."""
-    inside = _Inside(call)
-    running = asyncio.ensure_future(app(_scope(call), inside.receive, inside.send))
-    running.add_done_callback(lambda done: inside.said.put_nowait(None))
+    """Call an ASGI application; yield the response head, then the rest of the body. Closing early disconnects."""
+    connection = _InProcessConnection(call)
+    running = asyncio.ensure_future(app(_scope(call), connection.receive, connection.send))
+    running.add_done_callback(lambda done: connection.sent.put_nowait(None))
     try:
-        start = await inside.heard()
-        body = None if start is None else await inside.heard()
+        start = await connection.next_message()
+        body = None if start is None else await connection.next_message()
         if start is None or body is None:
-            await running  # raises what went wrong
-            raise RuntimeError("the application ended without an answer")
+            await running  # raises the application's exception
+            raise RuntimeError("the application ended without a response")
         more = body.get("more_body", False)
         yield ResponseHead(replica, start["status"], tuple(start.get("headers", ())), body.get("body", b""), more)
         while more:
-            parts, more = await inside.heard_since()
-            if parts:
-                yield parts
+            part, more = await connection.next_body()
+            if part:
+                yield part
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-class _Inside:
-    """Both ends of a connection."""
+class _InProcessConnection:
+    """The ASGI receive and send channels of one call."""
 
     def __init__(self, call: ReplicaCall) -> None:
         self.call = call
-        self.said: asyncio.Queue[Message | None] = asyncio.Queue()
-        self._told = False
+        self.sent: asyncio.Queue[Message | None] = asyncio.Queue()  # None: the application has ended
+        self._received = False
 
     async def receive(self) -> Message:
-        if not self._told:
-            self._told = True
+        if not self._received:
+            self._received = True
             return {"type": "http.request", "body": self.call.body, "more_body": False}
-        await asyncio.Event().wait()  # the caller stays until this is cancelled
+        await asyncio.Event().wait()  # the client stays connected until this is cancelled
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        await self.said.put(message)
+        await self.sent.put(message)
 
-    async def heard(self) -> Message | None:
-        """The next thing said; None at the end."""
-        return await self.said.get()
+    async def next_message(self) -> Message | None:
+        return await self.sent.get()
 
-    async def heard_since(self) -> tuple[bytes, bool]:
-        """All of the body that was said since, as one: each part on its way costs, and under load they pile up.
-        And whether more may come."""
-        body, message = b"", await self.heard()
-        while message is not None and message.get("more_body", False) and not self.said.empty():
+    async def next_body(self) -> tuple[bytes, bool]:
+        """Return all body parts sent since the last call as one, and whether more may follow.
+
+        Each part costs a message between processes; under load they accumulate.
+        """
+        body, message = b"", await self.next_message()
+        while message is not None and message.get("more_body", False) and not self.sent.empty():
             body += message.get("body", b"")
-            message = self.said.get_nowait()
+            message = self.sent.get_nowait()
         if message is None:
             return body, False
         return body + message.get("body", b""), message.get("more_body", False)
@@ -90,28 +91,28 @@ def _scope(call: ReplicaCall) -> Scope:
 
 
 class ReplicaServer:
-    """Ray Serve makes it, asks it how it is, and ends it."""
+    """The Ray Serve deployment of one replica: Ray creates it, checks its health and stops it."""
 
-    async def __init__(self, served: ReplicaSpec) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+    async def __init__(self, spec: ReplicaSpec) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         from ray import serve
 
-        set_up_logs(served.server.log_format)
+        set_up_logs(spec.server.log_format)
         self.name: str = serve.get_replica_context().replica_id.unique_id
-        server = replace(served.server, cors_origin=())  # the gateway adds these headers
-        self.service = load(server, served.engine, served.speculation)
+        server = replace(spec.server, cors_origin=())  # the gateway adds these headers
+        self.service = load(server, spec.engine, spec.speculation)
         self.app = create_app(self.service)
-        self._life = self.app.router.lifespan_context(self.app)
-        await self._life.__aenter__()
+        self._lifespan = self.app.router.lifespan_context(self.app)
+        await self._lifespan.__aenter__()
 
-    async def call_app(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
-        """What the server says to a request."""
+    async def answer(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
+        """Yield the response to a call: its head, then the rest of the body."""
         async for part in call_app(self.app, call, self.name):
             yield part
 
     async def check_health(self) -> None:
-        """Raises where the engine has failed or a step is stuck; Ray Serve then puts another replica in its place."""
+        """Raise if the engine has failed or a step is stuck; Ray Serve then replaces the replica."""
         if self.service.unhealthy_reason is not None:
             raise RuntimeError(self.service.unhealthy_reason)
 
-    async def __del__(self) -> None:  # Ray Serve awaits it, when every answer is finished
-        await self._life.__aexit__(None, None, None)
+    async def __del__(self) -> None:  # Ray Serve awaits it after the last response is complete
+        await self._lifespan.__aexit__(None, None, None)

@@ -1,4 +1,4 @@
-"""Ray Serve's request router, obeying `affinity.py`."""
+"""The request router for Ray Serve, with the prefix-aware ranking of `prefix_affinity.py`."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .replicas import ReplicaCall, RunningReplicas
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Ranks the replicas for each call, and counts what each of them has under way."""
+    """Ranks the replicas for each call and counts the ongoing requests of each."""
 
     def initialize_state(self, routing: str = "prefix", slack: int = 4) -> None:
         self.affinity = PrefixAffinity(routing, slack)
         self._ongoing: Counter[str] = Counter()
-        self._lock = threading.Lock()  # answers end in threads of Ray's
+        self._lock = threading.Lock()  # completions are reported from Ray's threads
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        named = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         call = _call(pending_request)
         with self._lock:
-            loads = {name: self._ongoing[name] for name in named}
+            loads = {name: self._ongoing[name] for name in replicas}
             order = self.affinity.rank(call.prefix_hashes, loads, call.avoid)
-        RunningReplicas.names = tuple(named)
-        if call.target is not None and call.target in named:
+        RunningReplicas.names = tuple(replicas)
+        if call.target is not None and call.target in replicas:
             order = [call.target]
-        return [[named[name]] for name in order]  # never empty: Ray Serve would ask again without a pause
+        return [[replicas[name]] for name in order]  # never empty: Ray Serve would retry without a pause
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         super().on_send_request(replica_id)
@@ -45,7 +45,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         name = replica_id.unique_id
         with self._lock:
-            if self._ongoing[name] > 0:  # what could not even be sent is told here too
+            if self._ongoing[name] > 0:  # Ray also reports requests that could not be sent
                 self._ongoing[name] -= 1
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -58,6 +58,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
 
 def _call(pending_request: PendingRequest | None) -> ReplicaCall:
-    """What is to be answered; anything else goes to the least loaded."""
+    """Return the call of a pending request; a dummy for anything else, which goes to the least loaded replica."""
     args: tuple[Any, ...] = pending_request.args if pending_request is not None else ()
     return args[0] if args and isinstance(args[0], ReplicaCall) else ReplicaCall("GET", "/")

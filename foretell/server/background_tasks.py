@@ -1,4 +1,4 @@
-"""A log line every few seconds under load: what is written, and what speculation does for it."""
+"""Periodic background tasks of the server: the statistics log line, and reloading of the draft head."""
 
 from __future__ import annotations
 
@@ -15,52 +15,78 @@ from foretell.server.metrics import Totals
 if TYPE_CHECKING:
     from foretell.server.service import Service
 
-
-async def repeat(name: str, every: float, do: Callable[[], Awaitable[None]]) -> None:
-    """Until it is cancelled. A failure that comes again is told once."""
-    told = ""
-    while True:
-        await asyncio.sleep(every)
-        try:
-            await do()
-        except Exception as error:
-            if told != repr(error):
-                LOG.exception("%s failed; it is tried again", name)
-            told = repr(error)
-        else:
-            told = ""
-
-
 LOG = logging.getLogger("foretell")
-LOW_ACCEPTANCE, ENOUGH_DRAFTED = 0.15, 200
+RELOAD_INTERVAL = 2.0  # seconds between two checks of the watched folder
+LOW_ACCEPTANCE = 0.15  # acceptance rate below which a warning is logged,
+MIN_DRAFTED = 200  # if at least this many draft tokens were verified
+
+
+async def repeat(name: str, interval: float, task: Callable[[], Awaitable[None]]) -> None:
+    """Run a task every `interval` seconds until cancelled. A failure that repeats is logged once."""
+    logged = ""
+    while True:
+        await asyncio.sleep(interval)
+        try:
+            await task()
+        except Exception as error:
+            if logged != repr(error):
+                LOG.exception("%s failed; it will be retried", name)
+            logged = repr(error)
+        else:
+            logged = ""
+
+
+class DraftReloader:
+    """Watches a folder for a new draft head. It is loaded in a thread and evaluated in the engine's thread."""
+
+    def __init__(self, folder: str, engine: AsyncEngine, interval: float = RELOAD_INTERVAL) -> None:
+        from foretell.build.head_hot_swap import HeadHotSwap  # imports torch, which the start-up does not wait for
+
+        self.hot_swap, self.engine, self.interval = HeadHotSwap(Path(folder), engine.engine), engine, interval
+
+    async def run(self) -> None:
+        """Poll the folder until cancelled."""
+        await repeat("reloading the draft head", self.interval, self.poll)
+
+    async def poll(self) -> None:
+        """Check the folder once; swap a new head in if it is accepted more often."""
+        from foretell.build.head_hot_swap import read_or_say
+
+        head = await asyncio.to_thread(read_or_say, self.hot_swap)
+        if isinstance(head, str):
+            LOG.warning("%s", head)
+        elif head is not None:
+            message = await self.engine.between_steps(lambda: self.hot_swap.judge(head))
+            if message:
+                LOG.info("%s", message)
 
 
 class StatsLogger:
-    """Compares the totals with those of the last line."""
+    """Logs throughput and speculation statistics since the last line."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self._last = Totals()
 
     async def run(self) -> None:
-        """For as long as the server runs."""
-        every = self.service.config.log_interval
+        """Log until cancelled."""
+        interval = self.service.config.log_interval
 
-        async def once() -> None:
-            self.report(every)
+        async def log_once() -> None:
+            self.report(interval)
 
-        await repeat("the log line of what was written", every, once)
+        await repeat("logging statistics", interval, log_once)
 
     def report(self, seconds: float) -> None:
-        """One line about the last `seconds`, if anything was written."""
+        """Log one line about the last `seconds`, if there were any tokens."""
         values = self.values(seconds)
         if values is not None:
             LOG.info(_line(values), extra={"values": values})
-            if values["drafted"] >= ENOUGH_DRAFTED and values["acceptance_rate"] < LOW_ACCEPTANCE:
-                LOG.warning("few guesses stand; another --drafter, or none, may serve this text better")
+            if values["drafted"] >= MIN_DRAFTED and values["acceptance_rate"] < LOW_ACCEPTANCE:
+                LOG.warning("low acceptance rate; another --drafter, or none, may suit this workload better")
 
     def values(self, seconds: float) -> dict[str, Any] | None:
-        """The figures of the last `seconds`; None where nothing happened."""
+        """Return the statistics of the last `seconds`; None if there were no tokens."""
         self.service.engine.catch_up()
         now, before = deepcopy(self.service.metrics.totals), self._last
         self._last = now
@@ -68,7 +94,8 @@ class StatsLogger:
             return None
         drafts, drafted = now.drafts - before.drafts, now.drafted - before.drafted
         accepted, prompt = now.accepted - before.accepted, now.prompt_tokens - before.prompt_tokens
-        places = before.per_position + [0] * (len(now.per_position) - len(before.per_position))
+        padded_before = before.per_position + [0] * (len(now.per_position) - len(before.per_position))
+        positions = zip(now.per_position, padded_before, strict=True)
         load = self.service.engine.load
         return {
             "running": load.running,
@@ -81,7 +108,7 @@ class StatsLogger:
             "acceptance_rate": accepted / drafted if drafted else 0.0,
             "drafted": drafted,
             "accepted": accepted,
-            "per_position": [(a - b) / drafts for a, b in zip(now.per_position, places, strict=True)] if drafts else [],
+            "per_position": [(a - b) / drafts for a, b in positions] if drafts else [],
             "speedup": self.service.metrics.speedup.value,
         }
 
@@ -91,38 +118,8 @@ def _line(values: dict[str, Any]) -> str:
     speedup = f"; speedup {values['speedup']:.2f}" if values["speedup"] is not None else ""
     return (
         f"{values['running']} running, {values['waiting']} waiting; "
-        f"{values['tokens_per_second']:.1f} tokens/s written, {values['prompt_tokens_per_second']:.1f} read; "
-        f"pages {values['page_use']:.0%}, prefix hits {values['prefix_hits']:.0%}; "
-        f"accepted {values['accepted']} of {values['drafted']} guesses ({values['acceptance_rate']:.0%}), "
-        f"mean acceptance length {values['mean_acceptance_length']:.2f}, by place {positions or '-'}{speedup}"
+        f"{values['tokens_per_second']:.1f} output tokens/s, {values['prompt_tokens_per_second']:.1f} prompt tokens/s; "
+        f"KV cache usage {values['page_use']:.0%}, prefix cache hit rate {values['prefix_hits']:.0%}; "
+        f"accepted {values['accepted']} of {values['drafted']} draft tokens ({values['acceptance_rate']:.0%}), "
+        f"mean acceptance length {values['mean_acceptance_length']:.2f}, by position {positions or '-'}{speedup}"
     )
-
-
-EVERY = 2.0  # seconds
-
-
-class DraftReloader:
-    """Reads beside the event loop, judges in the engine's thread."""
-
-    def __init__(self, folder: str, engine: AsyncEngine, every: float = EVERY) -> None:
-        from foretell.build.head_hot_swap import (
-            HeadHotSwap,  # brings torch, for which a server that only starts does not wait
-        )
-
-        self.hot_swap, self.engine, self.interval = HeadHotSwap(Path(folder), engine.engine), engine, every
-
-    async def run(self) -> None:
-        """Until it is cancelled."""
-        await repeat("the look for a better head", self.interval, self.poll)
-
-    async def poll(self) -> None:
-        """Once: take what is new, if it is better."""
-        from foretell.build.head_hot_swap import read_or_say
-
-        found = await asyncio.to_thread(read_or_say, self.hot_swap)
-        if isinstance(found, str):
-            LOG.warning("%s", found)
-        elif found is not None:
-            done = await self.engine.between_steps(lambda: self.hot_swap.judge(found))
-            if done:
-                LOG.info("%s", done)

@@ -66,7 +66,7 @@ def test_who_has_gone_or_refused_is_not_first() -> None:
 
 
 def test_memory_is_bounded_and_what_is_used_stays() -> None:
-    affinity = PrefixAffinity(most=100)
+    affinity = PrefixAffinity(max_hashes=100)
     affinity.remember([SYSTEM], "b")
     for i in range(1000):
         affinity.remember([SYSTEM, b"%d" % i], "b")

@@ -178,7 +178,7 @@ def test_health_is_that_of_the_best_replica(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.status_code == 200 and found.json()["replicas"]["a"]["status"] == "unavailable"
     found = ask(Gateway(Cast(a=sick), 3, 9), "/health", "GET")
     assert (found.status_code, found.json()["reason"]) == (503, "a step has taken 200 seconds")
-    monkeypatch.setattr(asking, "LIMIT", 0.01)
+    monkeypatch.setattr(asking, "CALL_ALL_TIMEOUT", 0.01)
     found = ask(Gateway(Cast(), 3, 9), "/health", "GET")
     assert (found.status_code, found.json()["reason"]) == (503, "no replica runs")
 

@@ -18,8 +18,8 @@ import pytest
 from foretell.cli.main import main
 from foretell.cluster import ray_start
 from foretell.cluster.config import ClusterConfig
-from foretell.cluster.deploy import why
-from foretell.cluster.ray_start import RayConnection, is_closed, running_here
+from foretell.cluster.deploy import failure_reason
+from foretell.cluster.ray_start import RayConnection, is_loopback_only, running_here
 from foretell.cluster.replica import ReplicaServer
 from foretell.cluster.replica_spec import ReplicaResources, ReplicaSpec
 from foretell.cluster.replicas import ReplicaCall, RunningReplicas
@@ -80,9 +80,9 @@ def test_a_running_ray_is_found_by_its_note(monkeypatch: pytest.MonkeyPatch, tmp
         assert running_here() is None, "it has gone and left its note"
         ray.listen()
         assert running_here() == address
-        assert is_closed(address) and not is_closed("10.1.2.3:6379")
+        assert is_loopback_only(address) and not is_loopback_only("10.1.2.3:6379")
         monkeypatch.setattr(ray_start, "_outward", lambda: "127.0.0.1")
-        assert not is_closed(address), "others can reach it"
+        assert not is_loopback_only(address), "others can reach it"
 
 
 def note_of(folder: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -157,7 +157,7 @@ def test_a_signal_ends_a_start_and_later_lets_texts_finish(monkeypatch: pytest.M
         handlers[signal.SIGINT](signal.SIGINT, None)
     assert not waiting.first.is_set()
     threading.Timer(0.05, lambda: handlers[signal.SIGTERM](signal.SIGTERM, None)).start()
-    waiting.start()
+    waiting.wait()
     assert waiting.first.is_set() and not waiting.second.is_set()
     handlers[signal.SIGINT](signal.SIGINT, None)
     assert waiting.second.is_set()
@@ -167,9 +167,9 @@ def test_why_replicas_did_not_start() -> None:
     told = (
         "Deploying app failed.\nTraceback\n  File x\nforetell.errors.ModelError: there is no model x\nSee the logs.\n"
     )
-    assert why(told) == "there is no model x"
-    assert why("Traceback\nValueError: 3 is odd\nSee the logs.") == "ValueError: 3 is odd"
-    assert why("it failed") == "it failed"
+    assert failure_reason(told) == "there is no model x"
+    assert failure_reason("Traceback\nValueError: 3 is odd\nSee the logs.") == "ValueError: 3 is odd"
+    assert failure_reason("it failed") == "it failed"
 
 
 def test_the_greeting() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from foretell.config import EngineConfig
 from foretell.runner.memory_plan import MemoryPlan
-from foretell.server.memory_report import COPIES, GIB, MemoryReport, process_memory, step_bytes
+from foretell.server.memory_report import GIB, LOGIT_COPIES, MemoryReport, activation_bytes, process_memory
 from foretell.utils.system import give_back
 from tests.tiny import CONFIG, World
 
@@ -64,16 +64,16 @@ def test_where_the_system_does_not_tell_the_rest_is_told(tmp_path: Path) -> None
 
 def test_a_step_grows_with_its_rows_and_with_its_texts() -> None:
     few, rows, texts = (
-        step_bytes(assembly(), EngineConfig(max_num_batched_tokens=batched, max_num_seqs=seqs))
+        activation_bytes(assembly(), EngineConfig(max_num_batched_tokens=batched, max_num_seqs=seqs))
         for batched, seqs in ((64, 8), (128, 8), (64, 16))
     )
-    assert rows > few and texts - few == 8 * COPIES * CONFIG.vocab * 4
+    assert rows > few and texts - few == 8 * LOGIT_COPIES * CONFIG.vocab * 4
 
 
 def test_a_step_grows_with_the_cache_it_reads() -> None:
     one, two = assembly(), assembly()
     two.memory = replace(PLAN, pages=2 * PLAN.pages)
-    assert step_bytes(two, EngineConfig()) - step_bytes(one, EngineConfig()) == PLAN.cache // CONFIG.layers
+    assert activation_bytes(two, EngineConfig()) - activation_bytes(one, EngineConfig()) == PLAN.cache // CONFIG.layers
 
 
 def test_what_loading_left_is_given_back() -> None:

@@ -1,4 +1,4 @@
-"""Thoughts apart from the answer, for models that think between <think> and </think>."""
+"""Separates reasoning between <think> and </think> from content."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ START_TAG, END_TAG = "<think>", "</think>"
 
 
 class ReasoningParser(OutputParser):
-    """`thinking`: whether the prompt ends inside a passage already, as some templates have it."""
+    """Parses an optional reasoning block at the start; `in_reasoning`: the prompt already ends inside one."""
 
-    def __init__(self, thinking: bool) -> None:
-        self.in_reasoning = thinking
-        self._thought = False
+    def __init__(self, in_reasoning: bool) -> None:
+        self.in_reasoning = in_reasoning
+        self._has_reasoning = False
         super().__init__()
 
     def parse(self) -> ParseLoop:
@@ -20,10 +20,10 @@ class ReasoningParser(OutputParser):
         while not self.in_reasoning:
             char = yield
             held += char
-            found = held.lstrip()
-            if found == START_TAG:
+            stripped = held.lstrip()
+            if stripped == START_TAG:
                 break
-            if not char or not START_TAG.startswith(found):
+            if not char or not START_TAG.startswith(stripped):
                 self.emit("content", held)
                 if char:
                     yield from self.emit_rest()
@@ -36,18 +36,18 @@ class ReasoningParser(OutputParser):
                 yield from self.emit_rest()
 
     def emit(self, kind: PartKind, text: str) -> None:
-        """Thoughts begin with their first word."""
-        if kind == "reasoning" and not self._thought:
+        """Emit without whitespace at the start of the reasoning."""
+        if kind == "reasoning" and not self._has_reasoning:
             text = text.lstrip()
-            self._thought = bool(text)
+            self._has_reasoning = bool(text)
         super().emit(kind, text)
 
 
 def ends_in_reasoning(prompt: str) -> bool:
-    """Whether a prompt leaves a passage open for the model to go on with."""
+    """Return whether a prompt ends with an open reasoning block."""
     return prompt.rstrip().endswith(START_TAG)
 
 
 def has_reasoning_tags(template: str | None) -> bool:
-    """Whether a chat template knows of such passages."""
+    """Return whether a chat template uses reasoning tags."""
     return template is not None and END_TAG in template

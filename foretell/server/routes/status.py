@@ -1,4 +1,4 @@
-"""The endpoints that tell of the server: what it serves, how it is, how it goes."""
+"""The status endpoints: models, health, metrics, version and server info."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from foretell.server.service import Service
 
 
-def info(service: Service) -> dict[str, Any]:
-    """All of it."""
+def server_info_body(service: Service) -> dict[str, Any]:
+    """Return the body of /server_info."""
     service.engine.catch_up()
     assembly = service.assembly
     return {
@@ -59,7 +59,7 @@ def _memory(service: Service) -> dict[str, int]:
 
 
 def _state(service: Service) -> dict[str, Any]:
-    """How busy it is, and sums since the start."""
+    """Return the current load, and the totals since the start."""
     totals, load = service.metrics.totals, service.engine.load
     return {
         "avg_spec_accept_length": totals.mean_acceptance_length,
@@ -80,37 +80,38 @@ def _state(service: Service) -> dict[str, Any]:
 
 
 def _speculation(service: Service) -> dict[str, Any]:
-    """What each drafter did, and what the controller decided and why."""
-    on, words = service.metrics.controller.speculation_state
-    drafters, decided = service.metrics.totals.drafters.items(), service.metrics.controller.decision_counts.items()
+    """Return the counts of each drafter, and the controller's decisions with their reasons."""
+    on, reason = service.metrics.controller.speculation_state
+    drafters = service.metrics.totals.drafters.items()
+    decisions = service.metrics.controller.decision_counts.items()
     return {
         "on": on,
-        "reason": words,
+        "reason": reason,
         "drafters": {name: {"drafted": drafted, "accepted": accepted} for name, (drafted, accepted) in drafters},
         "decisions": [
             {"drafter": drafter, "decision": decision, "reason": reason, "steps": steps}
-            for (drafter, decision, reason), steps in decided
+            for (drafter, decision, reason), steps in decisions
         ],
     }
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-WELL: dict[int | str, dict[str, Any]] = {
+HEALTH_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"model": HealthStatus},
-    503: {"model": HealthStatus, "description": "Not well; `reason` says why"},
+    503: {"model": HealthStatus, "description": "Unhealthy; `reason` says why"},
 }
 
 
 def status_routes(service: Service) -> APIRouter:
-    """Models, metrics, health and the like."""
-    router = APIRouter(tags=["telling"])
-    _add_models(router, service)
-    _add_standing(router, service)
-    _add_figures(router, service)
+    """Return the routes of models, health, metrics, version and server info."""
+    router = APIRouter(tags=["status"])
+    _add_model_routes(router, service)
+    _add_health_routes(router, service)
+    _add_metrics_routes(router, service)
     return router
 
 
-def _add_models(router: APIRouter, service: Service) -> None:
+def _add_model_routes(router: APIRouter, service: Service) -> None:
     created = int(time.time())
 
     def card(name: str) -> ModelCard:
@@ -126,46 +127,46 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
     @router.get("/v1/models", responses=error_responses(401, 403))
     async def models() -> ModelList:
-        """The names the model is served under."""
+        """List the names under which the model is served."""
         return ModelList(object="list", data=[card(name) for name in service.model_names])
 
     @router.get("/v1/models/{name:path}", responses=error_responses(401, 403, 404))
     async def model(name: str) -> ModelCard:
-        """One of them."""
+        """Describe one model."""
         return card(service.check_model(name))
 
 
-def _add_standing(router: APIRouter, service: Service) -> None:
-    @router.get("/health", response_model=None, responses=WELL)
+def _add_health_routes(router: APIRouter, service: Service) -> None:
+    @router.get("/health", response_model=None, responses=HEALTH_RESPONSES)
     async def health() -> Response:
-        """Whether the engine works."""
-        return _standing(service.unhealthy_reason)
+        """Report whether the engine works."""
+        return _health_response(service.unhealthy_reason)
 
-    @router.get("/ready", response_model=None, responses=WELL)
+    @router.get("/ready", response_model=None, responses=HEALTH_RESPONSES)
     async def ready() -> Response:
-        """Whether new requests are taken."""
-        return _standing("the server is about to stop" if service.engine.draining else service.unhealthy_reason)
+        """Report whether new requests are accepted."""
+        return _health_response("the server is shutting down" if service.engine.draining else service.unhealthy_reason)
 
 
-def _add_figures(router: APIRouter, service: Service) -> None:
+def _add_metrics_routes(router: APIRouter, service: Service) -> None:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Expose metrics in Prometheus's text format."""
         service.engine.catch_up()
         text = service.metrics.expose(service.config.metrics_names, service.engine.load)
         return Response(text, media_type=METRICS_TYPE)
 
     @router.get("/version")
     async def version() -> VersionInfo:
-        """Of this server."""
+        """Return the version of this server."""
         return VersionInfo(version=VERSION)
 
     @router.get("/server_info", responses=error_responses(401, 403))
     async def server_info() -> dict[str, Any]:
-        """What is served, with what memory, and how it goes."""
-        return info(service)
+        """Describe the model, the settings, the memory and the speculation statistics."""
+        return server_info_body(service)
 
 
-def _standing(reason: str | None) -> Response:
+def _health_response(reason: str | None) -> Response:
     status = "ok" if reason is None else "unavailable"
     return JSONResponse({"status": status, "reason": reason}, 200 if reason is None else 503)

@@ -1,4 +1,4 @@
-"""What readers of tool calls share."""
+"""The base of tool call parsers, and an incremental parser of a call written as a JSON object."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from foretell.server.parsers.base import OutputParser, PartKind
 
 ARGUMENTS = ("arguments", "parameters")
-Say = Callable[[PartKind, str], None]
+Emit = Callable[[PartKind, str], None]
 
 
 class JsonScanState(Enum):
-    """Where the reading of a value stands."""
+    """The state of parsing one call."""
 
-    READING = 0
+    PARSING = 0
     DONE = 1
-    BAD = 2  # this is no call; `raw` has what was read
+    INVALID = 2  # not a call; `raw` has the text received
 
 
 class BracketTracker:
-    """Follows brackets and strings, and knows where a value ends."""
+    """Tracks the bracket depth of JSON outside strings."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -46,106 +46,108 @@ class BracketTracker:
 
 
 class ToolCallJson:
-    """{"name": ..., "arguments": {...}}: says the name once it is known, then the arguments as they come."""
+    """Parses {"name": ..., "arguments": {...}}: emits the name once it is known, then the arguments as they arrive."""
 
-    def __init__(self, say: Say, *, names: Container[str] | None = None, needs_arguments: bool = False) -> None:
-        """`names`: those that can be called, where others mean that this is no call."""
-        self._say, self._names, self._needs_arguments = say, names, needs_arguments
+    def __init__(self, emit: Emit, *, names: Container[str] | None = None, needs_arguments: bool = False) -> None:
+        """`names`: the tools; with it, an object with another name is not a call."""
+        self._emit, self._names, self._needs_arguments = emit, names, needs_arguments
         self.raw = ""
-        self.named = False  # whether the call was said: from then on it cannot be taken back
-        self._balance = BracketTracker()
+        self.named = False  # whether the name was emitted; from then on it is a call
+        self._brackets = BracketTracker()
         self._name: str | None = None
-        self._key: str | None = None  # of the value being read
-        self._text = ""  # of the key or value being read
-        self._arguments = ""  # not said yet, because the name is not known
+        self._key: str | None = None  # key of the current value
+        self._text = ""  # current key or value
+        self._arguments = ""  # not emitted yet, because the name is not known
         self._had_arguments = False
 
     def push(self, char: str) -> JsonScanState:
-        """Take one character, or "" at the end of the text."""
+        """Parse one character, or "" at the end of the text."""
         self.raw += char
-        balance = self._balance
+        brackets = self._brackets
         if not char:
-            return self._bad()
-        if balance.depth == 0:
+            return self._fail()
+        if brackets.depth == 0:
             return self._open(char)
-        balance.push(char)
-        if balance.depth == 0:
+        brackets.push(char)
+        if brackets.depth == 0:
             return self._close()
         if self._key is None:
-            return self._read_key(char)
-        if char == "," and balance.depth == 1 and not balance.quoted:
+            return self._parse_key(char)
+        if char == "," and brackets.depth == 1 and not brackets.quoted:
             return self._end_value()
         self._text += char
         if self._key in ARGUMENTS and not self._had_arguments:
-            self._read_arguments(char)
-        return JsonScanState.READING
+            self._parse_arguments(char)
+        return JsonScanState.PARSING
 
     def _open(self, char: str) -> JsonScanState:
         if char == "{":
-            self._balance.push(char)
+            self._brackets.push(char)
         elif not char.isspace():
-            return JsonScanState.BAD
-        return JsonScanState.READING
+            return JsonScanState.INVALID
+        return JsonScanState.PARSING
 
-    def _read_key(self, char: str) -> JsonScanState:
-        if char == ":" and not self._balance.quoted:
-            key = _value(self._text)
+    def _parse_key(self, char: str) -> JsonScanState:
+        if char == ":" and not self._brackets.quoted:
+            key = _json_value(self._text)
             if not isinstance(key, str):
-                return self._bad()
+                return self._fail()
             self._key, self._text = key, ""
         else:
             self._text += char
-        return JsonScanState.READING
+        return JsonScanState.PARSING
 
-    def _read_arguments(self, char: str) -> None:
-        """Pass on an object as it comes; anything else waits until it is whole."""
+    def _parse_arguments(self, char: str) -> None:
+        """Emit an object as it arrives; any other value is held until it is complete."""
         if self._text.lstrip()[:1] != "{":
             return
         self._arguments += char
-        if self._balance.depth == 1 and not self._balance.quoted:
+        if self._brackets.depth == 1 and not self._brackets.quoted:
             self._had_arguments = True
         self._flush()
 
     def _end_value(self) -> JsonScanState:
-        value = _value(self._text)
+        value = _json_value(self._text)
         if self._key == "name":
             if not isinstance(value, str) or not value or (self._names is not None and value not in self._names):
-                return self._bad()
+                return self._fail()
             self._name = value
             self._flush()
         elif self._key in ARGUMENTS and not self._had_arguments:
-            self._arguments = value if isinstance(value, str) else self._text.strip()  # some write JSON in a string
+            self._arguments = (
+                value if isinstance(value, str) else self._text.strip()
+            )  # some models write JSON in a string
             self._had_arguments = True
             self._flush()
         self._key, self._text = None, ""
-        return JsonScanState.READING
+        return JsonScanState.PARSING
 
     def _flush(self) -> None:
-        """Say what can be said: nothing before both are there, so that an object with a name alone stays an object."""
+        """Emit once name and arguments are known: an object with a name alone is no call."""
         if self._name is None or not self._arguments:
             return
         if not self.named:
-            self._say("call", self._name)
+            self._emit("call", self._name)
             self.named = True
-        self._say("arguments", self._arguments)
+        self._emit("arguments", self._arguments)
         self._arguments = ""
 
     def _close(self) -> JsonScanState:
-        if self._key is not None and self._end_value() is JsonScanState.BAD:
-            return JsonScanState.BAD
+        if self._key is not None and self._end_value() is JsonScanState.INVALID:
+            return JsonScanState.INVALID
         if self._name is None or (self._needs_arguments and not self._had_arguments):
-            return self._bad()
+            return self._fail()
         if not self.named:
             self._arguments = "{}"
             self._flush()
         return JsonScanState.DONE
 
-    def _bad(self) -> JsonScanState:
-        return JsonScanState.DONE if self.named else JsonScanState.BAD
+    def _fail(self) -> JsonScanState:
+        return JsonScanState.DONE if self.named else JsonScanState.INVALID
 
 
-def _value(text: str) -> Any:
-    """What a piece of JSON says, or None if it says nothing."""
+def _json_value(text: str) -> Any:
+    """Return the value of a JSON text, or None if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -153,7 +155,7 @@ def _value(text: str) -> Any:
 
 
 class ToolCallParser(OutputParser):
-    """`names` are the tools that can be called."""
+    """Base of the tool call parsers; `tool_names` are the tools of the request."""
 
     def __init__(self, names: frozenset[str] = frozenset()) -> None:
         self.tool_names = names
@@ -161,15 +163,15 @@ class ToolCallParser(OutputParser):
         super().__init__()
 
     def parse_call(self, call: ToolCallJson, opening: str = "") -> Generator[None, str, bool]:
-        """Read one call, and whether it was one; what turns out to be none is said as it stands."""
-        while (state := call.push((yield))) is JsonScanState.READING:
+        """Parse one call and return whether it was one; emit the text as content if not."""
+        while (state := call.push((yield))) is JsonScanState.PARSING:
             pass
-        if state is JsonScanState.BAD:
+        if state is JsonScanState.INVALID:
             self.emit("content", opening + call.raw)
         return state is JsonScanState.DONE
 
     def emit(self, kind: PartKind, text: str) -> None:
-        """Words after a call begin with the first that is not blank."""
+        """Emit without whitespace between a call and the content after it."""
         if kind == "content" and self._after_call:
             text = text.lstrip()
         self._after_call = kind == "call" or (self._after_call and not (kind == "content" and text))

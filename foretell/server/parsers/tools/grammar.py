@@ -1,4 +1,4 @@
-"""Grammars under which an answer is a call of a tool, written as the model's family writes it."""
+"""Grammars that force or allow tool calls in the format of a tool parser."""
 
 from __future__ import annotations
 
@@ -10,67 +10,74 @@ from foretell.errors import RequestError
 from foretell.server.openai.chat_requests import FunctionDefinition
 from foretell.structured_output import ONE_LINE, GrammarSpec
 
-from .hermes import CLOSES, OPENS
+from .hermes import END_TAG, START_TAG
 
 
-def forced_call_grammar(family: str, functions: Sequence[FunctionDefinition], several: bool) -> GrammarSpec:
-    """An answer that calls one of the functions, or several of them."""
-    return GrammarSpec.lark(calls_grammar(family, functions, several))
+def forced_call_grammar(tool_parser: str, functions: Sequence[FunctionDefinition], parallel: bool) -> GrammarSpec:
+    """Return a grammar of output that calls one of the functions, or several if `parallel`."""
+    return GrammarSpec.lark(calls_grammar(tool_parser, functions, parallel))
 
 
-def calls_grammar(family: str, functions: Sequence[FunctionDefinition], several: bool) -> str:
-    """The same as Lark, for a larger grammar."""
-    return WRITERS[family](functions, several)
+def calls_grammar(tool_parser: str, functions: Sequence[FunctionDefinition], parallel: bool) -> str:
+    """Return the Lark rules of the calls, for use in a larger grammar."""
+    return FORMATS[tool_parser](functions, parallel)
 
 
-def strict_call_grammar(family: str, functions: Sequence[FunctionDefinition]) -> GrammarSpec:
-    """Words without a grammar, and calls whose arguments keep to their schemas, wherever the model makes one."""
-    if family != "hermes":
-        raise RequestError("tools", "strict needs tool_choice required here, or strict false: calls have no clear mark")
+def strict_call_grammar(tool_parser: str, functions: Sequence[FunctionDefinition]) -> GrammarSpec:
+    """Return a grammar of free text with tool calls anywhere, whose arguments follow their schemas."""
+    if tool_parser != "hermes":
+        raise RequestError(
+            "tools",
+            "strict needs tool_choice required with this model, whose calls have no start tag; or set strict to false",
+        )
     from llguidance import StructTag
 
     tags = [
         StructTag(
-            trigger=OPENS,
-            begin=f'{OPENS}\n{{"name": {json.dumps(function.name)}, "arguments": ',
-            grammar=_schema(function.parameters if function.strict and function.parameters else {"type": "object"}),
-            end="}\n" + CLOSES,
+            trigger=START_TAG,
+            begin=f'{START_TAG}\n{{"name": {json.dumps(function.name)}, "arguments": ',
+            grammar=_schema_text(
+                function.parameters if function.strict and function.parameters else {"type": "object"}
+            ),
+            end="}\n" + END_TAG,
         )
         for function in functions
     ]
     return GrammarSpec.lark(StructTag.to_grammar(tags, assume_special=False))
 
 
-def _hermes(functions: Sequence[FunctionDefinition], several: bool) -> str:
-    more = r' ("\n" call)*' if several else ""
-    opens, closes = json.dumps(OPENS + "\n"), json.dumps("\n" + CLOSES)
-    return f"start: call{more}\ncall: {opens} body {closes}\nbody: {_json(_any_call(functions, 'arguments'))}\n"
+def _hermes(functions: Sequence[FunctionDefinition], parallel: bool) -> str:
+    more = r' ("\n" call)*' if parallel else ""
+    start, end = json.dumps(START_TAG + "\n"), json.dumps("\n" + END_TAG)
+    return (
+        f"start: call{more}\ncall: {start} body {end}\nbody: {_json_rule(_any_call_schema(functions, 'arguments'))}\n"
+    )
 
 
-def _llama3(functions: Sequence[FunctionDefinition], several: bool) -> str:
-    more = ' ("; " call)*' if several else ""
-    return f"start: call{more}\ncall: {_json(_any_call(functions, 'parameters'))}\n"
+def _llama3(functions: Sequence[FunctionDefinition], parallel: bool) -> str:
+    more = ' ("; " call)*' if parallel else ""
+    return f"start: call{more}\ncall: {_json_rule(_any_call_schema(functions, 'parameters'))}\n"
 
 
-def _mistral(functions: Sequence[FunctionDefinition], several: bool) -> str:
-    """The list alone: its mark is a special token, and the reader needs none."""
-    calls = {"type": "array", "items": _any_call(functions, "arguments"), "minItems": 1}
-    return f"start: {_json(calls if several else calls | {'maxItems': 1})}\n"
+def _mistral(functions: Sequence[FunctionDefinition], parallel: bool) -> str:
+    """Return the list alone: the tag is a special token, and the parser does not need it."""
+    calls = {"type": "array", "items": _any_call_schema(functions, "arguments"), "minItems": 1}
+    return f"start: {_json_rule(calls if parallel else calls | {'maxItems': 1})}\n"
 
 
-WRITERS: dict[str, Callable[[Sequence[FunctionDefinition], bool], str]] = {
+FORMATS: dict[str, Callable[[Sequence[FunctionDefinition], bool], str]] = {
     "hermes": _hermes,
     "llama3": _llama3,
     "mistral": _mistral,
 }
 
 
-def _any_call(functions: Sequence[FunctionDefinition], arguments: str) -> dict[str, Any]:
-    calls = [_call(function, arguments) for function in functions]
+def _any_call_schema(functions: Sequence[FunctionDefinition], arguments: str) -> dict[str, Any]:
+    calls = [_call_schema(function, arguments) for function in functions]
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
-def _call(function: FunctionDefinition, arguments: str) -> dict[str, Any]:
+def _call_schema(function: FunctionDefinition, arguments: str) -> dict[str, Any]:
     parameters = function.parameters or {"type": "object"}
     return {
         "type": "object",
@@ -80,10 +87,10 @@ def _call(function: FunctionDefinition, arguments: str) -> dict[str, Any]:
     }
 
 
-def _json(schema: dict[str, Any]) -> str:
-    return "%json " + _schema(schema)
+def _json_rule(schema: dict[str, Any]) -> str:
+    return "%json " + _schema_text(schema)
 
 
-def _schema(schema: dict[str, Any]) -> str:
-    """Return the schema as text, for calls on one line as in training data."""
+def _schema_text(schema: dict[str, Any]) -> str:
+    """Return the schema as JSON, with whitespace restricted to one line as in training data."""
     return json.dumps(schema | {"x-guidance": ONE_LINE}, ensure_ascii=False)
