@@ -25,13 +25,14 @@ from .distribution_test import (
     SETTINGS,
     TREE,
     DistributionResult,
+    DraftCheckResult,
     check_draws,
+    check_guesses,
     draws_for,
     found_by,
     sampling_drafter,
     tiny_engine,
 )
-from .draft_check import DraftCheckResult, check_guesses
 from .evidence import Evidence, lacking
 from .exact import ExactResult, check_exactly, drift
 from .known_bugs import PLANTS, KnownBug, uniforms_of, with_rows

@@ -13,8 +13,7 @@ from foretell.verify.match import walk
 from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, find_rule
 
-from .toy import KINDS, Make, World, bias, law_of_step, world
-from .toy_drafters import chain, mixed_chain, tree, unsure_stops
+from .toy import KINDS, Make, World, bias, chain, law_of_step, mixed_chain, tree, unsure_stops, world
 
 LARGEST_DISTANCE = 1e-12
 LENGTH = 3  # tokens of the joint law; several steps follow each other

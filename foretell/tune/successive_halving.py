@@ -10,10 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from foretell.bench.measure import PLAIN, Backend, Sample, Variant, Watch, measure
-from foretell.bench.pairs import Group, grouped
 from foretell.bench.plan import Plan
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.results import ALL, Cell, cell_of
+from foretell.bench.results import ALL, Cell, Group, cell_of, grouped
 
 KEPT = 3  # of so many arms one goes on
 FINALISTS = 2

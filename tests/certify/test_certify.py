@@ -21,6 +21,7 @@ from foretell.certify.distribution_test import (
     TREE,
     Setting,
     check_draws,
+    check_guesses,
     chi_squared_tail,
     draws_for,
     found_by,
@@ -28,7 +29,6 @@ from foretell.certify.distribution_test import (
     sampling_drafter,
     tiny_engine,
 )
-from foretell.certify.draft_check import check_guesses
 from foretell.certify.exact import check_exactly, drift
 from foretell.certify.known_bugs import PLANTS, KnownBug
 from foretell.certify.text_equality import Difference

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from foretell.certify.certificate import Certificate, CertifyJob
-from foretell.certify.distribution_test import SETTINGS, TREE, check_draws, tiny_engine
-from foretell.certify.draft_check import DraftCheckResult, judge_places
+from foretell.certify.distribution_test import SETTINGS, TREE, DraftCheckResult, check_draws, judge_places, tiny_engine
 from foretell.certify.evidence import ENOUGH, Evidence, lacking, most_near_ties
 from foretell.certify.text_equality import Difference, TextResult
 from foretell.cli.main import main

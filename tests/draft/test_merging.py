@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from foretell import draft as drafters
-from foretell.certify.toy import Context, bias, world
+from foretell.certify.toy import Context, bias, chain, tree, world
 from foretell.certify.toy import World as Toy
-from foretell.certify.toy_drafters import chain, tree
 from foretell.config import SpeculationConfig
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter

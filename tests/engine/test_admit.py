@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.certify.toy import Context, bias, world
+from foretell.certify.toy import Context, Sketch, bias, world
 from foretell.certify.toy import World as Toy
-from foretell.certify.toy_drafters import Sketch
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.draft_guard import admitted, distinct
 from foretell.types import Budget, Draft, Sequence

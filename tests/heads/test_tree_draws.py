@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.certify.toy import Context, Make, bias, world
+from foretell.certify.toy import Context, Make, bias, without, world
 from foretell.certify.toy import World as Toy
-from foretell.certify.toy_drafters import without
 from foretell.draft.heads.sampling import ChildSampler, TreeInProgress
 from foretell.draft.heads.tree import FixedTree, RankAcceptance
 from foretell.draft.tree_merge import merged

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.certify.toy import Context, Law, distance, plain_law, target_rows, world
-from foretell.certify.toy_drafters import chain
+from foretell.certify.toy import Context, Law, chain, distance, plain_law, target_rows, world
 from foretell.sampling import noise
 from foretell.verify.randomness import RandomSource, StepRandom, enumerate_chance
 from foretell.verify.rules import EXACT, Rule

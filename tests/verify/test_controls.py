@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.certify.toy import Context, Make, World, bias, world
-from foretell.certify.toy_drafters import Sketch, chain, mixed_chain, tree
+from foretell.certify.toy import Context, Make, Sketch, World, bias, chain, mixed_chain, tree, world
 from foretell.types import Draft
 from foretell.verify.randomness import RandomSource
 from foretell.verify.rejection import ratio

@@ -5,8 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.certify.toy import KINDS, Context, Make, World, bias, mean_accepted, world
-from foretell.certify.toy_drafters import Sketch, chain, mixed_chain, mixed_tree, top_tree, tree, unsure_stops
+from foretell.certify.toy import (
+    KINDS,
+    Context,
+    Make,
+    Sketch,
+    World,
+    bias,
+    chain,
+    mean_accepted,
+    mixed_chain,
+    mixed_tree,
+    top_tree,
+    tree,
+    unsure_stops,
+    world,
+)
 from foretell.types import Draft
 from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, LOSSLESS, Rule

@@ -6,7 +6,7 @@ from time import process_time
 
 import pytest
 
-from foretell.verify.workload_class import WORKLOADS, detect_workload
+from foretell.verify.lossy import WORKLOADS, detect_workload
 
 TEXTS = {
     "Write a Python function that reverses a list.": "code",
