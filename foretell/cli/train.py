@@ -92,7 +92,7 @@ def finish(run: Run) -> int:
         record["certificate"] = {
             "verdict": certificate.verdict,
             "reasons": certificate.reasons,
-            "settings": [asdict(each.evidence) | {"rejected": each.evidence.rejected} for each in certificate.texts],
+            "settings": [asdict(each.evidence) | {"rejected": each.evidence.rejected} for each in certificate.outputs],
         }
         _say(verdict(certificate))
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -25,7 +25,7 @@ from foretell.sampling.topk import top
 from foretell.types import Draft, Request, ScheduledSequence, StepResult, TokenDetail, TokenLogprob, VerifyResult
 from foretell.verify import batched
 from foretell.verify.lossy import DEFAULTS, ThresholdSettings
-from foretell.verify.match import walk
+from foretell.verify.match import verify_match
 from foretell.verify.randomness import StepRandom
 from foretell.verify.rules import LOSSY, Rule, find_rule
 
@@ -185,7 +185,7 @@ class SequenceVerifier:
         for case in cases:
             behind = first + len(case.draft) + 1
             chosen = tuple(tokens[first:behind])
-            judged.append((walk(case.draft, chosen), chosen))
+            judged.append((verify_match(case.draft, chosen), chosen))
             first = behind
         return judged
 
@@ -238,7 +238,7 @@ def _judge_chains(rule: str, cases: list[VerifyCase], probs: Tensor) -> list[Ver
     """All chains at once; decides as the definition does."""
     if not cases:
         return []
-    chains = batched.Chains.of([case.draft for case in cases], probs)
+    chains = batched.ChainBatch.of([case.draft for case in cases], probs)
     seeds = torch.tensor([case.request.seed for case in cases], device=probs.device)
     roots = torch.tensor([case.share.length for case in cases], device=probs.device)
     coins = noise.coins(seeds, roots, chains.nodes)
@@ -306,7 +306,7 @@ class Verifier:
             first, end = end, end + 1 + len(draft)
             if self.engine.lives(share):
                 chosen = tuple(tokens[first:end])
-                outcomes.append(StepResult(share, draft, walk(draft, chosen), chosen, (), None, states, best))
+                outcomes.append(StepResult(share, draft, verify_match(draft, chosen), chosen, (), None, states, best))
         return outcomes
 
     def _judge(self, flight: InFlightStep) -> tuple[list[StepResult], float]:

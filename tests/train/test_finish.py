@@ -43,7 +43,7 @@ def test_the_exit_code_is_the_certificates(
 ) -> None:
     bench = SimpleNamespace(
         worth=lambda drafter: Worth(2.0, 3, 4),
-        certified=lambda drafter: Certificate(CertifyJob(quick=True), draws=[DRAWS], texts=[result]),
+        certified=lambda drafter: Certificate(CertifyJob(quick=True), distribution=[DRAWS], outputs=[result]),
     )
     run: Any = SimpleNamespace(
         order=SimpleNamespace(out=tmp_path),

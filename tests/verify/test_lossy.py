@@ -1,4 +1,4 @@
-"""The rules that are not exact do what they say, and only when asked by name."""
+"""Lossy rules accept what their definitions say and are used only by name."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from torch import Tensor
 
 from foretell.certify.toy import (
     Context,
-    Make,
-    World,
+    ToyDrafter,
+    ToyLanguage,
     bias,
     chain,
-    distance,
-    law_of,
     mixed_chain,
-    plain_law,
+    output_distribution,
+    target_distribution,
     top_tree,
+    total_variation,
+    toy_language,
     tree,
-    world,
 )
 from foretell.errors import RequestError
 from foretell.types import Draft, VerifyResult
 from foretell.verify.lossy import ThresholdSettings, confidence, ensemble, typical
-from foretell.verify.randomness import enumerate_chance
+from foretell.verify.randomness import enumerate_outcomes
 from foretell.verify.rules import EXACT, LOSSLESS, LOSSY, find_rule
 
 TARGET = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.2, 0.2, 0.6]])
 
 
-def sure(tokens: tuple[int, ...], confidence: tuple[float, ...], parents: tuple[int, ...] | None = None) -> Draft:
+def confident(tokens: tuple[int, ...], confidence: tuple[float, ...], parents: tuple[int, ...] | None = None) -> Draft:
     return Draft(tokens, parents or tuple(range(-1, len(tokens) - 1)), "", None, confidence)
 
 
@@ -41,8 +41,8 @@ def paths(
     rule: Callable[..., VerifyResult], draft: Draft, probs: Tensor = TARGET, **settings: float
 ) -> dict[tuple[tuple[int, ...], int], float]:
     chosen = ThresholdSettings(**settings)
-    outcomes = enumerate_chance(lambda chance: rule(draft, probs, chance, settings=chosen))
-    return {(verdict.accepted_path, verdict.next_token): probability for probability, verdict in outcomes}
+    outcomes = enumerate_outcomes(lambda random: rule(draft, probs, random, settings=chosen))
+    return {(result.accepted_path, result.next_token): probability for probability, result in outcomes}
 
 
 def accepted(
@@ -52,55 +52,57 @@ def accepted(
     return path
 
 
-def test_a_sure_guess_stands_a_doubtful_one_falls_and_between_the_target_is_asked() -> None:
-    assert accepted(confidence, sure((2,), (0.92,))) == (0,), "although the target would not say it"
-    assert accepted(confidence, sure((0,), (0.55,))) == (0,)
-    assert accepted(confidence, sure((1,), (0.55,))) == ()
-    assert accepted(confidence, sure((0,), (0.15,))) == (), "although the target would say it"
+def test_confidence_accepts_above_upper_rejects_below_lower_and_between_asks_the_target() -> None:
+    assert accepted(confidence, confident((2,), (0.92,))) == (0,), "although it is not the argmax"
+    assert accepted(confidence, confident((0,), (0.55,))) == (0,)
+    assert accepted(confidence, confident((1,), (0.55,))) == ()
+    assert accepted(confidence, confident((0,), (0.15,))) == (), "although it is the argmax"
 
 
-def test_the_bounds_are_taken_in() -> None:
-    assert accepted(confidence, sure((1,), (0.9,))) == (0,)
-    assert accepted(confidence, sure((0,), (0.2,))) == (0,)
-    assert accepted(confidence, sure((1,), (0.6,)), upper=0.6) == (0,)
-    assert accepted(confidence, sure((0,), (0.6,)), lower=0.7) == ()
+def test_thresholds_are_inclusive() -> None:
+    assert accepted(confidence, confident((1,), (0.9,))) == (0,)
+    assert accepted(confidence, confident((0,), (0.2,))) == (0,)
+    assert accepted(confidence, confident((1,), (0.6,)), upper=0.6) == (0,)
+    assert accepted(confidence, confident((0,), (0.6,)), lower=0.7) == ()
 
 
-def test_after_a_fall_the_target_draws_from_all_of_its_distribution() -> None:
-    for rule, draft in ((confidence, sure((0,), (0.1,))), (typical, Draft.chain((2,)))):
+def test_after_a_rejection_the_token_is_sampled_from_the_target() -> None:
+    for rule, draft in ((confidence, confident((0,), (0.1,))), (typical, Draft.chain((2,)))):
         probs = torch.tensor([[0.6, 0.36, 0.04], [1.0, 0.0, 0.0]])
         assert paths(rule, draft, probs) == pytest.approx({((), 0): 0.6, ((), 1): 0.36, ((), 2): 0.04}, abs=1e-6)
 
 
-def test_a_drawn_node_is_as_sure_as_its_distribution_says() -> None:
-    drawn = Draft.chain((1,), probs=torch.tensor([[0.05, 0.95, 0.0]]))
-    assert accepted(confidence, drawn) == (0,)
-    with pytest.raises(AssertionError, match="state it"):
+def test_the_confidence_of_a_sampled_node_is_its_draft_probability() -> None:
+    sampled = Draft.chain((1,), probs=torch.tensor([[0.05, 0.95, 0.0]]))
+    assert accepted(confidence, sampled) == (0,)
+    with pytest.raises(AssertionError, match="states its confidence"):
         accepted(confidence, Draft.chain((1,)))
 
 
-def test_siblings_are_tried_in_turn() -> None:
-    assert accepted(confidence, sure((1, 0, 2), (0.5, 0.5, 0.95), (-1, -1, -1))) == (1,)
+def test_siblings_are_tried_in_order() -> None:
+    assert accepted(confidence, confident((1, 0, 2), (0.5, 0.5, 0.95), (-1, -1, -1))) == (1,)
     assert accepted(typical, Draft((2, 0, 2), (-1, -1, 1)), torch.eye(3)[[0, 0, 2, 1]]) == (1, 2)
 
 
-def test_typical_asks_less_where_the_target_is_unsure() -> None:
+def test_typical_lowers_its_threshold_where_the_target_has_high_entropy() -> None:
     flat, sharp = torch.full((2, 100), 0.01), torch.tensor([[0.9, 0.08, 0.02]] * 2)
     assert accepted(typical, Draft.chain((7,)), flat) == (0,)
-    assert accepted(typical, Draft.chain((7,)), flat, delta=1.0) == (), "just typical is not above it"
+    assert accepted(typical, Draft.chain((7,)), flat, delta=1.0) == (), "the threshold is exclusive"
     assert accepted(typical, Draft.chain((1,)), sharp) == ()
     assert accepted(typical, Draft.chain((1,)), sharp, epsilon=0.05) == (0,)
 
 
-def test_typical_with_a_greedy_target_takes_its_token_alone() -> None:
+def test_typical_with_a_greedy_target_accepts_its_argmax_alone() -> None:
     greedy = torch.eye(3)[[1, 2]]
     assert accepted(typical, Draft.chain((1,)), greedy) == (0,)
     assert accepted(typical, Draft.chain((0,)), greedy) == ()
 
 
-def mixture(here: World, weight: float, greedy: bool = False) -> dict[Context, Tensor]:
-    guess = {c: torch.eye(here.vocab).double()[row.argmax()] if greedy else row for c, row in here.draft.items()}
-    return {context: weight * row + (1 - weight) * guess[context] for context, row in here.target.items()}
+def mixture(language: ToyLanguage, weight: float, greedy: bool = False) -> dict[Context, Tensor]:
+    draft = {
+        c: torch.eye(language.vocab).double()[row.argmax()] if greedy else row for c, row in language.draft.items()
+    }
+    return {context: weight * row + (1 - weight) * draft[context] for context, row in language.target.items()}
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.7, 0.3, 0.0])
@@ -114,20 +116,20 @@ def mixture(here: World, weight: float, greedy: bool = False) -> dict[Context, T
         (top_tree(1, 2), True),
     ],
 )
-def test_an_ensemble_writes_the_mixture_exactly(weight: float, make: Make, greedy: bool) -> None:
-    """Over two tokens: behind a whole accepted draft there is no guess to mix in."""
-    here = world("zeros", 3, 4, seed=2)
-    law = law_of(here, make, find_rule("ensemble", ThresholdSettings(weight=weight)), 2)
-    assert distance(law, plain_law(mixture(here, weight, greedy), 3, 2)) < 1e-12
+def test_an_ensemble_samples_the_mixture_exactly(weight: float, make: ToyDrafter, greedy: bool) -> None:
+    """Over two tokens, because after a fully accepted draft there is no draft distribution to mix in."""
+    language = toy_language("zeros", 3, 4, seed=2)
+    outputs = output_distribution(language, make, find_rule("ensemble", ThresholdSettings(weight=weight)), 2)
+    assert total_variation(outputs, target_distribution(mixture(language, weight, greedy), 3, 2)) < 1e-12
 
 
 def test_the_lossy_rules_are_lossy() -> None:
-    here = world("random", 3, 4, seed=1)
+    language = toy_language("random", 3, 4, seed=1)
     for name in LOSSY:
-        assert bias(here, chain(2), find_rule(name, ThresholdSettings(upper=0.5)), 2) > 0.01, name
+        assert bias(language, chain(2), find_rule(name, ThresholdSettings(upper=0.5)), 2) > 0.01, name
 
 
-def test_inputs_stay_as_they_were() -> None:
+def test_verification_does_not_modify_its_inputs() -> None:
     probs = TARGET.double()
     paths(ensemble, Draft.chain((0, 1)), probs)
     assert probs.equal(TARGET.double())
@@ -142,7 +144,7 @@ def test_a_setting_out_of_range_is_refused_by_name(field: str, value: object) ->
     assert caught.value.field == field
 
 
-def test_bounds_that_cross_and_unknown_names_are_refused() -> None:
+def test_crossed_thresholds_and_unknown_names_are_refused() -> None:
     with pytest.raises(RequestError, match="lower"):
         ThresholdSettings(upper=0.3, lower=0.4)
     with pytest.raises(TypeError, match="upper"):
@@ -153,12 +155,12 @@ def test_bounds_that_cross_and_unknown_names_are_refused() -> None:
         find_rule("rejektion")
 
 
-def test_rules_go_by_their_names() -> None:
+def test_rules_are_found_by_name() -> None:
     assert not {*LOSSLESS} & {*LOSSY}
     assert all(find_rule(name) is EXACT[name] for name in EXACT)
     assert ThresholdSettings.for_workload("code").upper == 0.75
 
 
-def test_settings_and_names_need_no_torch() -> None:
+def test_settings_and_rule_names_do_not_import_torch() -> None:
     code = "import sys, foretell.verify.rules, foretell.verify.lossy; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
