@@ -36,7 +36,7 @@ class LinearDispatch:
         return linear(x, layer.weight, layer.bias)
 
     def gated(self, layer: Linear, x: Rows, prefill: bool, gelu: bool, rounding: Rounding | None) -> Rows:
-        """Multiply and gate [rows, in] to [rows, out / 2] (SwiGLU or GeGLU); the gate is the first half of the product."""
+        """Multiply and gate [rows, in] to [rows, out / 2] (SwiGLU or GeGLU); the gate is the first half."""
         if prefill or len(x) > FEW_ROWS:
             return gate(self(layer, x, prefill), gelu, rounding)
         if isinstance(layer, RoundedLinear):
