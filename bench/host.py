@@ -29,13 +29,13 @@ from foretell.draft.registry import head_drafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.kernels.attention import Span
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.draft_heads import EagleConfig, LayerConfig, TargetWeights, make_head
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.layer import init_weights
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS, split_step, step_shape
 from foretell.runner.cuda.tables import PageTable, write_tables
@@ -50,7 +50,7 @@ HEAD = EagleConfig(LayerConfig(width=32, heads=4, kv_heads=2, head_dim=8, ffn=48
 STANDS = 0.6  # how often a further guess stands
 PEAK = 1e3  # of a row's chosen token over all others: it is drawn at any temperature
 STEP, ROW = 0.04, 5e-4  # seconds of a step and of each of its rows on the machine that is decided for
-PARTS = ("decide", "plan", "draft", "pack", "tables", "judge", "commit", "learn", "settle")
+PARTS = ("plan", "draft", "pack", "tables", "verify", "commit", "observe")
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,9 @@ class PlayedCosts(StepCosts):
 def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
     model = random_decoder(MODEL, 0, 0.3)
     lender, head = TargetWeights.of(model), make_head(HEAD)
-    initialise(head, torch.Generator().manual_seed(0), spread=0.2)
-    runner = ModelRunner(model, PAGES, PAGE, CONTEXT, HEAD.taps, head_layer_shapes(HEAD))
-    head.borrow(lender)
+    init_weights(head, torch.Generator().manual_seed(0), spread=0.2)
+    runner = ModelRunner(model, PAGES, PAGE, CONTEXT, HEAD.hidden_layers, head_layer_shapes(HEAD))
+    head.share_weights(lender)
     head.prepare(CONTEXT)
     drafter = head_drafter(runner, head, MODEL.layers, "eagle", whole=True)
     assert isinstance(drafter, EagleDrafter)
@@ -187,26 +187,24 @@ class Bench:
         self.engine = Engine(
             runner, drafter, FixedController(3), Scheduler(runner, PrefixIndex(runner.pool), batch, 8192)
         )
-        runner.executor = Unreal(MODEL.heads // MODEL.kv_heads, len(HEAD.taps))
+        runner.executor = Unreal(MODEL.heads // MODEL.kv_heads, len(HEAD.hidden_layers))
         assert head._whole is not None and head._whole_reader is not None, "it makes drafts in one piece"
         replays = head._whole.graphs, head._whole_reader.graphs = Replay(), Replay()  # type: ignore[assignment]
         self._charge(runner.executor, replays)
-        maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, drafter)
+        maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, drafter)
         params, rng = SamplingParams(max_tokens=CONTEXT - PROMPT - 64, temperature=heat, seed=0), random.Random(batch)
         for name in range(batch):
             self.engine.add(maker.make(str(name), [rng.randrange(VOCAB) for _ in range(PROMPT)], params)[0])
 
     def _charge(self, unreal: Unreal, replays: tuple[Replay, ...]) -> None:
         engine, time = self.engine, self.watch.time
-        time(engine, "_budgets", "decide")
-        time(engine.scheduler, "plan", "plan")
-        time(engine, "_propose", "draft")
+        time(engine, "schedule", "plan")
+        time(engine, "draft", "draft")
         time(engine.runner, "forward", "pack")
         time(unreal, "send", "tables")
-        time(engine, "court", "judge")
+        time(engine.verifier, "verify", "verify")
         time(engine, "commit", "commit")
-        time(engine, "_learn", "learn")
-        time(engine, "settle", "settle")
+        time(engine, "observe", "observe")
         time(unreal, "answer", "device")
         for replayed in replays:
             time(replayed, "replay", "device")

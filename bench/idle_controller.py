@@ -25,7 +25,7 @@ from foretell.control.settings import DrafterTraits
 from foretell.draft import DrafterParts, build
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
@@ -83,7 +83,7 @@ def engine(batch: int, guesses: bool, seed: int) -> Engine:
 
 
 def filled(made: Engine, batch: int, choice: SpeculationChoice, warm: int) -> Engine:
-    maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, made.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, made.drafter)
     params, rng = SamplingParams(max_tokens=1 << 19, temperature=0.0), random.Random(batch)
     for i in range(batch):
         prompt = [int(VOCAB ** rng.random()) - 1 for _ in range(PROMPT)]

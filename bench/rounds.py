@@ -99,10 +99,10 @@ def write(engine: Engine, clock: DeviceClock, track: SequenceState) -> Taken:
     while not track.seq.num_output_tokens:
         engine.step()
     stats, record = engine.stats, track.speculation
-    before = (stats.drafting_seconds, clock.seconds, stats.running_seconds, record.tokens, record.steps, record.drafted)
+    before = (stats.draft_seconds, clock.seconds, stats.target_seconds, record.tokens, record.steps, record.drafted)
     began = perf_counter()
     while engine.busy:
         engine.step()
     seconds = perf_counter() - began
-    after = (stats.drafting_seconds, clock.seconds, stats.running_seconds, record.tokens, record.steps, record.drafted)
+    after = (stats.draft_seconds, clock.seconds, stats.target_seconds, record.tokens, record.steps, record.drafted)
     return Taken(seconds, *(b - a for a, b in zip(before, after, strict=True)))  # type: ignore[arg-type]

@@ -39,15 +39,15 @@ from foretell.draft.registry import head_drafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.engine.cost_profiler import CostProfiler
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import Warmup, all_pieces
+from foretell.engine.warmup import Warmup, warmup_tasks
 from foretell.hub import open_checkpoint, resolve
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import TargetWeights
 from foretell.models.draft_heads.loading import open_head, pack_head
 from foretell.models.load import load_model
-from foretell.models.variants import quantize_weights, round_weights
+from foretell.models.quantize import quantize_weights, quantize_weights_cuda
 from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.heads.kv import head_layer_shapes
@@ -101,7 +101,9 @@ class Bench:
         # another way, or to warm up, must not be copied.
         self.drafter: Drafter = MixDrafter([self.head, SuffixDrafter(tenants=0)]) if args.suffix else self.head
         self.engine = Engine(runner, self.drafter, FixedController(0), Scheduler(runner, None, 1, 512))
-        self.maker = RequestBuilder(Limits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter)
+        self.maker = RequestBuilder(
+            RequestLimits(CONTEXT, frozenset(), model.config.vocab), self.tokenizer, self.drafter
+        )
         self.texts, self.args, self.clock = chosen(args, self.tokenizer), args, DeviceClock(runner)
         self.controllers: dict[Setting, AdaptiveController] = {}
 
@@ -132,7 +134,10 @@ class Bench:
         every way."""
         if self.args.device == "cuda":
             some = partial(
-                all_pieces, named=set(self.drafter.drafters), nodes=16, most=max(DEFAULT_TREE, *self.args.nodes)
+                warmup_tasks,
+                names=set(self.drafter.drafters),
+                max_draft=16,
+                max_tree=max(DEFAULT_TREE, *self.args.nodes),
             )
             Warmup(self.engine, some).run(REHEARSING)
         sizes = {min(size for size in SIZES if len(text.prompt) < size): text for text in self.texts}
@@ -169,7 +174,7 @@ def rounded(model: Decoder, args: argparse.Namespace) -> Decoder:
     if args.quantization == "none":
         return model
     if args.device == "cuda":
-        return round_weights(model, args.quantization)
+        return quantize_weights_cuda(model, args.quantization)
     return quantize_weights(model, 8)
 
 

@@ -13,7 +13,8 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 from foretell.server.compat_flags import CompatFlags, add_foreign_flags, check_speculation, merge
 from foretell.server.config import ServerConfig
-from foretell.utils.system import uncollected
+from foretell.utils.system import gc_paused
+from foretell.vllm_config import speculation_from_vllm
 
 from .command import Command
 from .common import add_engine_arguments
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         from foretell.cluster.run import serve_replicas
 
         return serve_replicas(cluster, ReplicaSpec(server, engine, speculation), foreign)
-    with uncollected():
+    with gc_paused():
         from foretell.server.run import serve
 
     return serve(server, engine, speculation, foreign)
@@ -62,7 +63,7 @@ def settings(args: argparse.Namespace) -> Settings:
     engine = merge(given_options(args, EngineConfig), theirs.engine_options())
     guesses = merge(given_options(args, SpeculationConfig), theirs.speculation_options())
     config = getattr(args, "speculative_config", None)
-    speculation = SpeculationConfig(**guesses) if config is None else SpeculationConfig.from_vllm(config, **guesses)
+    speculation = SpeculationConfig(**guesses) if config is None else speculation_from_vllm(config, **guesses)
     check_speculation(speculation)
     foreign = [*dict.fromkeys(getattr(args, "foreign", [])), *theirs.remarks]
     server = ServerConfig(**given_options(args, ServerConfig))

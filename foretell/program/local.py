@@ -48,7 +48,7 @@ class Engine(Backend):
     async def _start(self) -> AsyncEngine:
         from foretell.engine.async_engine import AsyncEngine
 
-        engine = AsyncEngine(self.llm.engine, most_texts=sys.maxsize)
+        engine = AsyncEngine(self.llm.engine, max_sequences=sys.maxsize)
         engine.start()
         return engine
 
@@ -74,7 +74,7 @@ class Engine(Backend):
         params = SamplingParams(**{**defaults, **settings.sampling}, structured_outputs=settings.grammar)
         choice = settings.speculation or SpeculationChoice()
         track = await self._run(await self.encode(script), params, choice, tell)
-        return Written(track.writer.text, _meta(track))
+        return Written(track.detokenizer.text, _meta(track))
 
     async def score(self, prompt: list[int], continuation: list[int]) -> list[float]:
         params = SamplingParams(
@@ -89,14 +89,14 @@ class Engine(Backend):
         assembly, wanted = self.llm.assembly, params.structured_outputs
         requests = assembly.requests.make(f"program-{next(self._ids)}", prompt, params, choice)
         grammar = None if wanted is None else await asyncio.to_thread(assembly.grammars.compile, wanted)
-        stream = self._engine.submit(requests, grammar, patient=tell is None)
-        async with aclosing(stream.pieces()) as pieces:
+        stream = self._engine.submit(requests, grammar, wants_deltas=tell is not None)
+        async with aclosing(stream.items()) as pieces:
             async for piece in pieces:
                 if tell is not None and piece.delta.text:
                     tell(piece.delta.text)
         if piece.delta.finish_reason == "error":
-            raise ForetellError(f"the text could not go on: {piece.track.error}")
-        return piece.track
+            raise ForetellError(f"the text could not go on: {piece.state.error}")
+        return piece.state
 
 
 def _force(tokens: list[int]) -> LogitsProcessor:

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretell.kernels.attention import Layout, group_spans
+from foretell.kernels.attention import AttentionLayout, group_spans
 from foretell.kv.cache import KVCache
-from foretell.models.batch import Batch
-from foretell.models.decoder import Decoder
-from foretell.sampling.cuda_sampler import Draws
+from foretell.models.decoder import Decoder, ForwardBatch
+from foretell.sampling.cuda_sampler import SamplingBatch
 
 from .batch_layout import BatchLayout
 
@@ -92,7 +91,7 @@ class Executor(ABC):
         """Run a step; return its logits and the hidden states after `hidden_layers`."""
 
     def forward_async(
-        self, packed: BatchLayout, hidden_layers: tuple[int, ...], draws: Draws | None, top_k: int
+        self, packed: BatchLayout, hidden_layers: tuple[int, ...], draws: SamplingBatch | None, top_k: int
     ) -> AsyncStep | None:
         """Launch a step before the host knows the tokens of the previous one, which left one row per sequence.
 
@@ -111,7 +110,9 @@ class Executor(ABC):
         """
         raise NotImplementedError
 
-    def draft_chain(self, packed: BatchLayout, steps: int, vocab: int, draws: Draws | None) -> PendingChains | None:
+    def draft_chain(
+        self, packed: BatchLayout, steps: int, vocab: int, draws: SamplingBatch | None
+    ) -> PendingChains | None:
         """Draft `steps` tokens for each sequence without a host round trip, or return None if the batch is too large.
 
         See `ModelRunner.draft_chain`. The spans hold all pages that their sequences may write to.
@@ -122,14 +123,14 @@ class Executor(ABC):
 class EagerExecutor(Executor):
     """The reference executor, layer by layer in torch. The others return the same."""
 
-    def __init__(self, model: Decoder, cache: KVCache, layout: Layout) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, layout: AttentionLayout) -> None:
         self.model, self.cache, self.layout = model, cache, layout
 
     @torch.inference_mode()
     def forward(self, packed: BatchLayout, hidden_layers: tuple[int, ...]) -> StepOutput:
         device = self.layout.device
         table = torch.from_numpy(packed.table).to(device)
-        batch = Batch(table[0], table[1], table[2], group_spans(packed.spans, self.layout))
+        batch = ForwardBatch(table[0], table[1], table[2], group_spans(packed.spans, self.layout))
         states, hidden = self.model(batch, self.cache, hidden_layers)
         if len(packed.logits_indices) < packed.rows:
             states = states[torch.tensor(packed.logits_indices, dtype=torch.long, device=device)]

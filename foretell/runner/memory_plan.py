@@ -108,12 +108,13 @@ def _check(plan: MemoryPlan, needs: MemoryNeeds, available: int, pages_per_seque
     if plan.pages == 0:
         raise CapacityError(
             f"kv_memory is too small for one page of {needs.page_size} tokens; raise it to "
-            f"{_least_setting(pages_per_sequence * needs.page_bytes)}, which holds one sequence of {needs.context} tokens"
+            f"{_least_setting(pages_per_sequence * needs.page_bytes)}, which holds one sequence of "
+            f"{needs.context} tokens"
         )
     if plan.pages < pages_per_sequence:
         raise CapacityError(
-            f"a sequence of {needs.context} tokens needs {_gib(pages_per_sequence * needs.page_bytes)} of KV cache, and "
-            f"there is {_gib(plan.cache)}; {more}raise kv_memory or set max_model_len to "
+            f"a sequence of {needs.context} tokens needs {_gib(pages_per_sequence * needs.page_bytes)} of KV cache, "
+            f"and there is {_gib(plan.cache)}; {more}raise kv_memory or set max_model_len to "
             f"{plan.pages * needs.page_size} or less"
         )
 
@@ -170,13 +171,13 @@ def head_workspace(config: HeadConfig, shapes: tuple[LayerShape, ...], limits: H
     rows = sequences * max(limits.tree_width, limits.depth)
     positions = max(columns, min(MAX_POSITIONS, sequences * columns)) + rows * max(limits.tree_width, limits.depth)
     copied = sum(shape.bytes_per_token(dtype) for shape in shapes if shape.has_values)
-    queries_per_key = config.layer.heads // config.layer.kv_heads
-    masks = limits.tree_width * (1 + (1 + queries_per_key) * dtype.itemsize)
+    queries_per_kv_head = config.layer.heads // config.layer.kv_heads
+    masks = limits.tree_width * (1 + (1 + queries_per_kv_head) * dtype.itemsize)
     drafts = positions * (copied + masks) + rows * config.outputs * FLOAT_BYTES * LOGITS_COPIES
     probs = limits.depth * sequences * config.outputs * FLOAT_BYTES
     # Hidden states wait until a page of each sequence is full; those of a prompt exist twice while they are joined.
     waiting = 2 * limits.tokens + (limits.page_size + 2) * LOGIT_ROWS
-    states = waiting * config.read_width * dtype.itemsize
+    states = waiting * config.input_width * dtype.itemsize
     return GRAPH_COPIES * (drafts + probs + GRAPH_WORKSPACE) + states
 
 

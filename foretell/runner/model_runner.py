@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from foretell.errors import RankError
-from foretell.kernels.attention import Layout
+from foretell.kernels.attention import AttentionLayout
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
@@ -20,7 +20,7 @@ from foretell.runner.batch_layout import pack, pack_async
 from foretell.runner.executor import AsyncStep, EagerExecutor, Executor, PendingChains, StepOutput
 from foretell.runner.heads.ops import HeadOps, TorchHeadOps
 from foretell.runner.native.executor import native_executor
-from foretell.sampling.cuda_sampler import Draws
+from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.types import NO_DRAFT, Draft, ScheduledSequence, Sequence
 
 
@@ -51,7 +51,9 @@ class ModelRunner:
         self.device = model.embed.device
         model.prepare(context)
         queries_per_key = model.local.heads // model.local.kv_heads
-        self.layout = Layout(page_size, queries_per_key, frozenset(model.config.windows), model.dtype, self.device)
+        self.layout = AttentionLayout(
+            page_size, queries_per_key, frozenset(model.config.windows), model.dtype, self.device
+        )
         self.pool = PagePool(pages, page_size)
         self.cache = KVCache(model.layer_shapes + extra_layers, pages, page_size, model.dtype, self.device)
         self.executor = self._make_executor()
@@ -93,7 +95,7 @@ class ModelRunner:
         return self.executor.num_steps
 
     def forward_async(
-        self, scheduled: list[ScheduledSequence], rows: list[int], draws: Draws | None, top_k: int
+        self, scheduled: list[ScheduledSequence], rows: list[int], draws: SamplingBatch | None, top_k: int
     ) -> AsyncStep | None:
         """Launch a step of one token per sequence after the one in flight; see `Executor.forward_async`.
 
@@ -103,7 +105,7 @@ class ModelRunner:
         return self.executor.forward_async(packed, self.hidden_layers, draws, top_k)
 
     def draft_chain(
-        self, scheduled: list[ScheduledSequence], steps: int, vocab: int, draws: Draws | None = None
+        self, scheduled: list[ScheduledSequence], steps: int, vocab: int, draws: SamplingBatch | None = None
     ) -> PendingChains | None:
         """Draft `steps` tokens of the first `vocab` for each sequence on the device, with their confidence.
 
@@ -133,7 +135,7 @@ class ModelRunner:
         need = self.pool.pages_for(tokens) - len(seq.pages)
         if need <= 0:
             return True
-        pages = self.pool.take(need)
+        pages = self.pool.allocate(need)
         if pages is None:
             return False
         seq.pages += pages

@@ -88,7 +88,7 @@ class ChoiceState:
         """Take one piece in; what it says comes back, calls that are left out excepted."""
         delta = piece.delta
         self._count(piece)
-        self.track, self.prompt_logprobs = piece.track, piece.track.prompt_logprobs
+        self.track, self.prompt_logprobs = piece.state, piece.state.prompt_logprobs
         self.text += delta.text
         self.tokens += delta.tokens
         self.origins += delta.origins
@@ -152,12 +152,12 @@ class ChoiceState:
 
 def skip_reason(piece: StreamItem) -> str:
     """Why a step had no draft for a text."""
-    request = piece.track.seq.request
+    request = piece.state.seq.request
     if not request.speculation.enabled or request.speculation.max_draft == 0:
         return USER
     if not request.drafters:
         return OFF
-    if piece.first:
+    if piece.is_first:
         return FIRST  # it waits for nobody's guess
     if piece.delta.finish_reason == "length" and len(piece.delta.tokens) == 1:
         return LAST

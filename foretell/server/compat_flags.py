@@ -6,9 +6,10 @@ import argparse
 from dataclasses import dataclass, fields
 from typing import Any
 
-from foretell.config import METHODS, SpeculationConfig
+from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import nearest, option, strict
+from foretell.vllm_config import METHODS, speculation_from_vllm
 
 # SGLang's and llama.cpp's words for a method, and vLLM's.
 ALGORITHMS = {
@@ -138,7 +139,7 @@ def _method(word: str) -> str:
 def _named(method: str | None, model: str | None) -> str:
     """The drafter of a method, or of a model's name alone."""
     given = {"method": method, "model": model}
-    return SpeculationConfig.from_vllm({name: value for name, value in given.items() if value}).drafter
+    return speculation_from_vllm({name: value for name, value in given.items() if value}).drafter
 
 
 def merge(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:

@@ -30,12 +30,12 @@ class DraftReloader:
 
     async def look(self) -> None:
         """Once: take what is new, if it is better."""
-        from foretell.build.head_hot_swap import read_or_say
+        from foretell.build.head_hot_swap import load_or_report
 
-        found = await asyncio.to_thread(read_or_say, self.replacement)
+        found = await asyncio.to_thread(load_or_report, self.replacement)
         if isinstance(found, str):
             LOG.warning("%s", found)
         elif found is not None:
-            done = await self.engine.between_steps(lambda: self.replacement.judge(found))
+            done = await self.engine.between_steps(lambda: self.replacement.replace_if_better(found))
             if done:
                 LOG.info("%s", done)

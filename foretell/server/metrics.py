@@ -16,7 +16,7 @@ from .metric_definitions import MetricSet
 from .speedup import PlainSeconds, Speedup, unknown
 
 if TYPE_CHECKING:
-    from foretell.engine.streams import StepClock, StepReport, StreamItem
+    from foretell.engine.streams import StepReport, StepTiming, StreamItem
 
 MOST_UNCOUNTED = 32  # steps
 
@@ -116,15 +116,15 @@ class Metrics:
     def _count(self) -> None:
         reports, self._uncounted = self._uncounted, []
         for report in reports:
-            self.instruments.step_seconds.observe(report.clock.seconds)
-            self._observe_clock(report.clock)
-            for piece in report.pieces:
+            self.instruments.step_seconds.observe(report.timing.seconds)
+            self._observe_clock(report.timing)
+            for piece in report.items:
                 self._observe_piece(piece)
             self._speedup.observe(report)
         if reports:
             self._totals.drafters = reports[-1].drafters  # they are sums already
 
-    def _observe_clock(self, clock: StepClock) -> None:
+    def _observe_clock(self, clock: StepTiming) -> None:
         totals = self._totals
         totals.seconds += clock.seconds
         totals.drafting += clock.times.draft_seconds
@@ -133,7 +133,7 @@ class Metrics:
     def _observe_piece(self, piece: StreamItem) -> None:
         delta, totals = piece.delta, self._totals
         totals.tokens += len(delta.tokens)
-        if piece.first and delta.choice == 0:  # a prompt counts once, whatever the number of choices
+        if piece.is_first and delta.choice == 0:  # a prompt counts once, whatever the number of choices
             self._observe_first(piece)
         if delta.num_drafted:
             self._observe_draft(delta.num_drafted, sum(origin != TARGET for origin in delta.origins))
@@ -152,7 +152,7 @@ class Metrics:
             totals.per_position[position] += 1
 
     def _observe_first(self, piece: StreamItem) -> None:
-        show, track, clock = self.instruments, piece.track, piece.track.timings
+        show, track, clock = self.instruments, piece.state, piece.state.timings
         prompt = len(track.seq.request.prompt)
         self._totals.prompt_tokens += prompt
         self._totals.cached_tokens += track.cached_prompt_tokens
@@ -161,7 +161,7 @@ class Metrics:
             show.queue_time.observe(clock.started - clock.added)
 
     def _observe_end(self, piece: StreamItem) -> None:
-        show, record, clock = self.instruments, piece.track.speculation, piece.track.timings
+        show, record, clock = self.instruments, piece.state.speculation, piece.state.timings
         self._totals.texts += 1
         show.finished.add(piece.delta.finish_reason or "")
         if record.drafted:

@@ -13,7 +13,7 @@ import uvicorn
 
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
-from foretell.utils.system import give_back, uncollected
+from foretell.utils.system import gc_paused, trim_memory
 
 from .app import create_app
 from .config import ServerConfig
@@ -30,7 +30,7 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
     if foreign:
         LOG.info("flags of other engines that mean nothing here, or not just that: %s", ", ".join(foreign))
     with bind(config.host, config.port) as port:  # before the model is loaded: a port that is taken shows at once
-        with uncollected():
+        with gc_paused():
             service = load(config, engine, speculation)
             app = create_app(service)
         settings = uvicorn.Config(
@@ -51,11 +51,11 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
 def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationConfig) -> Service:
     """The model, ready to be asked."""
     from foretell.build.engine_builder import build_engine
-    from foretell.build.model_source import say_on_stderr
+    from foretell.build.model_source import print_progress
 
-    assembly = build_engine(engine, speculation, say=say_on_stderr)
+    assembly = build_engine(engine, speculation, progress=print_progress)
     assembly.grammars.prepare()
-    give_back()
+    trim_memory()
     return Service(assembly, config, engine, speculation)
 
 
@@ -102,14 +102,14 @@ class Server(uvicorn.Server):
             self.hurried = self.should_exit = self.force_exit = True
 
     def _leave(self, sig: int) -> None:
-        LOG.info("%s: %d texts are finished first", signal.Signals(sig).name, self.service.engine.texts)
+        LOG.info("%s: %d texts are finished first", signal.Signals(sig).name, self.service.engine.num_sequences)
         self._leaving = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
         """Texts are finished first, and read to their ends; who does not read has what is left of the same time."""
         deadline = self._loop.time() + self.service.config.drain_timeout
         if not await self.service.engine.drain(self.service.config.drain_timeout):
-            LOG.warning("%d texts were not finished in time", self.service.engine.texts)
+            LOG.warning("%d texts were not finished in time", self.service.engine.num_sequences)
             self.hurried = True
             await self.service.engine.stop()
         self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - self._loop.time()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from foretell.config import MOST_DRAFTED
+from foretell.config import MAX_DRAFT
 from foretell.errors import RequestError
 from foretell.sampling_params import DECIDING, SamplingParams
 from foretell.server.openai.requests import Generation, Prediction, Speculative
@@ -23,7 +23,7 @@ OPENAI = {"temperature": 1.0}  # where neither the request nor the model says ot
 def sampling_params(
     body: Generation, defaults: Mapping[str, Any], config: ServerConfig, grammar: GrammarSpec | None, **settled: Any
 ) -> SamplingParams:
-    """The model's own defaults, what the request says, and what was `settled` from it."""
+    """The model's own defaults, what the request says, and what was `with_shipped_heads` from it."""
     given = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     params = SamplingParams(**(OPENAI | dict(defaults) | given | settled), structured_outputs=grammar)
     if params.n > config.max_n:
@@ -45,8 +45,8 @@ def speculation_choice(body: Generation) -> SpeculationChoice:
     _check_thresholds(options.n_min, options.p_min)
     _check_thresholds(body.speculative_n_min, body.speculative_p_min)
     max_draft = _one_of("max_draft", options.max_draft, options.n_max, body.speculative_n_max)
-    if max_draft is not None and not 0 <= max_draft <= MOST_DRAFTED:
-        raise RequestError("speculative.max_draft", f"must be between 0 and {MOST_DRAFTED}, not {max_draft}")
+    if max_draft is not None and not 0 <= max_draft <= MAX_DRAFT:
+        raise RequestError("speculative.max_draft", f"must be between 0 and {MAX_DRAFT}, not {max_draft}")
     return SpeculationChoice(
         enabled=options.enabled,
         drafter=_one_of("drafter", options.drafter, options.method),
@@ -63,8 +63,8 @@ def speculation_choice(body: Generation) -> SpeculationChoice:
 
 def _check_thresholds(n_min: int | None, p_min: float | None) -> None:
     """They say which guesses are worth checking, which is measured here, and change no text."""
-    if n_min is not None and not 0 <= n_min <= MOST_DRAFTED:
-        raise RequestError("speculative.n_min", f"must be between 0 and {MOST_DRAFTED}, not {n_min}")
+    if n_min is not None and not 0 <= n_min <= MAX_DRAFT:
+        raise RequestError("speculative.n_min", f"must be between 0 and {MAX_DRAFT}, not {n_min}")
     if p_min is not None and not 0 <= p_min <= 1:
         raise RequestError("speculative.p_min", f"must be between 0 and 1, not {p_min}")
 

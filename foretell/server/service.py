@@ -94,7 +94,7 @@ class Service:
     @contextmanager
     def _arriving(self) -> Iterator[None]:
         """Who is on the way to the engine takes a place as those who are there."""
-        if self.arriving >= self.engine.most_texts:
+        if self.arriving >= self.engine.max_sequences:
             raise QueueFull(f"{self.arriving} requests are being read and no more may; come back later", 1)
         self.arriving += 1
         try:
@@ -105,16 +105,16 @@ class Service:
     async def open(self, job: GenerationJob, deadline: float, patient: bool) -> Stream:
         """Hand a job to the engine, to be ended at the `deadline` of the loop's clock; a grammar that takes too long
         to compile is refused. `patient`: the texts are told when they have ended."""
-        if len(job.requests) > self.engine.most_texts:
-            raise RequestError("n", f"with these prompts is {len(job.requests)} texts; {self.engine.most_texts} fit")
+        if len(job.requests) > self.engine.max_sequences:
+            raise RequestError("n", f"with these prompts is {len(job.requests)} texts; {self.engine.max_sequences} fit")
         self.engine.check_open(len(job.requests))
         grammar = None if job.grammar is None else await self._grammar(job.grammar)
         left = deadline - asyncio.get_running_loop().time()
-        return self.engine.submit(job.requests, grammar, max(left, 0.0), patient)
+        return self.engine.submit(job.requests, grammar, max(left, 0.0), wants_deltas=not patient)
 
     async def _grammar(self, spec: GrammarSpec) -> Any:
         """One that is known at once; another when it is compiled. Waiting for those of others does not count."""
-        known = self.assembly.grammars.known(spec)
+        known = self.assembly.grammars.cached(spec)
         if known is not None:
             return known
         loop, begun = asyncio.get_running_loop(), asyncio.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from foretell.engine.streams import StepClock, StepReport
+from foretell.engine.streams import StepReport, StepTiming
 
 # Seconds of the target in a plain step of so many texts that look at so many cached tokens; None where not known.
 PlainSeconds = Callable[[int, int], float | None]
@@ -25,21 +25,21 @@ class Speedup:
 
     def observe(self, report: StepReport) -> None:
         """Count one step."""
-        step = plain_step(self.plain_seconds, report.clock)
+        step = plain_step(self.plain_seconds, report.timing)
         if step is not None:
-            tokens = sum(len(piece.delta.tokens) for piece in report.pieces)
-            self.plain += tokens / report.clock.texts * step
-            self.taken += report.clock.seconds
+            tokens = sum(len(piece.delta.tokens) for piece in report.items)
+            self.plain += tokens / report.timing.num_sequences * step
+            self.taken += report.timing.seconds
 
     @property
     def value(self) -> float | None:
         return self.plain / self.taken if self.taken > 0 else None
 
 
-def plain_step(plain_seconds: PlainSeconds, clock: StepClock) -> float | None:
+def plain_step(plain_seconds: PlainSeconds, clock: StepTiming) -> float | None:
     """What the same step would have taken without guesses; None where that is not known, or where it read prompts."""
-    step = plain_seconds(clock.texts, clock.context) if clock.decodes else None
-    return None if step is None else step + clock.host
+    step = plain_seconds(clock.num_sequences, clock.context_tokens) if clock.is_decode_only else None
+    return None if step is None else step + clock.host_seconds
 
 
 def unknown(batch: int, context: int) -> float | None:

@@ -40,7 +40,7 @@ class StatsLogger:
 
     def values(self, seconds: float) -> dict[str, Any] | None:
         """The figures of the last `seconds`; None where nothing happened."""
-        self.service.engine.catch_up()
+        self.service.engine.deliver_pending()
         now, before = deepcopy(self.service.metrics.totals), self._last
         self._last = now
         if now.tokens == before.tokens and now.prompt_tokens == before.prompt_tokens:

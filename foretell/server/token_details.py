@@ -12,7 +12,7 @@ from .choice_state import skip_reason
 from .speedup import PlainSeconds, plain_step
 
 if TYPE_CHECKING:
-    from foretell.engine.streams import StepClock, StreamItem
+    from foretell.engine.streams import StepTiming, StreamItem
     from foretell.server.openai.requests import Generation
     from foretell.tokenizer import StreamDecoder, Tokenizer
     from foretell.types import Delta, RejectedToken, TokenDetail
@@ -85,20 +85,20 @@ class TokenDetailWriter:
             "accepted": sum(origin != TARGET for origin in delta.origins),
             "drafter": delta.drafter or None,
             "skipped": None if delta.num_drafted else skip_reason(piece),
-            **({} if piece.clock is None else self._times(piece, piece.clock)),
+            **({} if piece.timing is None else self._times(piece, piece.timing)),
         }
 
-    def _times(self, piece: StreamItem, clock: StepClock) -> dict[str, Any]:
+    def _times(self, piece: StreamItem, clock: StepTiming) -> dict[str, Any]:
         """Milliseconds of the step, and when it ended on the text's own clock."""
-        began = piece.track.timings.started or clock.ended
+        began = piece.state.timings.started or clock.ended_at
         plain = plain_step(self.plain_seconds, clock)
         return {
-            "at_ms": _ms(clock.ended - began),
+            "at_ms": _ms(clock.ended_at - began),
             "step_ms": _ms(clock.seconds),
             "drafting_ms": _ms(clock.times.draft_seconds),
             "target_ms": _ms(clock.times.target_seconds),
             "plain_ms": None if plain is None else _ms(plain),
-            "texts": clock.texts,
+            "texts": clock.num_sequences,
         }
 
 

@@ -12,7 +12,7 @@ from foretell.config import SpeculationConfig
 from foretell.errors import RankError, RequestError
 from foretell.models.config import ModelConfig
 from foretell.models.quantize import native_for
-from foretell.models.sharding import Shard, check_split
+from foretell.models.sharding import Shard, check_tensor_parallel_size
 from foretell.tensor_parallel.collectives import TIMEOUT, ProcessGroup, open_store
 from foretell.tensor_parallel.messages import LaunchSpec, ModelShardSpec
 from foretell.tensor_parallel.worker_processes import WorkerProcesses
@@ -68,7 +68,7 @@ class TensorParallelGroup:
         return self._workers.fail(error)
 
     def on_failure(self, told: Callable[[RankError], None]) -> None:
-        """Have `told` called once, from another thread, should a rank be lost."""
+        """Have `flush` called once, from another thread, should a rank be lost."""
         self._workers.on_failure(told)
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ def check_ranks(target: ModelConfig, device: torch.device, speculation: Speculat
     check_draft(speculation, ranks)
     if ranks == 1:
         return
-    check_split(target, ranks)
+    check_tensor_parallel_size(target, ranks)
     for name in re.split("[,+]", speculation.drafter):  # several to choose from, or several in one tree
         if name.strip().partition(":")[0] in ("self", "exit"):
             words = f"{name.strip()} runs the target's own layers, which lie on {ranks} ranks; take another drafter"

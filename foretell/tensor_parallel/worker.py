@@ -56,7 +56,7 @@ def _run(order: LaunchSpec, store: Any, patience: float, line: Connection, inbox
     group = ProcessGroup(store, shard.rank, shard.size, device, patience)
     models = [part.load(shard, device) for part in order.models]
     for model in models:
-        model.meet(group)
+        model.join_ranks(group)
     runners = [load_shard(part, model, group) for part, model in zip(order.models, models, strict=True)]
     weights, guessing = (
         sum(weight_bytes(runner.model) for runner, _ in runners),

@@ -12,7 +12,7 @@ from foretell.engine.engine import Engine
 from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.executor import AsyncStep
 from tests.gpu.test_same_text import DRAFTERS, SAMPLING
-from tests.laws.test_ahead import written
+from tests.laws.test_async_scheduling import written
 from tests.outruns import Sometimes
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, run
 

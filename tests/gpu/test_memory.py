@@ -19,7 +19,7 @@ from foretell import LLM
 from foretell.draft.base import Drafter, NoDrafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.oom_backoff import PATIENCE
+from foretell.engine.scheduler import STEPS_TO_RESTORE
 from foretell.errors import CapacityError
 from foretell.runner.cuda.graphs import CAPTURE_BACKOFF, GraphCapture
 from foretell.runner.memory_plan import GIB, MemoryPlan
@@ -89,10 +89,10 @@ def test_no_more_is_taken_than_was_planned(folders: tuple[Path, Path]) -> None:
     assert used <= plan.total
     found = written(llm)
     assert swap is not None and scheduler.preemptions > 0
-    print(f"{scheduler.preemptions} made way, {swap.kept} by copy, {swap.brought_back} came back so")
+    print(f"{scheduler.preemptions} made way, {swap.swapped_out} by copy, {swap.swapped_in} came back so")
     told("after a burst", plan, used := taken() - before)
     assert used <= plan.total
-    assert llm.engine.stats.drafter_failures == 0 and llm.engine.oom_backoff.sheds == 0
+    assert llm.engine.stats.drafter_failures == 0 and llm.engine.oom_backoff.num_ooms == 0
     del llm, scheduler, swap
     settle()
     assert written(open_llm(folders)) == found
@@ -204,12 +204,12 @@ def test_without_memory_for_a_step_texts_go_on_in_smaller_ones(
     run(engine)
     with shortage():
         assert texts(engine) == truth
-        assert engine.oom_backoff.sheds > 0
-    assert engine.runner.pool.held == 0
-    sheds = engine.oom_backoff.sheds
-    for _ in range(12 * PATIENCE // 40):
+        assert engine.oom_backoff.num_ooms > 0
+    assert engine.runner.pool.num_held == 0
+    sheds = engine.oom_backoff.num_ooms
+    for _ in range(12 * STEPS_TO_RESTORE // 40):
         assert texts(engine) == truth
-    assert engine.oom_backoff.sheds == sheds
+    assert engine.oom_backoff.num_ooms == sheds
     assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == whole, "larger steps are back"
     recordings: dict[Any, Any] = engine.runner.executor.graph_cache(engine.runner.hidden_layers).graphs  # type: ignore[attr-defined]
     assert any(recording is not None for recording in recordings.values()), "and steps are recorded"

@@ -19,7 +19,7 @@ from foretell.runner.cuda.executor import CudaExecutor
 from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.cuda.warmup import dummy_tree
 from foretell.types import Draft
-from tests.engine.test_rehearsal import long_engine, of_all_sizes, pieces, write
+from tests.engine.test_warmup import long_engine, of_all_sizes, pieces, write
 from tests.kernels_triton.test_forward import BASE, TREE, step, world
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, run
 
@@ -32,7 +32,7 @@ def test_a_first_request_is_recorded_already() -> None:
     assert isinstance(executor, CudaExecutor)
     Warmup(engine, pieces).run(120)
     recorded = dict(executor.graph_cache().graphs)
-    assert recorded and None not in recorded.values() and engine.runner.pool.held == 0
+    assert recorded and None not in recorded.values() and engine.runner.pool.num_held == 0
     write(engine, 256)
     assert executor.graph_cache().graphs == recorded
 

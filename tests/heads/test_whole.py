@@ -24,8 +24,8 @@ from foretell.runner.heads.tables import DraftRow, DraftShape, DraftTable
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
 from tests.heads.test_laws import Compared
-from tests.laws.test_same_text import SAMPLING, preempt_youngest, truth_for
-from tests.laws.test_same_text import WORLDS as LAWS
+from tests.laws.test_losslessness import SAMPLING, preempt_youngest, truth_for
+from tests.laws.test_losslessness import WORLDS as LAWS
 from tests.recordings import Tape
 from tests.tiny import CONTEXT, HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
 
@@ -318,7 +318,7 @@ def test_what_serves_for_a_reading_keeps_the_same(config: HeadConfig) -> None:
     assert reader is not None
     keys, values, features = pages.caches
     kept = [*keys, *values, *([] if features is None else [features])]
-    states = torch.randn(30, config.read_width, generator=torch.Generator().manual_seed(0))
+    states = torch.randn(30, config.input_width, generator=torch.Generator().manual_seed(0))
     found: list[list[torch.Tensor]] = []
     for serves in (False, True):
         reader.graphs = (tape := Tape()).recorder()

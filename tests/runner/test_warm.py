@@ -16,7 +16,7 @@ from foretell.draft.heads.warmup import DummyHeads
 from foretell.models.config import Rope
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import HeadConfig
-from foretell.models.load import sketch, take_memory
+from foretell.models.load import materialize, meta_model
 from foretell.runner.cuda.graphs import _NO_CAPTURE, GraphCapture
 from foretell.runner.cuda.warmup import (
     DRAFT_STEPS,
@@ -35,7 +35,7 @@ TURNS, SLOW = Rope(), Rope(theta=5e5)
 
 
 def blank() -> Decoder:
-    return take_memory(sketch(one_layer_per_kind(CONFIG), torch.float32), torch.device("cpu"))
+    return materialize(meta_model(one_layer_per_kind(CONFIG), torch.float32), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_steps_that_fit_are_run_and_others_left_out() -> None:
     fitting = [step for step in PLAIN_STEPS + DRAFT_STEPS if step.length <= 128]
     assert run_dummy_steps(runner, PLAIN_STEPS + DRAFT_STEPS) == len(fitting) < len(PLAIN_STEPS + DRAFT_STEPS)
     assert run_dummy_steps(runner, PLAIN_STEPS, lambda: True) == 0
-    assert runner.pool.held == 0
+    assert runner.pool.num_held == 0
 
 
 def few(context: int = 256) -> ModelRunner:

@@ -14,7 +14,7 @@ import torch
 from foretell.config import EngineConfig
 from foretell.runner.memory_plan import MemoryPlan
 from foretell.server.memory_report import COPIES, GIB, MemoryReport, resident, step_bytes
-from foretell.utils.system import give_back
+from foretell.utils.system import trim_memory
 from tests.tiny import CONFIG, World
 
 PLAN = MemoryPlan(weights=3 * GIB, drafter=GIB, page_bytes=GIB // 4, pages=8)
@@ -81,7 +81,7 @@ def test_what_loading_left_is_given_back() -> None:
     keep = np.ones(1 << 16, np.uint8)
     before = resident().now
     left.clear()
-    give_back()
+    trim_memory()
     after = resident().now
     assert before - after > 32 << 20 and keep.all()
 

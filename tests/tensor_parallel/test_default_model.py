@@ -36,8 +36,8 @@ def test_floats(size: int, share: float) -> None:
     with LLM(MODEL, drafter=f"ngram,model:{MODEL}", quantization="none", tensor_parallel_size=size, **OPTIONS) as llm:
         plain = texts(llm, enabled=False)
         assert texts(llm, drafter="ngram") == texts(llm, drafter=f"model:{MODEL}") == plain
-        assert llm.assembly.team is not None
-        held = [weight_bytes(llm.engine.runner.model), *llm.assembly.team.wait_ready()]
+        assert llm.assembly.workers is not None
+        held = [weight_bytes(llm.engine.runner.model), *llm.assembly.workers.wait_ready()]
     assert max(held) < share * weights
     differ = [i for i, (a, b) in enumerate(zip(plain, alone, strict=True)) if a != b]
     assert all(near_tie(whole, PROMPTS[i], plain[i], alone[i]) for i in differ)

@@ -38,7 +38,7 @@ def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.Ca
         plain = texts(llm, enabled=False)
         assert plain == texts(whole, enabled=False)
         assert texts(llm) == texts(llm, drafter="ngram") == plain
-        (process,) = llm.assembly.team.pids  # type: ignore[union-attr]
+        (process,) = llm.assembly.workers.pids  # type: ignore[union-attr]
     assert gone(process)
     with pytest.raises(RankError, match="were ended"):
         texts(llm)
@@ -94,7 +94,7 @@ def test_a_draft_model_split_as_the_target_is(tiny_folder: Path) -> None:
 @pytest.mark.slow
 def test_an_engine_that_is_dropped_leaves_no_process(tiny_folder: Path) -> None:
     llm = LLM(tiny_folder, drafter="ngram", kv_memory=0.01, tensor_parallel_size=2, quiet=True)
-    (process,) = llm.assembly.team.pids  # type: ignore[union-attr]
+    (process,) = llm.assembly.workers.pids  # type: ignore[union-attr]
     del llm
     gc.collect()
     assert gone(process)

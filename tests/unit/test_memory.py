@@ -102,9 +102,7 @@ def test_on_a_gpu_steps_have_their_room_and_the_cache_takes_the_rest() -> None:
     assert "workspace 1.00 GiB" in str(tight)
     with pytest.raises(CapacityError, match="weights and workspace need 2.00 GiB, and 1.50 GiB is free; use"):
         plan_memory(asked, int(1.5 * GIB), None)
-    with pytest.raises(
-        CapacityError, match=r"gpu_memory_utilization 0.3 of the free memory.; raise gpu_memory_utilizat"
-    ):
+    with pytest.raises(CapacityError, match=r"utilization 0.3 of the free memory.; raise gpu_memory_utilizat"):
         plan_memory(replace(asked, utilization=0.3), int(1.5 * GIB), None)
 
 
@@ -136,7 +134,7 @@ def test_what_heads_work_with_grows_with_what_is_asked_of_them(more: dict[str, i
 
     assert needed(replace(ASKED, **more)) > needed(ASKED)
     assert needed(ASKED, replace(HEAD, draft_vocab=500)) < needed(ASKED)
-    assert needed(ASKED, replace(HEAD, taps=(1, 2))) < needed(ASKED)
+    assert needed(ASKED, replace(HEAD, hidden_layers=(1, 2))) < needed(ASKED)
 
 
 def test_what_a_head_copies_of_its_pages_has_its_bounds() -> None:

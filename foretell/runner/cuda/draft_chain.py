@@ -15,7 +15,7 @@ from foretell.runner.cuda.graph_shapes import ChainShape
 from foretell.runner.cuda.graphs import GraphCache
 from foretell.runner.cuda.tables import Int32Array, PageTable, Tiles, write_tables
 from foretell.runner.executor import PendingChains
-from foretell.sampling.cuda_sampler import Draws, settings
+from foretell.sampling.cuda_sampler import SamplingBatch, pack_settings
 
 
 class SamplingBuffers:
@@ -29,7 +29,7 @@ class SamplingBuffers:
         self._host = torch.zeros(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = torch.zeros(shape, dtype=torch.int64, device=device)
 
-    def write(self, draws: Draws, counts: list[int]) -> None:
+    def write(self, draws: SamplingBatch, counts: list[int]) -> None:
         """Write the parameters of the first `counts` tokens of each sequence.
 
         Padded rows sample nothing: their logits may be NaN.
@@ -40,7 +40,7 @@ class SamplingBuffers:
         positions = [draws.positions[i] + step for step, i in cells]
         numbers = self._host.numpy()
         numbers[:] = 0
-        numbers[steps, sequences] = settings(Draws(params, seeds, positions))
+        numbers[steps, sequences] = pack_settings(SamplingBatch(params, seeds, positions))
 
     def fetch(self) -> Tensor:
         """Copy the parameters to the device, as int32 halves like all tables; return [steps, sequences, FIELDS]."""
@@ -77,7 +77,7 @@ class CudaChain:
         tiles: Tiles | None,
         requested: ChainShape,
         ends: list[int],
-        draws: Draws | None = None,
+        draws: SamplingBatch | None = None,
     ) -> PendingChains:
         """Draft a chain for each sequence, with the confidence of each token.
 

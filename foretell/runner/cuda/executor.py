@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.kernels.attention import Layout
+from foretell.kernels.attention import AttentionLayout
 from foretell.kernels.triton.argmax import finish
 from foretell.kernels.triton.row_tables import NO_PARTS, RowTables, Sizes
 from foretell.kernels.triton.scatter_tokens import take_up
@@ -32,7 +32,7 @@ from foretell.runner.cuda.graph_shapes import (
 from foretell.runner.cuda.graphs import GraphCache, GraphCapture
 from foretell.runner.cuda.tables import Int32Array, PageTable, Tiles, make_tiles, write_tables
 from foretell.runner.executor import AsyncStep, Executor, PendingChains, StepOutput, StepTokens
-from foretell.sampling.cuda_sampler import Draws, leave_there
+from foretell.sampling.cuda_sampler import SamplingBatch, sample_into
 
 GraphOutput = tuple[Tensor, Tensor | None]  # logits and hidden states
 
@@ -43,10 +43,10 @@ class CudaExecutor(Executor):
     supports_async = True
     supports_draft_chain = True
 
-    def __init__(self, model: Decoder, cache: KVCache, layout: Layout) -> None:
-        self.layout, self.vocab = layout, model.outputs
+    def __init__(self, model: Decoder, cache: KVCache, layout: AttentionLayout) -> None:
+        self.layout, self.vocab = layout, model.num_logits
         self.decoder = CudaForward(model, cache)
-        self.context = max(len(table) for table in model.tables.values())
+        self.context = max(len(table) for table in model.rope_tables.values())
         max_pages = min(len(cache.keys[0]), -(-self.context // layout.page_size))
         rows = CAPTURE_ROWS[-1]
         self.page_table = PageTable(rows, max_pages, layout.device)
@@ -105,7 +105,7 @@ class CudaExecutor(Executor):
     def _step(
         self, packed: BatchLayout, hidden_layers: tuple[int, ...], draft_tokens: Tensor | None = None
     ) -> StepOutput:
-        requested, tiles = step_shape(packed, self.layout.share)
+        requested, tiles = step_shape(packed, self.layout.queries_per_kv_head)
         if requested.rows > CAPTURE_ROWS[-1]:
             return self._run_eager(packed, hidden_layers)
         shape = self.graph_cache(hidden_layers).select(requested)
@@ -125,10 +125,10 @@ class CudaExecutor(Executor):
 
     @torch.inference_mode()
     def forward_async(
-        self, packed: BatchLayout, hidden_layers: tuple[int, ...], draws: Draws | None, top_k: int
+        self, packed: BatchLayout, hidden_layers: tuple[int, ...], draws: SamplingBatch | None, top_k: int
     ) -> AsyncStep | None:
         """Launch a step after the one in flight; the host waits for an event between the two."""
-        requested, tiles = step_shape(packed, self.layout.share)
+        requested, tiles = step_shape(packed, self.layout.queries_per_kv_head)
         if requested.rows > CAPTURE_ROWS[-1]:
             return None
         self.num_steps += 1
@@ -136,7 +136,7 @@ class CudaExecutor(Executor):
         tokens = self._argmax
         if draws is not None:
             tokens = self._sampled
-            leave_there(self._last_logits, draws, tokens[:count])
+            sample_into(self._last_logits, draws, tokens[:count])
         top_tokens = self._copy_topk(top_k)
         self._send(packed, tiles, shape)
         take_up(self._numbers[: shape.rows], tokens, self._previous_tokens, count)
@@ -172,13 +172,15 @@ class CudaExecutor(Executor):
             self._idle = True
 
     @torch.inference_mode()
-    def draft_chain(self, packed: BatchLayout, steps: int, vocab: int, draws: Draws | None) -> PendingChains | None:
-        first, tiles = step_shape(packed, self.layout.share)
+    def draft_chain(
+        self, packed: BatchLayout, steps: int, vocab: int, draws: SamplingBatch | None
+    ) -> PendingChains | None:
+        first, tiles = step_shape(packed, self.layout.queries_per_kv_head)
         if first.rows > CAPTURE_ROWS[-1] or first.deep:
             return None
         self._wait()
         ends = [min(len(span.pages) * self.layout.page_size, self.context) for span in packed.spans]
-        requested = chain_shape(packed, first, self.layout.share, steps, vocab, draws is not None)
+        requested = chain_shape(packed, first, self.layout.queries_per_kv_head, steps, vocab, draws is not None)
         chains = self.chains(packed, tiles, requested, ends, draws)
         self._tables_copied.record()  # the chain has copied the page table, too
         self._idle = False
@@ -219,8 +221,8 @@ class CudaExecutor(Executor):
 
     def _run_eager(self, packed: BatchLayout, hidden_layers: tuple[int, ...]) -> StepOutput:
         """Run a step that is too large for a CUDA graph, with tables of its own and unsplit keys."""
-        height = max(PREFILL_TILE, next_power_of_2(self.layout.share))
-        tiles = make_tiles(packed, height // self.layout.share, unsplit=True)
+        height = max(PREFILL_TILE, next_power_of_2(self.layout.queries_per_kv_head))
+        tiles = make_tiles(packed, height // self.layout.queries_per_kv_head, unsplit=True)
         depth = padded_depth(tiles.depth)
         shape = Sizes(packed.rows, len(tiles.shared), height, NO_PARTS, depth, len(tiles.nodes))
         numbers = np.empty(shape.numbers, np.int32)

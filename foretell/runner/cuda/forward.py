@@ -35,7 +35,7 @@ class CudaForward:
         head = rounding_of(self.model.head)
         _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, logits_indices, head)
         states = torch.cat([hidden[layer] for layer in hidden_layers], -1) if hidden_layers else None
-        return self.model.all_logits(self.linear(self.model.head, normed, False)), states
+        return self.model.gather_logits(self.linear(self.model.head, normed, False)), states
 
     def _layers(
         self, rows: RowTables, hidden_layers: tuple[int, ...]
@@ -45,7 +45,7 @@ class CudaForward:
         Returns the states before it, the change to add, the weight of the post-norm that the change goes through, and
         the hidden states by layer.
         """
-        x = self.model.embedded(rows.tokens)
+        x = self.model.embed_tokens(rows.tokens)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         hidden: dict[int, Tensor] = {}
@@ -71,7 +71,7 @@ class CudaForward:
         norms = None
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = HeadNorms(attention.q_norm.weight, attention.k_norm.weight, self.eps)
-        turns = self.model.tables[attention.rope]
+        turns = self.model.rope_tables[attention.rope]
         q = turn_and_store(self.linear(attention.qkv, x, rows.reads), turns, rows, keys, values, norms)
         attended = attend(q, keys, values, rows, attention.config.scale, attention.window)
         return self._row_parallel(attention.out, attended, rows.reads)
@@ -80,7 +80,7 @@ class CudaForward:
         """Return partial sums that the next norm adds up. With tensor parallelism the ranks' sums are added here."""
         if self.model.ranks is None:
             return self.linear.in_parts(layer, x, reads)
-        return Change(self.model.ranks.join(self.linear(layer, x, reads))[None])
+        return Change(self.model.ranks.all_reduce(self.linear(layer, x, reads))[None])
 
 
 def _weight(norm: Norm | None) -> Tensor | None:

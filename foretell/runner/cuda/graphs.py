@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from foretell.kv.shortage import lacks_memory
+from foretell.errors import is_oom
 
 LOG = logging.getLogger("foretell")
 CAPTURE_AFTER = 64  # runs in which a larger graph served a shape, before the shape gets a graph of its own
@@ -165,7 +165,7 @@ class GraphCapture:
                 graph.capture_end()
             except RuntimeError as error:
                 self._abort(graph)
-                if not lacks_memory(error):
+                if not is_oom(error):
                     raise
                 return None
         return graph, result

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretell.kernels.quant import Rounded, Rounding, rounded_sums
+from foretell.kernels.quant import QuantFormat, QuantizedRows, unscaled_matmul
 from foretell.kernels.triton import quant_linear as rounded
 from foretell.kernels.triton.linear import FEW_ROWS, LIBRARY_ROWS, MOST_ROWS, gated_linear, linear
 from foretell.kernels.triton.norm import Change
 from foretell.kernels.triton.swiglu import gate
 from foretell.models.layers import Linear
-from foretell.models.quantize import RoundedLinear
+from foretell.models.quantize import CudaQuantizedLinear
 
 Shape = tuple[int, int, int]
-Rows = Tensor | Rounded  # [rows, in], quantized for a quantized layer
+Rows = Tensor | QuantizedRows  # [rows, in], quantized for a quantized layer
 
 
 class LinearDispatch:
@@ -26,7 +26,7 @@ class LinearDispatch:
 
     def __call__(self, layer: Linear, x: Rows, prefill: bool) -> Tensor:
         """Multiply [rows, in] to [rows, out]; `prefill`: the bits of a row may depend on the other rows."""
-        if isinstance(layer, RoundedLinear):
+        if isinstance(layer, CudaQuantizedLinear):
             return self._rounded(layer, _quantized(x, layer), prefill)
         assert isinstance(x, Tensor), "quantized rows are for quantized layers"
         if prefill or _outside(layer, x) or (len(x) > LIBRARY_ROWS and self._trusts(layer, x)):
@@ -35,14 +35,14 @@ class LinearDispatch:
         assert layer.weight is not None, "checked above"
         return linear(x, layer.weight, layer.bias)
 
-    def gated(self, layer: Linear, x: Rows, prefill: bool, gelu: bool, rounding: Rounding | None) -> Rows:
+    def gated(self, layer: Linear, x: Rows, prefill: bool, gelu: bool, rounding: QuantFormat | None) -> Rows:
         """Multiply and gate [rows, in] to [rows, out / 2] (SwiGLU or GeGLU); the gate is the first half."""
         if prefill or len(x) > FEW_ROWS:
             return gate(self(layer, x, prefill), gelu, rounding)
-        if isinstance(layer, RoundedLinear):
+        if isinstance(layer, CudaQuantizedLinear):
             rows = _quantized(x, layer)
-            gated = rounded.gated_product(rows, layer.rounded, layer.bias, self.dtype, gelu)
-        elif isinstance(x, Rounded) or layer.weight is None or _outside(layer, x):
+            gated = rounded.gated_product(rows, layer.quantized, layer.bias, self.dtype, gelu)
+        elif isinstance(x, QuantizedRows) or layer.weight is None or _outside(layer, x):
             return gate(self(layer, x, prefill), gelu, rounding)
         else:
             gated = gated_linear(x, layer.weight, layer.bias, gelu)
@@ -50,7 +50,7 @@ class LinearDispatch:
 
     def in_parts(self, layer: Linear, x: Rows, prefill: bool) -> Change:
         """Multiply [rows, in] to partial sums [parts, rows, out], which the next kernel adds up."""
-        if isinstance(layer, RoundedLinear):
+        if isinstance(layer, CudaQuantizedLinear):
             return self._rounded_parts(layer, _quantized(x, layer), prefill)
         assert isinstance(x, Tensor), "quantized rows are for quantized layers"
         if prefill or _outside(layer, x):
@@ -59,20 +59,20 @@ class LinearDispatch:
         assert layer.weight is not None, "checked above"
         return Change(linear(x, layer.weight, layer.bias, parts=True))
 
-    def _rounded(self, layer: RoundedLinear, x: Rounded, prefill: bool) -> Tensor:
+    def _rounded(self, layer: CudaQuantizedLinear, x: QuantizedRows, prefill: bool) -> Tensor:
         if not prefill and len(x) <= rounded.MOST_ROWS:
-            return rounded.product(x, layer.rounded, layer.bias, self.dtype)
-        if x.rounding == "int8":
-            return rounded.scaled(rounded_sums(x, layer.rounded), x, layer.rounded, layer.bias, self.dtype)
+            return rounded.product(x, layer.quantized, layer.bias, self.dtype)
+        if x.format == "int8":
+            return rounded.scaled(unscaled_matmul(x, layer.quantized), x, layer.quantized, layer.bias, self.dtype)
         return _float8(x, layer, self.dtype)
 
-    def _rounded_parts(self, layer: RoundedLinear, x: Rounded, prefill: bool) -> Change:
+    def _rounded_parts(self, layer: CudaQuantizedLinear, x: QuantizedRows, prefill: bool) -> Change:
         if layer.bias is not None:
             return Change(self._rounded(layer, x, prefill)[None])
         if not prefill and len(x) <= rounded.MOST_ROWS:
-            return Change(rounded.sums(x, layer.rounded), x.scales, layer.rounded.scales)
-        if x.rounding == "int8":
-            return Change(rounded_sums(x, layer.rounded)[None], x.scales, layer.rounded.scales)
+            return Change(rounded.sums(x, layer.quantized), x.scales, layer.quantized.scales)
+        if x.format == "int8":
+            return Change(unscaled_matmul(x, layer.quantized)[None], x.scales, layer.quantized.scales)
         return Change(_float8(x, layer, self.dtype)[None])
 
     def _trusts(self, layer: Linear, x: Tensor) -> bool:
@@ -86,21 +86,21 @@ class LinearDispatch:
         return self._trusted[shape]
 
 
-def rounding_of(layer: Linear) -> Rounding | None:
+def rounding_of(layer: Linear) -> QuantFormat | None:
     """Return the format in which a layer takes its rows; None for floats."""
-    return layer.rounded.rounding if isinstance(layer, RoundedLinear) else None
+    return layer.quantized.format if isinstance(layer, CudaQuantizedLinear) else None
 
 
-def _quantized(x: Rows, layer: RoundedLinear) -> Rounded:
-    return x if isinstance(x, Rounded) else rounded.round_rows(x, layer.rounded.rounding)
+def _quantized(x: Rows, layer: CudaQuantizedLinear) -> QuantizedRows:
+    return x if isinstance(x, QuantizedRows) else rounded.round_rows(x, layer.quantized.format)
 
 
-def _float8(x: Rounded, layer: RoundedLinear, dtype: torch.dtype) -> Tensor:
+def _float8(x: QuantizedRows, layer: CudaQuantizedLinear, dtype: torch.dtype) -> Tensor:
     """Multiply many fp8 rows with the library, if it supports the shape and the dtype."""
-    weights, bias = layer.rounded, layer.bias
+    weights, bias = layer.quantized, layer.bias
     inputs, outputs = layer.inputs, layer.outputs
     if not x.values.is_cuda or inputs % 16 or outputs % 16 or dtype != torch.bfloat16:
-        return rounded.scaled(rounded_sums(x, weights), x, weights, bias, dtype)
+        return rounded.scaled(unscaled_matmul(x, weights), x, weights, bias, dtype)
     product = torch._scaled_mm(
         x.values, weights.values.T, scale_a=x.scales[:, None], scale_b=weights.scales[None], out_dtype=dtype
     )

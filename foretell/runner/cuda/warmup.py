@@ -22,8 +22,8 @@ from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.runner.cuda.graphs import no_capture
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.cuda_sampler import Draws
-from foretell.sampling.sampling import Row, choose
+from foretell.sampling.cuda_sampler import SamplingBatch
+from foretell.sampling.sampling import SamplingRow, sample
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
 
@@ -114,7 +114,10 @@ def run_dummy_steps(
 @torch.inference_mode()
 def warm_up_sampling(runner: ModelRunner) -> None:
     """Run what follows a step: sampling, an async step, and KV compaction of one and of several tree nodes."""
-    choose(torch.zeros(1, runner.model.outputs, device=runner.device), [Row(SamplingParams(temperature=1.0), 0, 0)])
+    sample(
+        torch.zeros(1, runner.model.num_logits, device=runner.device),
+        [SamplingRow(SamplingParams(temperature=1.0), 0, 0)],
+    )
     scheduled = _scheduled(0, DummyStep(), runner.layout.page_size)
     runner.forward([scheduled], [Draft()])
     if runner.supports_async:
@@ -127,8 +130,8 @@ def warm_up_sampling(runner: ModelRunner) -> None:
 def warm_up_chain(runner: ModelRunner, sampled: bool) -> None:
     """Draft one token as a draft model does; most draft models have the target's architecture and vocabulary."""
     scheduled = _scheduled(0, DummyStep(), runner.layout.page_size)
-    draws = Draws([SamplingParams(temperature=1.0)], [0], [scheduled.length]) if sampled else None
-    runner.draft_chain([scheduled], 1, runner.model.outputs, draws)
+    draws = SamplingBatch([SamplingParams(temperature=1.0)], [0], [scheduled.length]) if sampled else None
+    runner.draft_chain([scheduled], 1, runner.model.num_logits, draws)
 
 
 def _scheduled(number: int, step: DummyStep, page_size: int) -> ScheduledSequence:

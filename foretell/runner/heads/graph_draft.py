@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretell.models.draft_heads import BlockHead, DistilledHead, EagleHead, MedusaHead, MtpHead
-from foretell.models.draft_heads.layer import Turn
+from foretell.models.draft_heads.layer import RopeRows
 from foretell.runner.cuda.graphs import GraphCache
 from foretell.runner.heads.kv import GraphAttention, GraphKV
 from foretell.runner.heads.sampler import (
@@ -130,10 +130,10 @@ class GraphDraft:
     def _gather_kv(self, table: DraftTable) -> GraphKV:
         return GraphKV(self.keys, self.values, self.head.config.layer, table.pages)
 
-    def _rope(self, table: DraftTable, offset: int, rows: int = 1) -> Turn:
+    def _rope(self, table: DraftTable, offset: int, rows: int = 1) -> RopeRows:
         """Of as many rows for each text."""
         places = table.field(POSITION) + offset
-        return self.head.turn_behind(places[:, None].expand(-1, rows).flatten())
+        return self.head.rope_rows_clamped(places[:, None].expand(-1, rows).flatten())
 
     def _chain_mask(self, memory: GraphKV, table: DraftTable) -> Tensor:
         """What the rows of all steps see, [texts, depth, columns]."""
@@ -252,7 +252,7 @@ class GraphBlockDraft(GraphForward[BlockHead]):
     def __init__(self, head: BlockHead, keys: list[Tensor], values: list[Tensor], most_children: int) -> None:
         super().__init__(head, keys[0].shape[1], keys[0].device, most_children)
         self.keys, self.values, self.draft_rows = keys, values, head.config.block
-        self.filler = head.filler.clone()  # made here, because it takes a number from the host
+        self.filler = head.mask_embeddings.clone()  # made here, because it takes a number from the host
 
     @property
     def depends_on_tokens(self) -> bool:
@@ -262,13 +262,13 @@ class GraphBlockDraft(GraphForward[BlockHead]):
         config, head = self.head.config, self.head
         memory = GraphKV(self.keys, self.values, config.layer, table.pages)
         anchors, block = table.field(TOKEN), config.block
-        x = head.enter_with(anchors, self.filler).flatten(0, 1)
+        x = head.block_inputs_with(anchors, self.filler).flatten(0, 1)
         rows = torch.arange(block, device=self.device)
-        turn = head.turn((table.field(POSITION)[:, None] + rows).flatten())
+        turn = head.rope_rows((table.field(POSITION)[:, None] + rows).flatten())
         glance = GraphAttention(memory, memory.mask_bias(self._mask(memory, table, rows)), table.columns)
-        states = head.run(x, turn, glance).view(len(anchors), block, -1)
-        states = head.guessing(states)[:, : table.shape.depth]
-        return states, head.scores(states)
+        states = head.run_layers(x, turn, glance).view(len(anchors), block, -1)
+        states = head.draft_states(states)[:, : table.shape.depth]
+        return states, head.output_logits(states)
 
     def _mask(self, memory: GraphKV, table: DraftTable, rows: Tensor) -> Tensor:
         """[texts, block, columns]; a window is the anchor's."""
@@ -279,11 +279,11 @@ class GraphBlockDraft(GraphForward[BlockHead]):
         return torch.cat([text, own.expand(len(text), -1, -1)], -1)
 
     def add_markov_bias(self, logits: Tensor, before: Tensor) -> Tensor:
-        return logits + self.head.nudge(before) if self.head.config.markov_rank else logits
+        return logits + self.head.markov_logits(before) if self.head.config.markov_rank else logits
 
     def write_confidence(self, states: Tensor, before: Tensor, sure: Tensor) -> None:
         if self.head.config.confidence:
-            sure.copy_(self.head.sure(states, before).sigmoid())
+            sure.copy_(self.head.confidence_logits(states, before).sigmoid())
 
 
 class GraphMedusaDraft(GraphForward[MedusaHead]):

@@ -174,9 +174,9 @@ class EagleOps(TorchHeadOps):
         spans = self.spans(job, 1)  # the first place of a text has no feature before it
         tokens, own = self.tensor(job.tokens), self.slots(spans)
         features = self.hidden_states(self.slots(spans, back=1))
-        turn = self.head.turn(self.tensor([place for _, start, stop in spans for place in range(start, stop)]))
+        turn = self.head.rope_rows(self.tensor([place for _, start, stop in spans for place in range(start, stop)]))
         attend = PrefillAttention(self.pages, self.head.config.layer, spans, own)
-        self.pages.store_kv(-1, own, *self.head.remember(tokens, features, turn, attend))
+        self.pages.store_kv(-1, own, *self.head.keys_values(tokens, features, turn, attend))
 
     def _step(self, job: StepOp) -> Tensor:
         before = self.tensor(job.previous)
@@ -191,7 +191,7 @@ class EagleOps(TorchHeadOps):
         look = DraftAttention(
             self._kv, self.head.config.layer, job.lengths, seen, first_position=1, depths=tuple(job.depths)
         )
-        turn = self.head.turn_behind(self.tensor(job.positions))
+        turn = self.head.rope_rows_clamped(self.tensor(job.positions))
         states = self.head.step(self.tensor(job.tokens), feature, turn, look)[self.tensor(job.used_rows)]
         self._carried = self.head.carry(states)
         return gather_logits(self.head, self.head.logits(states), job.top_k)
@@ -207,8 +207,8 @@ class BlockForwardOutput:
         owners, before = torch.tensor([job.sequences, job.previous_tokens], device=self.logits.device)
         logits = self.logits[owners, job.depth]
         if self.head.config.markov_rank:
-            logits = logits + self.head.nudge(before)
-        sure = self.head.sure(self.states[owners, job.depth], before) if job.wants_confidence else None
+            logits = logits + self.head.markov_logits(before)
+        sure = self.head.confidence_logits(self.states[owners, job.depth], before) if job.wants_confidence else None
         return HeadLogits(gather_logits(self.head, logits, job.top_k), sure)
 
 
@@ -225,7 +225,7 @@ class BlockOps(TorchHeadOps):
         if isinstance(job, PrefillOp):
             spans = self.spans(job, 0)
             slots = self.slots(spans)
-            fused = self.head.normed_feature(self._hidden_states(slots, job.tokens))
+            fused = self.head.normalize_projected(self._hidden_states(slots, job.tokens))
             self.store_kv(slots, [place for _, start, stop in spans for place in range(start, stop)], fused)
         elif isinstance(job, BlockForwardOp):
             self._output = BlockForwardOutput(self.head, *self._forward(job))
@@ -237,11 +237,11 @@ class BlockOps(TorchHeadOps):
     def _hidden_states(self, slots: Tensor, tokens: Ints) -> Tensor:
         """What is kept here of features, and of the tokens that stand beside them, where the head wants those."""
         kept, back = self.pages.hidden_states(slots), self.head.config.look_back
-        return kept + self.head.hinted(self.tensor(tokens).view(-1, back)) if back else kept
+        return kept + self.head.project_hints(self.tensor(tokens).view(-1, back)) if back else kept
 
     def store_kv(self, slots: Tensor, places: Ints, fused: Tensor) -> None:
         """Keep keys and values of each layer."""
-        for layer, (keys, values) in enumerate(self.head.remember(fused, self.head.turn(self.tensor(places)))):
+        for layer, (keys, values) in enumerate(self.head.context_kv(fused, self.head.rope_rows(self.tensor(places)))):
             self.pages.store_kv(layer, slots, keys, values)
 
     def _forward(self, job: BlockForwardOp) -> tuple[Tensor, Tensor]:
@@ -253,10 +253,10 @@ class BlockOps(TorchHeadOps):
             memory, config.layer, job.lengths, seen, depths=(-1,) * config.block
         )  # a window is the anchor's
         places = self.tensor(job.lengths)[:, None] + torch.arange(config.block, device=self.device)
-        rows = self.head.enter(self.tensor(job.anchors)).flatten(0, 1)
-        states = self.head.run(rows, self.head.turn(places.flatten()), look).view(texts, config.block, -1)
-        states = self.head.guessing(states)[:, : job.depth]
-        return states, self.head.scores(states)
+        rows = self.head.block_inputs(self.tensor(job.anchors)).flatten(0, 1)
+        states = self.head.run_layers(rows, self.head.rope_rows(places.flatten()), look).view(texts, config.block, -1)
+        states = self.head.draft_states(states)[:, : job.depth]
+        return states, self.head.output_logits(states)
 
 
 class MedusaOps(TorchHeadOps):

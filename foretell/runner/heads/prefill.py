@@ -176,8 +176,8 @@ class GraphPrefill:
     def run(self, table: PrefillTable) -> None:
         slots = table.field(SLOT)
         if isinstance(self.head, BlockHead):
-            turn = self.head.turn(table.field(POSITION))
-            for layer, both in enumerate(self.head.remember(self.head.fuse(table.inputs), turn)):
+            turn = self.head.rope_rows(table.field(POSITION))
+            for layer, both in enumerate(self.head.context_kv(self.head.fuse(table.inputs), turn)):
                 self._store_kv(layer, slots, *both)
             return
         if isinstance(self.head, MedusaHead):

@@ -21,13 +21,13 @@ MIN_TEMPERATURE = 1e-6
 
 @dataclass(frozen=True)
 class DraftOutput:
-    """What comes back of a draft: `told` in one transfer, by a `LandingRecorder`; `probs` stay where they are."""
+    """What comes back of a draft: `flush` in one transfer, by a `LandingRecorder`; `probs` stay where they are."""
 
     readback: Tensor  # of chains [tokens and how sure, depth, texts], in float32
     probs: Tensor | None = None  # [depth, texts, outputs]: what each was drawn from, where any was
 
     def unpadded(self, texts: int) -> DraftOutput:
-        """Without those that only fill up, and never written over. `told` has landed."""
+        """Without those that only fill up, and never written over. `flush` has landed."""
         return DraftOutput(
             self.readback[:, :, :texts].clone(), None if self.probs is None else self.probs[:, :texts].clone()
         )
@@ -167,11 +167,11 @@ def gather_logits(head: DraftHead[Any], scores: Tensor, top: int) -> Tensor:
     """
     if head.ranks is None or head.shard is None:
         return scores
-    widths = tuple(len(each.run(head.config.outputs)) for each in head.shard.others)
+    widths = tuple(len(each.split(head.config.outputs)) for each in head.shard.all_ranks)
     if not 0 < top <= min(widths):
         return head.ranks.gather(scores, widths)
     best, at = scores.topk(top)
-    mine = torch.cat([best, (at + head.outputs_here.start).float(), scores.logsumexp(-1, keepdim=True)], 1)
+    mine = torch.cat([best, (at + head.local_outputs.start).float(), scores.logsumexp(-1, keepdim=True)], 1)
     every = head.ranks.gather(mine, (mine.shape[1],) * len(widths))
     if head.shard.rank:
         return scores
@@ -179,7 +179,7 @@ def gather_logits(head: DraftHead[Any], scores: Tensor, top: int) -> Tensor:
 
 
 def _spread_logits(told: Tensor, top: int, outputs: int) -> Tensor:
-    """`told` [rows, ranks, logits and tokens of the likeliest, and the sum of all]."""
+    """`flush` [rows, ranks, logits and tokens of the likeliest, and the sum of all]."""
     best, chosen = told[..., :top].flatten(1).topk(top)
     tokens = told[..., top:-1].flatten(1).gather(1, chosen).long()
     total = told[..., -1].logsumexp(-1, keepdim=True)

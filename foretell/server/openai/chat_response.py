@@ -59,7 +59,7 @@ class ChatResponseBuilder(ResponseBuilder):
         for each in said:
             calls += each.kind == "call"
             deltas += self._delta(answer, each, calls - 1)
-        if piece.first:
+        if piece.is_first:
             deltas[:1] = [{"role": "assistant", **(deltas[0] if deltas else {"content": ""})}]
         elif not deltas and (self.tells_logprobs or self.tells_tokens):
             deltas = [{}]

@@ -50,7 +50,7 @@ class CompletionResponseBuilder(ResponseBuilder):
         tokens = list(piece.delta.tokens)
         words = "".join(part.text for part in said)
         text, rows = "" if self.job.silent else words, self._rows(answer, tokens, list(piece.delta.logprobs or ()))
-        if piece.first:
+        if piece.is_first:
             text, rows = self._echo(answer) + text, [*self._prompt_rows(answer), *rows]
         if text or self.tells_logprobs or self.tells_tokens:
             told = self.told(answer, piece)

@@ -101,7 +101,7 @@ class ResponseBuilder(ABC):
         """What a piece adds to a stream, as it is sent."""
         answer = self.answer(piece)
         said = answer.add(piece)
-        if len(said) == 1 and self.only_words and not piece.first and answer.finish is None:
+        if len(said) == 1 and self.only_words and not piece.is_first and answer.finish is None:
             form = self._forms.get((answer.index, said[0].kind)) or self._form(answer.index, said[0].kind)
             if form is not None:
                 return form.event(said[0].text)

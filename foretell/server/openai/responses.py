@@ -113,7 +113,7 @@ class Choice(BaseModel):
     """What is told of tokens, where it was asked for."""
 
     token_ids: list[int] | None = None
-    token_origins: list[str] | None = None
+    origins: list[str] | None = None
     token_texts: list[str] | None = None
     token_details: list[TokenDetails] | None = None
     rounds: list[Round] | None = None

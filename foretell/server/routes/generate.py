@@ -114,7 +114,7 @@ async def respond(
 
 async def whole(service: Service, reply: ResponseBuilder, stream: Stream) -> Response:
     """The reply in one."""
-    async with aclosing(stream.pieces()) as pieces:
+    async with aclosing(stream.items()) as pieces:
         async for piece in pieces:
             check(piece)
             reply.add(piece)
@@ -125,7 +125,7 @@ async def whole(service: Service, reply: ResponseBuilder, stream: Stream) -> Res
 async def first_of(stream: Stream) -> list[StreamItem]:
     """The first pieces: what fails before them, or with them, gets a status of its own."""
     try:
-        pieces = await stream.some()
+        pieces = await stream.next_items()
         for piece in pieces:
             check(piece)
     except BaseException:
@@ -144,7 +144,7 @@ async def events(
             yield b"".join([reply.events(piece) for piece in sound])
             for piece in pieces if len(sound) < len(pieces) else ():
                 check(piece)
-            pieces = await stream.some()
+            pieces = await stream.next_items()
         service.log.write(reply.name, reply.model, reply.body, reply.answers)
     except Exception as error:
         failure = failure_of(error)
@@ -171,10 +171,10 @@ def shorten(reply: ResponseBuilder, stream: Stream, connection: DirectConnection
             connection.write(told)
         return True
 
-    stream.take = take
+    stream.on_item = take
 
 
 def check(piece: StreamItem) -> None:
     """A text that could not go on is told as a failure, with its reason."""
     if piece.delta.finish_reason == "error":
-        raise ApiError(400, f"the text could not go on: {piece.track.error}", code="cannot_go_on")
+        raise ApiError(400, f"the text could not go on: {piece.state.error}", code="cannot_go_on")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def info(service: Service) -> dict[str, Any]:
     """All of it."""
-    service.engine.catch_up()
+    service.engine.deliver_pending()
     assembly = service.assembly
     return {
         "version": VERSION,
@@ -151,7 +151,7 @@ def _add_figures(router: APIRouter, service: Service) -> None:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """For Prometheus."""
-        service.engine.catch_up()
+        service.engine.deliver_pending()
         text = service.metrics.expose(service.config.metrics_names, service.engine.load)
         return Response(text, media_type=METRICS_TYPE)
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from foretell.engine import detokenizer as writer_module
-from foretell.engine.detokenizer import Detokenizer, Taken
+from foretell.engine.detokenizer import AppendResult, Detokenizer
 from foretell.sampling_params import SamplingParams
 from foretell.types import Request
 
@@ -40,12 +40,12 @@ def make(max_tokens: int = 20, **params: object) -> Detokenizer:
 def written(writer: Detokenizer, cuts: list[list[int]]) -> tuple[str, int, str | None]:
     pieces, count = "", 0
     for cut in cuts:
-        step = writer.take(cut)
-        pieces += writer.tell()
-        count += step.entered
-        if step.finish:
+        step = writer.append(cut)
+        pieces += writer.pop_text()
+        count += step.num_appended
+        if step.finish_reason:
             assert pieces == writer.text
-            return pieces, count, step.finish
+            return pieces, count, step.finish_reason
     return pieces, count, None
 
 
@@ -92,17 +92,17 @@ def test_text_is_given_out_as_soon_as_no_stop_string_can_begin_with_it() -> None
     writer = make(stop="abx")
     told = []
     for token in (4, 1, 2, 4, 1):
-        writer.take([token])
-        told.append(writer.tell())
+        writer.append([token])
+        told.append(writer.pop_text())
     assert told == ["c", "", "", "abc", ""]
 
 
 def test_a_stop_string_is_found_in_what_the_decoder_held_back() -> None:
     request = Request("r", (1,), SamplingParams(stop="b~"), 0, 2, frozenset({0}))
     writer = Detokenizer(request, "holds back")  # type: ignore[arg-type]
-    assert (writer.take([4, 2]), writer.tell()) == (Taken(2, "stop"), "c")
+    assert (writer.append([4, 2]), writer.pop_text()) == (AppendResult(2, "stop"), "c")
     writer = Detokenizer(request, "holds back")  # type: ignore[arg-type]
-    assert (writer.take([2, 0]), writer.tell()) == (Taken(2, "stop"), "")
+    assert (writer.append([2, 0]), writer.pop_text()) == (AppendResult(2, "stop"), "")
 
 
 @pytest.mark.parametrize("least", range(8))

@@ -22,16 +22,16 @@ from foretell.draft.model_graph import GraphModelDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import MOST_FAILURES, Warmup, all_pieces
+from foretell.engine.warmup import MAX_FAILURES, Warmup, warmup_tasks
 from foretell.models.draft_heads import HeadConfig
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.graph_shapes import ChainShape, chain_shape, step_shape
 from foretell.runner.cuda.warmup import dummy_chain, dummy_long_tree, dummy_tree
 from foretell.runner.executor import Executor, PendingChains, StepOutput
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.cuda_sampler import Draws
+from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
 from tests.recordings import Filled, MadeUpSteps, make_up, play
@@ -41,7 +41,7 @@ CONTEXT, NODES = 2048, 16
 
 
 def pieces(rehearsal: Warmup, names: tuple[str, ...] = ()) -> Iterable[Callable[[], None]]:
-    return all_pieces(rehearsal, names, NODES, 64)
+    return warmup_tasks(rehearsal, names, NODES, 64)
 
 
 def long_engine(drafter: Drafter, device: str = "cpu") -> Engine:
@@ -59,10 +59,10 @@ def test_no_text_can_tell_that_it_was(config: HeadConfig) -> None:
     drafter.grows = True
     some = partial(pieces, names=(drafter.name,))
     rehearsal = Warmup(engine, lambda rehearsal: islice(some(rehearsal), 0, None, 9))  # of each kind one
-    while rehearsal.piece():
+    while rehearsal.run_one():
         pass
     head = drafter.inner
-    assert rehearsal.done and engine.runner.pool.held == engine.stats.forwards == 0
+    assert rehearsal.num_done and engine.runner.pool.num_held == engine.stats.forwards == 0
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None and not head._trails
     tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     run(engine)
@@ -98,7 +98,7 @@ class Chaining(Executor):
     def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         return self.inner.forward(packed, taps)
 
-    def draft_chain(self, packed: BatchLayout, steps: int, vocab: int, draws: Draws | None) -> PendingChains:
+    def draft_chain(self, packed: BatchLayout, steps: int, vocab: int, draws: SamplingBatch | None) -> PendingChains:
         first, _ = step_shape(packed, self.share)
         self.asked[chain_shape(packed, first, self.share, steps, vocab, draws is not None)] += 1
         texts = len(packed.spans)
@@ -108,7 +108,7 @@ class Chaining(Executor):
 def test_a_draft_model_has_made_chains_of_all_depths_greedy_and_drawn() -> None:
     helper = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
     made_up = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
-    helper.executor = executor = Chaining(made_up, helper.layout.share)
+    helper.executor = executor = Chaining(made_up, helper.layout.queries_per_kv_head)
     engine = long_engine(GraphModelDrafter(helper, VOCAB, "model"))
     engine.runner.executor = made_up
     Warmup(engine, partial(pieces, names=("model",))).run(60)
@@ -116,7 +116,7 @@ def test_a_draft_model_has_made_chains_of_all_depths_greedy_and_drawn() -> None:
         {replace(each, sampled=False) for each in executor.asked if each.sampled is way} for way in (False, True)
     )
     assert {each.steps for each in greedy} == {each.budget.depth for each in model_chains(NODES)} and drawn == greedy
-    assert helper.pool.held == 0
+    assert helper.pool.num_held == 0
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
@@ -124,7 +124,7 @@ def test_a_draft_model_that_is_asked_now_and_then_waits_for_no_recording(heat: f
     """Others guess meanwhile, and the text goes on by any number of tokens before it is asked again."""
     helper = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
     made_up = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
-    helper.executor = executor = Chaining(made_up, helper.layout.share)
+    helper.executor = executor = Chaining(made_up, helper.layout.queries_per_kv_head)
     engine = long_engine(drafter := GraphModelDrafter(helper, VOCAB, "model"))
     engine.runner.executor = made_up
     Warmup(engine, partial(pieces, names=("model",))).run(60)
@@ -153,7 +153,7 @@ def of_all_sizes(seq: Sequence, budget: Budget) -> Draft:
 
 def write(engine: Engine, prompt: int) -> None:
     """A text of 64 tokens behind a prompt of so many."""
-    maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
     params = SamplingParams(max_tokens=64, temperature=0.0, seed=0)
     (request,) = maker.make("0", [1 + i % 30 for i in range(prompt)], params)
     engine.add(request)
@@ -179,9 +179,9 @@ def test_who_learns_hears_nothing_of_it_and_a_stranger_is_not_asked() -> None:
     recycle = TokenRecyclingDrafter()
     engine = long_engine(MixDrafter([recycle, ScriptedDrafter(refuse)]))
     rehearsal = Warmup(engine, partial(pieces, names=("recycle",)))
-    while rehearsal.piece():
+    while rehearsal.run_one():
         pass
-    assert rehearsal.done > 60 and recycle.memory == engine.stats.forwards == engine.runner.pool.held == 0
+    assert rehearsal.num_done > 60 and recycle.memory == engine.stats.forwards == engine.runner.pool.num_held == 0
 
 
 def test_it_ends_with_its_time_and_goes_on_when_nobody_waits() -> None:
@@ -189,9 +189,9 @@ def test_it_ends_with_its_time_and_goes_on_when_nobody_waits() -> None:
     rehearsal = Warmup(long_engine(TokenRecyclingDrafter()), lambda _: (partial(done.append, i) for i in range(3)))
     rehearsal.run(0)
     assert not done
-    assert rehearsal.piece() and done == [0]
+    assert rehearsal.run_one() and done == [0]
     rehearsal.run(60)
-    assert done == [0, 1, 2] and rehearsal.done == 3 and not rehearsal.piece()
+    assert done == [0, 1, 2] and rehearsal.num_done == 3 and not rehearsal.run_one()
 
 
 def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,12 +199,12 @@ def test_what_fails_is_left_to_the_requests(caplog: pytest.LogCaptureFixture) ->
         raise RuntimeError("planted")
 
     done: list[int] = []
-    pieces = [fails, partial(done.append, 1), *[fails] * (MOST_FAILURES - 1), partial(done.append, 2)]
+    pieces = [fails, partial(done.append, 1), *[fails] * (MAX_FAILURES - 1), partial(done.append, 2)]
     rehearsal = Warmup(long_engine(TokenRecyclingDrafter()), lambda _: pieces)
     with caplog.at_level(logging.ERROR):
         rehearsal.run(60)
-    assert done == [1] and rehearsal.done == 1 and not rehearsal.piece()
-    assert caplog.text.count("the first requests wait") == MOST_FAILURES
+    assert done == [1] and rehearsal.num_done == 1 and not rehearsal.run_one()
+    assert caplog.text.count("the first requests wait") == MAX_FAILURES
 
 
 def test_pages_come_back_from_a_step_that_fails() -> None:
@@ -218,4 +218,4 @@ def test_pages_come_back_from_a_step_that_fails() -> None:
 
     engine.runner.executor.forward = fails  # type: ignore[method-assign]
     Warmup(engine, pieces).run(60)
-    assert tried and engine.runner.pool.held == 0
+    assert tried and engine.runner.pool.num_held == 0

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from foretell.engine.engine import Engine
-from foretell.engine.oom_backoff import PATIENCE
-from foretell.kv.shortage import lacks_memory
+from foretell.engine.scheduler import STEPS_TO_RESTORE
+from foretell.errors import is_oom
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run
 
 SHORTAGES = [
@@ -42,8 +42,8 @@ def test_texts_go_on_in_smaller_steps(most: int) -> None:
     tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt)]
     run(engine)
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
-    assert engine.oom_backoff.sheds > 0
-    assert engine.runner.pool.held == 0
+    assert engine.oom_backoff.num_ooms > 0
+    assert engine.runner.pool.num_held == 0
 
 
 def test_larger_steps_come_back() -> None:
@@ -57,8 +57,8 @@ def test_larger_steps_come_back() -> None:
     run(engine)
     assert (scheduler.max_num_seqs, scheduler.max_step_tokens) < whole
     memory[0] = 10**6
-    for _ in range(PATIENCE * 8):
-        engine.oom_backoff.went_well()
+    for _ in range(STEPS_TO_RESTORE * 8):
+        engine.oom_backoff.record_success()
     assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == whole
 
 
@@ -71,30 +71,31 @@ def test_a_long_prompt_runs_in_smaller_steps(error: Exception) -> None:
     (track,) = add(engine, "1", prompt)
     run(engine)
     assert track.seq.tokens[len(prompt) :] == truth
-    assert engine.oom_backoff.sheds == 3, "56 tokens, then 28, 14 and 7 of them"
+    assert engine.oom_backoff.num_ooms == 3, "56 tokens, then 28, 14 and 7 of them"
 
 
 def test_a_shortage_of_this_machine_is_recognised() -> None:
     with pytest.raises(RuntimeError) as failed:
         torch.empty(2**52, dtype=torch.uint8)
-    assert lacks_memory(failed.value)
+    assert is_oom(failed.value)
 
 
 @pytest.mark.parametrize("error", SHORTAGES, ids=str)
 def test_without_memory_to_judge_a_step_it_is_run_again(error: Exception) -> None:
     engine = World().engine(model_drafter(seed=5))
-    judge, failing = engine.sequence_verifier, iter([False, False, True, False, True])
+    sequence_verifier, failing = engine.verifier.sequence_verifier, iter([False, False, True, False, True])
+    verify_cases = sequence_verifier.verify_cases
 
-    def tight(*given):  # type: ignore[no-untyped-def]
+    def failing_verify(*args):  # type: ignore[no-untyped-def]
         if next(failing, False):
             raise error
-        return judge(*given)
+        return verify_cases(*args)
 
-    engine.sequence_verifier = tight  # type: ignore[assignment]
+    sequence_verifier.verify_cases = failing_verify  # type: ignore[method-assign]
     tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, temperature=1.0)]
     run(engine)
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == generate(temperature=1.0)
-    assert engine.oom_backoff.sheds == 2
+    assert engine.oom_backoff.num_ooms == 2
 
 
 def test_what_a_failed_step_worked_with_is_let_go_before_smaller_ones_are_planned() -> None:

@@ -15,9 +15,9 @@ from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import CostPrior, StepCosts
 from foretell.control.settings import TREE_ROWS, ControllerSettings, DrafterTraits
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.engine.warmup import Warmup, all_pieces
+from foretell.engine.warmup import Warmup, warmup_tasks
 from foretell.models.draft_heads import TargetWeights
 from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.runner.model_runner import ModelRunner
@@ -90,16 +90,16 @@ def rehearsed() -> tuple[Engine, Tape]:
     runner.executor = MadeUpSteps(VOCAB, CONFIG.width, random.Random(0))
     tape = play(engine, head)
     make_up(head, VOCAB)
-    rehearsal = Warmup(engine, partial(all_pieces, named=("eagle",), nodes=LONGEST, most=NODES))
-    while rehearsal.piece():
+    rehearsal = Warmup(engine, partial(warmup_tasks, names=("eagle",), max_draft=LONGEST, max_tree=NODES))
+    while rehearsal.run_one():
         pass
-    assert rehearsal.done and engine.runner.pool.held == 0
+    assert rehearsal.num_done and engine.runner.pool.num_held == 0
     return engine, tape
 
 
 def write(engine: Engine, prompts: list[int], temperature: float, tokens: int = 40) -> None:
     """Texts behind prompts of so many tokens, all at once."""
-    maker = RequestBuilder(Limits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, engine.drafter)
     params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=0, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         (request,) = maker.make(str(number), [1 + (i * i + number) % 30 for i in range(prompt)], params)

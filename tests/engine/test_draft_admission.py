@@ -13,7 +13,7 @@ from foretell.engine.draft_guard import admitted, distinct
 from foretell.types import Budget, Draft, Sequence
 from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, Rule
-from tests.laws.test_same_text import truth_for
+from tests.laws.test_losslessness import truth_for
 from tests.tiny import PROMPTS, VOCAB, World, add, run
 
 

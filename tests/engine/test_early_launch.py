@@ -16,7 +16,7 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Sequence
-from tests.laws.test_same_text import DRAFTERS, truth_for
+from tests.laws.test_losslessness import DRAFTERS, truth_for
 from tests.outruns import LeavesUnseen, Outruns
 from tests.tiny import PROMPTS, VOCAB, World, add, check_pages, model_drafter, run
 
@@ -43,29 +43,29 @@ def test_the_device_has_the_next_step_before_words_are_told() -> None:
     tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     order: list[str] = []
     for track in tracks:
-        note = track.note
-        track.note = lambda *given, note=note: (order.append(f"told {executor.num_steps}"), note(*given))[1]  # type: ignore[method-assign]
+        note = track.make_delta
+        track.make_delta = lambda *given, note=note: (order.append(f"told {executor.num_steps}"), note(*given))[1]  # type: ignore[method-assign]
     while engine.busy:
         before = executor.num_steps
         deltas = engine.step()
         if deltas and engine.busy and before > 2:
-            assert executor.num_steps == before + 1 and engine._ahead is not None
+            assert executor.num_steps == before + 1 and engine.async_scheduler.in_flight is not None
             assert set(order) == {f"told {executor.num_steps}"}, "all of it behind the next step's beginning"
         order.clear()
     assert written(tracks) == truth_for("greedy")
-    assert not engine.stats.drafter_failures and engine.runner.pool.held == 0
+    assert not engine.stats.drafter_failures and engine.runner.pool.num_held == 0
 
 
 def test_first_words_do_not_wait_for_a_guess() -> None:
     engine, executor = guessing(model_drafter(seed=5))
     add(engine, "0", PROMPTS[0])
     (delta,) = engine.step()
-    assert delta.tokens and executor.num_steps == 1 and engine._ahead is None
+    assert delta.tokens and executor.num_steps == 1 and engine.async_scheduler.in_flight is None
     engine.step()
     add(engine, "1", PROMPTS[1])
     engine.step()
-    assert engine._ahead is not None and len(engine._ahead.plan) == 2
-    assert [delta.request_id for delta in engine.step()] == ["0", "1"] and engine._ahead is None
+    assert engine.async_scheduler.in_flight is not None and len(engine.async_scheduler.in_flight.scheduled) == 2
+    assert [delta.request_id for delta in engine.step()] == ["0", "1"] and engine.async_scheduler.in_flight is None
     run(engine)
 
 
@@ -74,7 +74,7 @@ def test_where_nothing_runs_beside_the_host_steps_come_one_by_one() -> None:
     add(engine, "0", PROMPTS[0])
     for _ in range(3):
         engine.step()
-        assert engine._ahead is None
+        assert engine.async_scheduler.in_flight is None
     run(engine)
 
 
@@ -115,7 +115,7 @@ def test_one_for_which_memory_does_not_suffice_is_made_smaller() -> None:
 
     engine.runner.forward = broken  # type: ignore[method-assign]
     run(engine)
-    assert engine.oom_backoff.sheds == 1 and written(tracks) == truth_for("greedy")
+    assert engine.oom_backoff.num_ooms == 1 and written(tracks) == truth_for("greedy")
 
 
 @pytest.mark.parametrize("moment", range(3, 7))
@@ -126,12 +126,12 @@ def test_guesses_of_a_text_that_goes_meanwhile_cost_nobody_elses(moment: int) ->
     tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     for _ in range(moment):
         engine.step()
-    assert engine._ahead is not None and executor.unseen
+    assert engine.async_scheduler.in_flight is not None and executor.unseen
     engine.abort("1")
     check_pages(engine)
     run(engine)
     assert [text for i, text in enumerate(written(tracks)) if i != 1] == [t for i, t in enumerate(truth) if i != 1]
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0
 
 
 def test_one_that_asked_for_more_rows_and_goes_meanwhile_shifts_nobodys() -> None:
@@ -143,7 +143,7 @@ def test_one_that_asked_for_more_rows_and_goes_meanwhile_shifts_nobodys() -> Non
     add(engine, "1", PROMPTS[1], prompt_logprobs=1)
     (late,) = add(engine, "4", PROMPTS[4])
     engine.step()
-    assert engine._ahead is not None and len(engine._ahead.plan) == 3
+    assert engine.async_scheduler.in_flight is not None and len(engine.async_scheduler.in_flight.scheduled) == 3
     engine.abort("1")
     run(engine)
     assert written([late]) == [truth_for("greedy")[4]]
@@ -155,9 +155,9 @@ def test_a_text_that_comes_meanwhile_is_in_the_step_after_the_next() -> None:
     for _ in range(3):
         engine.step()
     (late,) = add(engine, "1", PROMPTS[1])
-    assert engine._ahead is not None and len(engine._ahead.plan) == 1
+    assert engine.async_scheduler.in_flight is not None and len(engine.async_scheduler.in_flight.scheduled) == 1
     engine.step()
-    assert late.seq.num_output_tokens == 0 and len(engine._ahead.plan) == 2
+    assert late.seq.num_output_tokens == 0 and len(engine.async_scheduler.in_flight.scheduled) == 2
     run(engine)
     assert written([late]) == [truth_for("greedy")[1]]
 
