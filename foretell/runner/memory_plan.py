@@ -11,7 +11,8 @@ import torch
 from foretell.errors import CapacityError
 from foretell.kv.cache import LayerShape
 from foretell.models.draft_heads import HeadConfig
-from foretell.runner.heads.tables import MAX_POSITIONS, next_power_of_2, padded_context
+from foretell.runner.cuda.graph_shapes import next_power_of_2
+from foretell.runner.heads.tables import MAX_POSITIONS, padded_context
 
 GIB = 1 << 30
 DEFAULT_SEQUENCES = 4  # sequences of full length that the KV cache holds by default
