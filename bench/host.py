@@ -22,6 +22,7 @@ from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import FixedController
 from foretell.control.latency_model import CostPrior, StepCosts
 from foretell.control.settings import ControllerSettings
+from foretell.draft.base import Drafter
 from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.mix import MixDrafter
 from foretell.draft.registry import head_drafter
@@ -165,14 +166,14 @@ def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
     runner = ModelRunner(model, PAGES, PAGE, CONTEXT, HEAD.hidden_layers, head_layer_shapes(HEAD))
     head.share_weights(lender)
     head.prepare(CONTEXT)
-    drafter = head_drafter(runner, head, MODEL.layers, "eagle", single_graph=True)
+    drafter = head_drafter(runner, head, MODEL.layers, "eagle", whole=True)
     assert isinstance(drafter, EagleDrafter)
     return runner, drafter
 
 
 def controller_of(drafter: MixDrafter, tree: int) -> AdaptiveController:
     traits = {name: each.traits for name, each in drafter.drafters.items()}
-    return AdaptiveController(traits, ControllerSettings(tree=tree), PlayedCosts(CostPrior(row=0.002)))
+    return AdaptiveController(traits, ControllerSettings(max_tree_nodes=tree), PlayedCosts(CostPrior(row=0.002)))
 
 
 class Bench:
@@ -181,15 +182,15 @@ class Bench:
     def __init__(self, batch: int, heat: float, mixed: bool = False) -> None:
         """`mixed`: with two free drafters beside the head."""
         self.watch, (runner, head) = Watch(), runner_and_head()
-        drafter = MixDrafter([head, SuffixDrafter(), TokenRecyclingDrafter(VOCAB)] if mixed else [head])
+        drafter: Drafter = MixDrafter([head, SuffixDrafter(), TokenRecyclingDrafter(VOCAB)]) if mixed else head
         self.engine = Engine(
             runner, drafter, FixedController(3), Scheduler(runner, PrefixIndex(runner.pool), batch, 8192)
         )
         runner.executor = Unreal(MODEL.heads // MODEL.kv_heads, len(HEAD.hidden_layers))
-        assert head._graph is not None and head._graph_prefill is not None, "it makes drafts in one piece"
-        replays = head._graph.graphs, head._graph_prefill.graphs = Replay(), Replay()  # type: ignore[assignment]
+        assert head._whole is not None and head._whole_reader is not None, "it makes drafts in one piece"
+        replays = head._whole.graphs, head._whole_reader.graphs = Replay(), Replay()  # type: ignore[assignment]
         self._charge(runner.executor, replays)
-        maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, self.engine.drafter)
+        maker = RequestBuilder(RequestLimits(CONTEXT, frozenset(), VOCAB), None, drafter)
         params, rng = SamplingParams(max_tokens=CONTEXT - PROMPT - 64, temperature=heat, seed=0), random.Random(batch)
         for name in range(batch):
             self.engine.add(maker.make(str(name), [rng.randrange(VOCAB) for _ in range(PROMPT)], params)[0])
@@ -234,7 +235,7 @@ class Bench:
         for _ in range(run.steps):
             watch.spent.update(dict.fromkeys(watch.spent, 0.0))
             self.engine.step()
-            if len(controller._due) == len(self.engine.states):
+            if len(controller._polled) == len(self.engine.states):
                 for part, seconds in watch.spent.items():
                     seen[part].append(seconds)
         found = _ranked(seen, run.rank)

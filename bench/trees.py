@@ -122,7 +122,7 @@ class Bench:
             traits = {name: each.traits for name, each in self.drafter.drafters.items()}
             on_gpu = self.args.device == "cuda"
             costs = StepCosts(CostPrior(row=0.002 if on_gpu else 0.03), CAPTURE_ROWS if on_gpu else ())
-            found = AdaptiveController(traits, ControllerSettings(tree=way.nodes), costs, presence=self.drafter)
+            found = AdaptiveController(traits, ControllerSettings(max_tree_nodes=way.nodes), costs, loader=self.drafter)
             CostProfiler(self.engine, found).run()
             self.controllers[setting] = found
         return self.controllers[setting]

@@ -254,7 +254,7 @@ def test_a_drafter_that_hangs_is_used_less(monkeypatch: pytest.MonkeyPatch) -> N
     drafter = Scripted(hang)
     engine = World().engine(drafter)
     traits = {"faulty": DrafterTraits(prior_acceptance=0.9)}
-    engine.controller = AdaptiveController(traits, clock=lambda: now[0], presence=engine.drafter)
+    engine.controller = AdaptiveController(traits, clock=lambda: now[0], loader=engine.drafter)
     forward = engine.runner.forward
 
     def slow(*values: Any) -> Any:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.certify.toy import Context, bias, world
-from foretell.certify.toy import World as Toy
-from foretell.certify.toy_drafters import Sketch
+from foretell.certify.toy import Context, ToyDraftBuilder, bias, toy_language
+from foretell.certify.toy import ToyLanguage as Toy
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.draft_guard import deduplicate, validate_draft
 from foretell.types import Budget, Draft, Sequence
@@ -43,16 +42,16 @@ def test_the_law_is_kept(rule: Rule, seed: int) -> None:
 
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         nonlocal fewer
-        sketch = Sketch(here, context)
+        sketch = ToyDraftBuilder(here, context)
         for parent, at_random in zip(parents, drawn, strict=True):
             row = here.draft[sketch.context(parent)]
-            sketch.add(parent, chance.pick(row) if at_random else int(row.argmax()), row if at_random else None)
+            sketch.add(parent, chance.sample(row) if at_random else int(row.argmax()), row if at_random else None)
         whole = sketch.finish()
         found = deduplicate(whole)
         fewer += len(found) < len(whole)
         return found
 
-    assert bias(world("random", 2, 7, seed), make, rule, 3) < 1e-12
+    assert bias(toy_language("random", 2, 7, seed), make, rule, 3) < 1e-12
     assert fewer
 
 

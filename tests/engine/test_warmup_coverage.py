@@ -13,7 +13,7 @@ from foretell.control.acceptance_model import WIDTHS
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import TREE_ROWS, ControllerSettings
+from foretell.control.settings import MAX_TREE_ROWS, ControllerSettings
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
@@ -37,7 +37,7 @@ class Anything(Controller):
         self.asked: set[tuple[int, int]] = set()
 
     def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
-        return [self._budget(seq, min(NODES, TREE_ROWS // len(seqs))) for seq in seqs]
+        return [self._budget(seq, min(NODES, MAX_TREE_ROWS // len(seqs))) for seq in seqs]
 
     def _budget(self, seq: Sequence, most: int) -> Budget:
         longest = min(LONGEST, seq.remaining_tokens - 1)
@@ -73,7 +73,11 @@ class Priced(AdaptiveController):
 
 def adaptive() -> Priced:
     arms = {"eagle": DrafterTraits(relative_cost=0.1, prior_acceptance=0.9, makes_trees=True)}
-    found = Priced(arms, ControllerSettings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002), CAPTURE_ROWS))
+    found = Priced(
+        arms,
+        ControllerSettings(max_draft_tokens=LONGEST, max_tree_nodes=NODES),
+        StepCosts(CostPrior(row=0.002), CAPTURE_ROWS),
+    )
     found.asked = set()
     return found
 
@@ -81,7 +85,7 @@ def adaptive() -> Priced:
 @pytest.fixture(scope="module")
 def rehearsed() -> tuple[Engine, Tape]:
     model = tiny_decoder(config=replace(CONFIG, context=CONTEXT))
-    drafter, lender = OwnHead(HEADS["eagle"], single_graph=True), TargetWeights.of(model)
+    drafter, lender = OwnHead(HEADS["eagle"], whole=True), TargetWeights.of(model)
     runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.traits.hidden_layers, drafter.beside)
     drafter.bind(runner, lender, CONFIG.layers)
     head: Any = drafter.inner

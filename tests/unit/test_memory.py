@@ -99,10 +99,10 @@ def test_on_a_gpu_steps_have_their_room_and_the_cache_takes_the_rest() -> None:
     assert roomy.pages == 8 * 63, "as many texts as may be written at once, and no more"
     tight = plan_memory(asked, 3 * GIB, None)
     assert tight.total <= 3 * GIB < tight.total + 2 * NEEDS.page_bytes
-    assert "steps 1.00 GiB" in str(tight)
-    with pytest.raises(CapacityError, match="what steps work with need 2.00 GiB and 1.50 GiB is free; take"):
+    assert "workspace 1.00 GiB" in str(tight)
+    with pytest.raises(CapacityError, match="weights and workspace need 2.00 GiB, and 1.50 GiB is free; use"):
         plan_memory(asked, int(1.5 * GIB), None)
-    with pytest.raises(CapacityError, match=r"gpu_memory_utilization 0.3 of what is free; raise gpu_memory_utilizat"):
+    with pytest.raises(CapacityError, match=r"utilization 0.3 of the free memory.; raise gpu_memory_utilizat"):
         plan_memory(replace(asked, utilization=0.3), int(1.5 * GIB), None)
 
 
