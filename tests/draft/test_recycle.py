@@ -167,7 +167,7 @@ def test_a_node_is_one_whoever_adds_it() -> None:
     tree.fill(Budget(5))
     assert (tree.tokens[:3], tree.parents[:3], probe) == ([6, 9, 7], [-1, 0, 0], 1)
     assert len({*zip(tree.parents, tree.tokens, strict=True)}) == 5
-    assert tree.shares[:2] == [0.5, 0.0], "what it is as a guess counts, not that it was there before"
+    assert tree.confidence[:2] == [0.5, 0.0], "what it is as a guess counts, not that it was there before"
 
 
 def test_how_likely_successors_are_is_learnt() -> None:

@@ -48,7 +48,7 @@ def chances(known: Language) -> dict[tuple[int, ...], float]:
     """Of every run of tokens there is."""
     found = {(): 1.0}
     for run, children in known.items():
-        for token, share in zip(children.tokens, children.shares, strict=True):
+        for token, share in zip(children.tokens, children.confidence, strict=True):
             found[*run, token] = found[run] * share
     del found[()]
     return found
@@ -58,7 +58,7 @@ def chances(known: Language) -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize(("nodes", "depth"), [(5, 2), (12, 3), (12, 4), (30, 4)])
 def test_it_is_the_likeliest_tree_there_is(nodes: int, depth: int, seed: int) -> None:
     known = language(3, depth, seed)
-    draft = grown(known, EagleTree(Budget(nodes, max_depth=depth), wide=nodes))
+    draft = grown(known, EagleTree(Budget(nodes, max_depth=depth), width=nodes))
     all_of_them = chances(known)
     best = sorted(all_of_them.values(), reverse=True)[: len(draft)]
     assert [all_of_them[path(draft, node)] for node in range(len(draft))] == pytest.approx(best)
@@ -68,10 +68,10 @@ def test_it_is_the_likeliest_tree_there_is(nodes: int, depth: int, seed: int) ->
 @pytest.mark.parametrize("seed", range(8))
 def test_it_is_a_tree_whose_beginning_is_the_tree_for_less(seed: int) -> None:
     known = language(4, 4, seed)
-    whole = grown(known, EagleTree(Budget(24, max_depth=4), wide=24))
+    whole = grown(known, EagleTree(Budget(24, max_depth=4), width=24))
     assert all(parent < node for node, parent in enumerate(whole.parents))
     assert len({*zip(whole.parents, whole.tokens, strict=True)}) == len(whole), "one row per token under one parent"
-    less = grown(known, EagleTree(Budget(9, max_depth=4), wide=24))
+    less = grown(known, EagleTree(Budget(9, max_depth=4), width=24))
     assert (whole.truncate(9).tokens, whole.truncate(9).parents) == (less.tokens, less.parents)
 
 
@@ -93,10 +93,10 @@ def test_levels_end_where_nothing_better_can_be_found() -> None:
 
 
 def test_a_floor_leaves_out_what_is_unlikely_but_never_the_first() -> None:
-    tree = EagleTree(Budget(9, max_depth=2), floor=0.3)
+    tree = EagleTree(Budget(9, max_depth=2), min_confidence=0.3)
     tree.expand([Children([1, 2], [0.2, 0.1])])
     assert tree.draft("").tokens == (1,)
-    tree = EagleTree(Budget(9, max_depth=2), floor=0.3)
+    tree = EagleTree(Budget(9, max_depth=2), min_confidence=0.3)
     tree.expand([Children([1, 2, 3], [0.5, 0.4, 0.1])])
     tree.expand([Children([5, 6], [0.9, 0.1])] * 2)
     assert tree.draft("").tokens == (1, 5, 2, 5)

@@ -115,7 +115,7 @@ def test_what_a_text_does_not_follow_crowds_nothing_out() -> None:
     """Eight branches that it leaves out go on with likelier children than the two that it follows."""
     table = DraftTable(DraftShape(1, 256, 3, width=10), 21, 4, torch.device("cpu"))
     table.upload([DraftRow(0, 5, 0, [0], width=2)])
-    choice, tree = TreeTopK(table, torch.arange(30), 10), EagleTree(Budget(99, max_depth=3), wide=2)
+    choice, tree = TreeTopK(table, torch.arange(30), 10), EagleTree(Budget(99, max_depth=3), width=2)
     likely, even, two = (torch.full((30,), 1e-6) for _ in range(3))
     likely[:2], likely[2:10], even[:], two[20:22] = 0.18, 0.08, 1 / 30, 0.5
     choice.add_level(likely.log()[None])
