@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .bench_check import CHECK
-from .bench_common import check_places
+from .bench_common import check_output_paths
 from .bench_compare import COMPARE
 from .bench_load import LOAD
 from .bench_never_slower import NEVER_SLOWER
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    check_places(args)
+    check_output_paths(args)
     with stopped_gently():
         return BENCHES[args.bench].run(args)
 

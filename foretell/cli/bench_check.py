@@ -11,7 +11,7 @@ from foretell.bench.check import MAX_TOKENS, TASKS, run_check
 from foretell.bench.peers import Endpoint
 from foretell.bench.workloads import load, take
 
-from .bench_common import add_result_arguments, tell
+from .bench_common import add_result_arguments, print_report
 from .common import Command
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def report(args: argparse.Namespace, found: CheckFindings) -> None:
     from foretell.bench.check_report import markdown, remarks
     from foretell.bench.page.check import page
 
-    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(endpoint: Endpoint) -> dict[str, object]:

@@ -14,7 +14,7 @@ from foretell.bench.workloads import OWN, WORKLOADS
 from foretell.config import EngineConfig
 from foretell.options import given_options
 
-from .common import add_output_arguments, check_out, give, write_whole
+from .common import add_output_arguments, check_output_path, output_result, write_atomic
 
 if TYPE_CHECKING:
     from foretell.build.model_source import ModelSource
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 
-def look_at(args: argparse.Namespace) -> ModelSource:
+def open_target(args: argparse.Namespace) -> ModelSource:
     """The target, before it is loaded."""
     from foretell.build.model_source import open_model, say_on_stderr
 
@@ -47,16 +47,16 @@ def add_workload_arguments(group: argparse._ArgumentGroup) -> None:
     names = f"{', '.join(WORKLOADS)} (default: {OWN})"
     group.add_argument("--workload", dest="asked", default=OWN, metavar="NAME", help=names)
     group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
-    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument("--tasks", type=names, default=(), metavar="A,B", help="only these tasks (default: all)")
 
 
-def check_places(args: argparse.Namespace) -> None:
+def check_output_paths(args: argparse.Namespace) -> None:
     """Refuse a place that cannot be written to before any work is done."""
-    check_out(args)
-    check_out(argparse.Namespace(out=args.html))
+    check_output_path(args)
+    check_output_path(argparse.Namespace(out=args.html))
 
 
-def tell(
+def print_report(
     args: argparse.Namespace,
     table: str,
     remarks: Sequence[str],
@@ -66,22 +66,22 @@ def tell(
     """A table and its remarks for people, one JSON line last for programs; --json prints the whole object alone."""
     stream = sys.stderr if args.json else sys.stdout
     print(table, "", *remarks, sep="\n", file=stream, flush=True)
-    give(result, args)
+    output_result(result, args)
     if args.html is not None:
-        write_whole(args.html, page())
+        write_atomic(args.html, page())
         print(f"A page of it: {args.html}", file=stream)
     if not args.json:
         print(json.dumps(brief(result), ensure_ascii=False))
 
 
-def words(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
     """Words between commas, each once."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
-def some(text: str) -> tuple[str, ...]:
+def nonempty(text: str) -> tuple[str, ...]:
     """Words between commas, one at least."""
-    found = words(text)
+    found = names(text)
     if not found:
         raise ValueError("nothing stands between the commas")
     return found
@@ -90,22 +90,22 @@ def some(text: str) -> tuple[str, ...]:
 def numbers(text: str) -> tuple[float, ...]:
     """Numbers between commas."""
     try:
-        return tuple(float(word) for word in some(text))
+        return tuple(float(word) for word in nonempty(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,1") from None
 
 
-def wholes(text: str) -> tuple[int, ...]:
+def integers(text: str) -> tuple[int, ...]:
     """Whole numbers between commas."""
     try:
-        return tuple(int(word) for word in some(text))
+        return tuple(int(word) for word in nonempty(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 2,4,8") from None
 
 
-def budgets(text: str) -> tuple[int | None, ...]:
+def draft_lengths(text: str) -> tuple[int | None, ...]:
     """Whole numbers between commas; `auto` stands for one that is found out."""
     try:
-        return tuple(None if word == AUTO else int(word) for word in some(text))
+        return tuple(None if word == AUTO else int(word) for word in nonempty(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as auto,4,8") from None

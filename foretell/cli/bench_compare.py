@@ -16,7 +16,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 
-from .bench_common import add_result_arguments, add_workload_arguments, look_at, tell
+from .bench_common import add_result_arguments, add_workload_arguments, open_target, print_report
 from .common import Command
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def in_process(args: argparse.Namespace) -> dict[str, Peer]:
         return {}
     from foretell.bench.peer_transformers import TransformersPeer
 
-    return {peer.name: peer for peer in TransformersPeer(look_at(args), named).peers}
+    return {peer.name: peer for peer in TransformersPeer(open_target(args), named).peers}
 
 
 def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> dict[str, Peer]:
@@ -146,7 +146,7 @@ def report(args: argparse.Namespace, found: CompareFindings) -> None:
     from foretell.bench.compare_report import markdown, remarks
     from foretell.bench.page.compare import page
 
-    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(args: argparse.Namespace, plan: ComparePlan, peers: list[Peer]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, add_workload_arguments, numbers, tell, wholes
+from .bench_common import add_result_arguments, add_workload_arguments, integers, numbers, print_report
 from .common import Command
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     loops = ",".join(map(str, CONCURRENCY))
     group.add_argument(
         "--concurrency",
-        type=wholes,
+        type=integers,
         metavar="N,N",
         help=f"so many callers, each of whom asks again when answered (default: {loops})",
     )
@@ -150,7 +150,7 @@ def report(args: argparse.Namespace, found: LoadFindings) -> None:
     from foretell.bench.load_report import markdown, remarks
     from foretell.bench.page.load import page
 
-    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(

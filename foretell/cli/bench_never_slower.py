@@ -22,7 +22,7 @@ from foretell.bench.workloads import load
 from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, look_at, tell, wholes, words
+from .bench_common import add_result_arguments, integers, names, open_target, print_report
 from .common import Command
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="six short cells: about two minutes on two cores")
     add_result_arguments(parser)
     group = parser.add_argument_group("cells")
-    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument("--tasks", type=names, default=(), metavar="A,B", help="only these tasks (default: all)")
     known = f"only these (default: {', '.join(MAIN)}, and at batch 1 all that need no other model)"
-    group.add_argument("--drafters", type=words, default=(), metavar="A,B", help=known)
+    group.add_argument("--drafters", type=names, default=(), metavar="A,B", help=known)
     sizes = ",".join(map(str, BATCHES))
     group.add_argument(
-        "--batches", type=wholes, default=(), metavar="N,N", help=f"only these, texts at once (default: {sizes})"
+        "--batches", type=integers, default=(), metavar="N,N", help=f"only these, texts at once (default: {sizes})"
     )
     usual = Extent()
     group.add_argument(
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from foretell.draft.registry import KINDS
 
     extent = extent_of(args)
-    target = look_at(args)
+    target = open_target(args)
     known = QUICK_SCENES if args.quick else all_scenes(list(KINDS), target.config.layers)
     scenes = chosen(known, args.tasks, args.drafters, args.batches)
     items = load("own")
@@ -93,7 +93,7 @@ def report(args: argparse.Namespace, found: Findings) -> None:
     from foretell.bench.never_slower_report import markdown, remarks
     from foretell.bench.page.never_slower import page
 
-    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def exit_code(found: Findings) -> int:

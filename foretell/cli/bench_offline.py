@@ -15,13 +15,13 @@ from foretell.options import add_options, given_options
 from .bench_common import (
     add_result_arguments,
     add_workload_arguments,
-    budgets,
-    look_at,
+    draft_lengths,
+    integers,
+    names,
     numbers,
-    tell,
+    open_target,
+    print_report,
     weights,
-    wholes,
-    words,
 )
 from .common import Command
 
@@ -40,13 +40,13 @@ LISTS = frozenset({"drafter", "num_speculative_tokens"})  # flags of Speculation
 def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafters",
-        type=words,
+        type=names,
         metavar="A,B",
         help="those to compare; a+b is both behind one (default: all that need no other model)",
     )
     parser.add_argument(
         "--num-speculative-tokens",
-        type=wholes,
+        type=integers,
         default=FIXED_NODES,
         dest="nodes",
         metavar="N,N",
@@ -63,7 +63,7 @@ def run_drafters(args: argparse.Namespace) -> int:
     base = SpeculationConfig(**given_options(args, SpeculationConfig))
     arms = arms_of(args.drafters or (), args.nodes, base)
     check_arms(arms)
-    target = look_at(args)
+    target = open_target(args)
     if not arms:
         arms = arms_of(default_names(KINDS, target.config.layers, items), args.nodes, base)
     return measure(args, target, arms, plan, items)
@@ -72,7 +72,7 @@ def run_drafters(args: argparse.Namespace) -> int:
 def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter",
-        type=words,
+        type=names,
         default=(SpeculationConfig().drafter,),
         dest="drafters",
         metavar="A,B",
@@ -80,7 +80,7 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--num-speculative-tokens",
-        type=budgets,
+        type=draft_lengths,
         default=(None,),
         dest="nodes",
         metavar="N,N",
@@ -95,7 +95,7 @@ def run_offline(args: argparse.Namespace) -> int:
     plan, items = asked(args, OFFLINE)
     arms = grid_of(args.drafters, args.nodes, SpeculationConfig(**given_options(args, SpeculationConfig)))
     check_arms(arms)
-    return measure(args, look_at(args), arms, plan, items)
+    return measure(args, open_target(args), arms, plan, items)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, plan: Plan, without: frozenset[str]) -> None:
@@ -110,7 +110,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, plan: Plan, without: f
     group.add_argument(
         "--batch",
         "--concurrency",
-        type=wholes,
+        type=integers,
         dest="batches",
         metavar="N,N",
         help="texts of a task written at once, one number or several (default: 1)",
@@ -166,7 +166,7 @@ def report(args: argparse.Namespace, done: Finished) -> None:
     from foretell.bench.report import markdown, remarks
 
     result = done.result
-    tell(args, markdown(result), remarks(result), result.as_json(), lambda: page(result))
+    print_report(args, markdown(result), remarks(result), result.as_json(), lambda: page(result))
 
 
 def conditions(

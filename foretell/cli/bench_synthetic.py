@@ -13,7 +13,7 @@ from foretell.bench.workloads import load
 from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
 
-from .bench_common import add_result_arguments, look_at, numbers, tell, weights, wholes
+from .bench_common import add_result_arguments, integers, numbers, open_target, print_report, weights
 from .common import Command
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--acceptance", type=numbers, metavar="A,A", help=f"how often a guess is right (default: {rates})"
     )
-    group.add_argument("--lengths", type=wholes, metavar="N,N", help=f"guesses each step (default: {lengths})")
-    group.add_argument("--batch", type=wholes, metavar="N,N", help=f"texts at once (default: {batches})")
+    group.add_argument("--lengths", type=integers, metavar="N,N", help=f"guesses each step (default: {lengths})")
+    group.add_argument("--batch", type=integers, metavar="N,N", help=f"texts at once (default: {batches})")
     group.add_argument("--max-tokens", type=int, metavar="N", help=f"of a text (default: {usual.max_tokens})")
     group.add_argument("--texts", type=int, metavar="N", help=f"at each batch size, at least (default: {usual.texts})")
     group.add_argument("--rounds", type=int, metavar="N", help=f"how often each is written (default: {usual.rounds})")
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from foretell.llm import LLM
 
     plan = plan_of(args)
-    target = look_at(args)
+    target = open_target(args)
     llm = LLM(drafter="ngram", **given_options(args, EngineConfig))
     settings = {setting.arm.name: setting for setting in plan.settings}
     stage = SyntheticBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=plan.max_tokens), settings)
@@ -81,7 +81,7 @@ def report(args: argparse.Namespace, found: SyntheticFindings) -> None:
     from foretell.bench.page.synthetic import page
     from foretell.bench.synthetic_report import markdown, remarks
 
-    tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
+    print_report(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))
 
 
 def conditions(llm: LLM, target: ModelSource, plan: SyntheticPlan) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import given_options
 
-from .bench_common import look_at
-from .common import Command, add_engine_arguments, add_output_arguments, check_out, give, load_llm, log
+from .bench_common import open_target
+from .common import Command, add_engine_arguments, add_output_arguments, check_output_path, load_llm, log, output_result
 
 if TYPE_CHECKING:
     from foretell.certify.certificate import Certificate, CertifyJob
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_out(args)
+    check_output_path(args)
     from foretell.certify.certificate import certify
 
     sys.path.insert(0, "")  # a rule from outside is looked for where the user stands, too
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr if args.json else sys.stdout):  # a rule from outside may print
         found = certify(order, lambda: load_llm(_for_certificate(args)), report)
         report(verdict(found))
-    give(found.as_json(), args)
+    output_result(found.as_json(), args)
     return EXIT[found.verdict]
 
 
@@ -101,7 +101,7 @@ def check_length(args: argparse.Namespace, order: CertifyJob) -> None:
     """Refuse texts that the model's context has no room for now and not after minutes of draws."""
     from foretell.certify.text_equality import encode
 
-    target = look_at(args)
+    target = open_target(args)
     context = min(target.config.context, getattr(args, "max_model_len", None) or target.config.context)
     longest = max(len(encode(target.tokenizer, prompt)) for prompt in order.prompts)
     room = context - longest

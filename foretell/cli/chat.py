@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from foretell.errors import CapacityError, RequestError
 
 from .common import Command, add_engine_arguments, add_sampling_arguments, check_sampling, load_llm, sampling_params
-from .stream_output import Tally, tell, tint_for
+from .stream_output import StreamStats, print_summary, stream_renderer
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -78,7 +78,7 @@ def _turn(
 def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]], show: bool) -> str:
     """Stream an answer; Ctrl-C keeps what there is of it."""
     prompt = llm.tokenizer.encode_chat(messages)
-    tally, tint = Tally(), tint_for(llm, prompt, show, skip_special=params.skip_special_tokens)
+    tally, tint = StreamStats(), stream_renderer(llm, prompt, show, skip_special=params.skip_special_tokens)
     stream: Iterator[Delta] = iter(())
     try:
         with _ctrl_c() as pressed:
@@ -93,7 +93,7 @@ def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]], sh
         if isinstance(stream, Generator):
             stream.close()
     print()
-    tell(tally, tint)
+    print_summary(tally, tint)
     return tally.text
 
 

@@ -87,7 +87,7 @@ def read_text(argument: str) -> str:
     return text
 
 
-def check_out(args: argparse.Namespace) -> None:
+def check_output_path(args: argparse.Namespace) -> None:
     """Refuse a place that cannot be written to before any work is done."""
     path: Path | None = args.out
     if path is None:
@@ -98,15 +98,15 @@ def check_out(args: argparse.Namespace) -> None:
         raise RequestError("out", f"there is no folder {path.parent}")
 
 
-def give(result: Any, args: argparse.Namespace) -> None:
+def output_result(result: Any, args: argparse.Namespace) -> None:
     """Print or write a result, as the flags say; a file is written whole or not at all."""
     if args.json:
         print(json.dumps(result, ensure_ascii=False))
     if args.out is not None:
-        write_whole(args.out, json.dumps(result, ensure_ascii=False, indent=2) + "\n")
+        write_atomic(args.out, json.dumps(result, ensure_ascii=False, indent=2) + "\n")
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Replace the file at `path` by `text`, leaving nothing half-written; a pipe or a device is written to as it is."""
     path = path.resolve()  # through a link, not in its place
     if path.exists() and not path.is_file():

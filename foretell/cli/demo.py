@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .common import Command, add_report_arguments, check_out, give, load_llm
-from .stream_output import Palette, Tally, Tint, tint_for, wants_colour
+from .common import Command, add_report_arguments, check_output_path, load_llm, output_result
+from .stream_output import Palette, StreamRenderer, StreamStats, stream_renderer, wants_colour
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -34,8 +34,8 @@ class Comparison:
     """One prompt, written both ways."""
 
     name: str
-    guessed: Tally
-    plain: Tally
+    guessed: StreamStats
+    plain: StreamStats
 
     @property
     def ratio(self) -> float:
@@ -60,7 +60,7 @@ class Comparison:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_out(args)
+    check_output_path(args)
     llm = load_llm(args)
     quiet = args.json
     if not quiet:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     comparisons = [_compare(llm, name, text, quiet) for name, text in PROMPTS.items()]
     if not quiet:
         print("\n".join(table(comparisons)))
-    give({"model": llm.config.model, "prompts": [each.as_json() for each in comparisons]}, args)
+    output_result({"model": llm.config.model, "prompts": [each.as_json() for each in comparisons]}, args)
     return 0 if all(each.same_text for each in comparisons) else 1
 
 
@@ -84,7 +84,7 @@ def _compare(llm: LLM, name: str, text: str, quiet: bool) -> Comparison:
     _write(
         llm, prompt, SamplingParams(max_tokens=4), guess=True
     )  # warm: neither side pays for the prompt or for caches
-    guessed = _write(llm, prompt, params, guess=True, tint=None if quiet else tint_for(llm, prompt, True))
+    guessed = _write(llm, prompt, params, guess=True, tint=None if quiet else stream_renderer(llm, prompt, True))
     if not quiet:
         print("\n    ... and the same without guesses, to compare\n")
     return Comparison(name, guessed, _write(llm, prompt, params, guess=False))
@@ -96,10 +96,12 @@ def _encode(llm: LLM, text: str) -> list[int]:
     return llm.tokenizer.encode_chat([{"role": "user", "content": text}])
 
 
-def _write(llm: LLM, prompt: list[int], params: SamplingParams, *, guess: bool, tint: Tint | None = None) -> Tally:
+def _write(
+    llm: LLM, prompt: list[int], params: SamplingParams, *, guess: bool, tint: StreamRenderer | None = None
+) -> StreamStats:
     from foretell.types import SpeculationChoice
 
-    tally = Tally()
+    tally = StreamStats()
     for delta in llm.stream(prompt, params, speculation=SpeculationChoice(enabled=guess)):
         tally.add(delta)
         if tint is not None:

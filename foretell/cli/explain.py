@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
 
-from .common import Command, add_report_arguments, check_out, give, load_llm
+from .common import Command, add_report_arguments, check_output_path, load_llm, output_result
 
 if TYPE_CHECKING:
     from foretell.control.adaptive import AdaptiveController
@@ -17,7 +17,7 @@ BATCHES, LENGTHS = (1, 4, 16, 64), (1, 2, 4, 8, 16)
 
 
 def run(args: argparse.Namespace) -> int:
-    check_out(args)
+    check_output_path(args)
     llm = load_llm(args)
     from foretell.control.adaptive import AdaptiveController
 
@@ -29,23 +29,23 @@ def run(args: argparse.Namespace) -> int:
     found = {
         "model": llm.config.model,
         "step_ms": {rows: round(1e3 * controller.costs.seconds(rows), 3) for rows in (1, 2, 4, 8, 16, 32, 64)},
-        "drafters": {name: explained(controller, name) for name in llm.engine.drafter.default_drafters},
+        "drafters": {name: explain_drafter(controller, name) for name in llm.engine.drafter.default_drafters},
     }
-    give(found, args)
+    output_result(found, args)
     if not args.json:
-        print("\n".join(told(found)))
+        print("\n".join(report_lines(found)))
     return 0
 
 
-def explained(controller: AdaptiveController, arm: str) -> dict[str, Any]:
+def explain_drafter(controller: AdaptiveController, arm: str) -> dict[str, Any]:
     """When a drafter pays, and how far it would be let to guess."""
     from foretell.control.decision_log import RATES
 
-    prices, settings = prices_of(controller, arm), controller.settings
+    prices, settings = step_prices(controller, arm), controller.settings
     return {
         "draft_ms": {nodes: round(1e3 * prices.draft(1, nodes), 3) for nodes in LENGTHS},
         "break_even": {
-            texts: {nodes: rounded(prices.break_even(texts, nodes)) for nodes in LENGTHS} for texts in BATCHES
+            texts: {nodes: round_rate(prices.break_even(texts, nodes)) for nodes in LENGTHS} for texts in BATCHES
         },
         "choice": {
             texts: {rate: prices.best(texts, rate, settings.most, settings.margin) for rate in RATES}
@@ -54,7 +54,7 @@ def explained(controller: AdaptiveController, arm: str) -> dict[str, Any]:
     }
 
 
-def prices_of(controller: AdaptiveController, arm: str) -> Prices:
+def step_prices(controller: AdaptiveController, arm: str) -> Prices:
     from foretell.control.decision_log import Prices
 
     curve = controller.costs.curve(max(BATCHES) * (1 + max(controller.settings.most, *LENGTHS)))
@@ -66,11 +66,11 @@ def prices_of(controller: AdaptiveController, arm: str) -> Prices:
     return Prices(lambda texts, nodes: float(curve[texts * (1 + nodes)]), draft)
 
 
-def rounded(value: float | None) -> float | None:
+def round_rate(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def told(found: dict[str, Any]) -> list[str]:
+def report_lines(found: dict[str, Any]) -> list[str]:
     steps = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in found["step_ms"].items())
     lines = [f"{found['model']}: milliseconds of a step by the rows it runs: {steps}"]
     for name, about in found["drafters"].items():

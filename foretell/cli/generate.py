@@ -13,14 +13,14 @@ from .common import (
     add_engine_arguments,
     add_output_arguments,
     add_sampling_arguments,
-    check_out,
+    check_output_path,
     check_sampling,
-    give,
     load_llm,
+    output_result,
     read_text,
     sampling_params,
 )
-from .stream_output import Tally, tell, tell_colours, tint_for
+from .stream_output import StreamStats, print_legend, print_summary, stream_renderer
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_sampling(args)
-    check_out(args)
+    check_output_path(args)
     text = read_text(args.prompt)
     if args.raw and args.system:
         raise RequestError("system", "goes through the chat template; leave out --raw, or put it into the text")
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError("logprobs", "are given in the JSON object; add --json or --out FILE")
     if args.json or args.out is not None or params.n > 1:
         (output,) = llm.generate([tokens], params)
-        give(as_json(llm, output), args)
+        output_result(as_json(llm, output), args)
         if not args.json:
             print_whole(llm, output, params, args.show)
     else:
@@ -72,25 +72,25 @@ def _prompt_text(args: argparse.Namespace, llm: LLM, text: str) -> str:
 
 
 def _stream(llm: LLM, tokens: list[int], params: SamplingParams, show: bool) -> None:
-    tally, tint = Tally(), tint_for(llm, tokens, show, skip_special=params.skip_special_tokens)
+    tally, tint = StreamStats(), stream_renderer(llm, tokens, show, skip_special=params.skip_special_tokens)
     for delta in llm.stream(tokens, params):
         tally.add(delta)
         print(tint.render(delta), end="", flush=True)
     print()
-    tell(tally, tint)
+    print_summary(tally, tint)
 
 
 def print_whole(llm: LLM, output: RequestOutput, params: SamplingParams, show: bool) -> None:
     """Every choice, shown as a stream would be: coloured where that is wanted, and never obeyed by a terminal."""
     prompt, texts, met = output.prompt_token_ids, list[str](), dict[str, None]()
     for choice in output.outputs:
-        tint = tint_for(llm, prompt, show, skip_special=params.skip_special_tokens)
+        tint = stream_renderer(llm, prompt, show, skip_special=params.skip_special_tokens)
         tokens, origins = tuple(choice.token_ids), tuple(choice.speculation.origins)
         texts.append(tint.render(Delta("", choice.index, tokens, choice.text, origins)))
-        met |= tint.met
+        met |= tint.seen
     print("\n\n".join(texts))
-    tint.met = met
-    tell_colours(tint)
+    tint.seen = met
+    print_legend(tint)
 
 
 def as_json(llm: LLM, output: RequestOutput) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from .common import Command, add_output_arguments, check_out, give, log
+from .common import Command, add_output_arguments, check_output_path, log, output_result
 
 
-def _add_name(parser: argparse.ArgumentParser) -> None:
+def _add_pull_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="a built-in name or a Hugging Face id")
     parser.add_argument("--revision", help="a branch, a tag or a commit of the Hugging Face repository (default: main)")
     add_output_arguments(parser)
@@ -17,9 +17,9 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 def _pull(args: argparse.Namespace) -> int:
     from foretell.hub import pull
 
-    check_out(args)
+    check_output_path(args)
     path = pull(args.name, log, args.revision)
-    give({"name": args.name, "revision": args.revision, "path": str(path)}, args)
+    output_result({"name": args.name, "revision": args.revision, "path": str(path)}, args)
     if not args.json:
         print(path)
     return 0
@@ -29,9 +29,11 @@ def _list(args: argparse.Namespace) -> int:
     from foretell.hub import DEFAULT_MODEL, local_models
     from foretell.hub.catalog import packed_folder
 
-    check_out(args)
+    check_output_path(args)
     models = local_models()
-    give([asdict(model) | {"path": str(model.path), "default": model.name == DEFAULT_MODEL} for model in models], args)
+    output_result(
+        [asdict(model) | {"path": str(model.path), "default": model.name == DEFAULT_MODEL} for model in models], args
+    )
     for model in () if args.json else models:
         state = "here" if model.present else f"foretell pull {model.name}"
         mark = " (default)" if model.name == DEFAULT_MODEL else ""
@@ -42,5 +44,5 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-PULL = Command("bring a model to this machine", _add_name, _pull)
+PULL = Command("bring a model to this machine", _add_pull_arguments, _pull)
 LIST = Command("list the built-in models and those in the cache", add_output_arguments, _list)

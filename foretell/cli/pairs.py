@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .common import Command, add_output_arguments, check_out, give, log
+from .common import Command, add_output_arguments, check_output_path, log, output_result
 
 if TYPE_CHECKING:
     from foretell.build.draft_compat import DraftCompat
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_out(args)
+    check_output_path(args)
     from foretell.hub.catalog import local_models
     from foretell.hub.pairs import FOR_ANY, find_target, known_targets
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     shown = known if args.model is None else () if found is None else (found,)
     models = local_models()
     result = {"model": args.model, "known": [as_json(target, models) for target in shown], "for_any": FOR_ANY}
-    give(result, args)
+    output_result(result, args)
     if not args.json:
         lines = overview(known) if args.model is None else details(args.model, found, known, models)
         print("\n".join([*lines, *for_any(FOR_ANY)]))
@@ -40,9 +40,11 @@ def run(args: argparse.Namespace) -> int:
 def as_json(target: KnownTarget, models: Sequence[LocalModel]) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from foretell.hub.pairs import is_here
+    from foretell.hub.pairs import is_installed
 
-    drafts = [asdict(draft) | {"drafter": draft.drafter, "here": is_here(draft, models)} for draft in target.drafts]
+    drafts = [
+        asdict(draft) | {"drafter": draft.drafter, "here": is_installed(draft, models)} for draft in target.drafts
+    ]
     return asdict(target) | {"drafts": drafts}
 
 
@@ -67,9 +69,9 @@ def details(
 
 
 def _draft_line(draft: Suggestion, models: Sequence[LocalModel]) -> str:
-    from foretell.hub.pairs import is_here
+    from foretell.hub.pairs import is_installed
 
-    here = "here" if is_here(draft, models) else ""
+    here = "here" if is_installed(draft, models) else ""
     return f"  {draft.drafter:64} {size(draft.billions):>7} {here:4}  {draft.note}".rstrip()
 
 
@@ -106,11 +108,11 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    check_out(args)
+    check_output_path(args)
     from foretell.build.draft_compat import check_pair
 
     found = check_pair(args.target, args.draft, log)
-    give(compat_json(found, args.target, args.draft), args)
+    output_result(compat_json(found, args.target, args.draft), args)
     if not args.json:
         print("\n".join(in_words(found, args.target, args.draft)))
     return 0 if found.works else WILL_NOT

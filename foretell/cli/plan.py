@@ -18,7 +18,7 @@ from foretell.plan.planner import Forecast, forecast
 from foretell.plan.query import PlanQuery
 from foretell.plan.table import markdown, plots
 
-from .common import Command, add_output_arguments, check_out, give, write_whole
+from .common import Command, add_output_arguments, check_output_path, output_result, write_atomic
 
 FLEET = "fleet"
 MOST_TEXTS = 1 << 16
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kind not in (None, FLEET):
         raise RequestError("plan", f"has no {args.kind!r}; {nearest(args.kind, [FLEET])}")
     for name in ("out", "svg", "html"):
-        check_out(argparse.Namespace(out=getattr(args, name)))
+        check_output_path(argparse.Namespace(out=getattr(args, name)))
     return run_fleet(args) if args.kind == FLEET else run_steps(args)
 
 
@@ -90,7 +90,7 @@ def run_fleet(args: argparse.Namespace) -> int:
     trial = trial_of(config, fleet, parts_of(config))
     found = trial.fewest() if fleet.replicas is None else trial.of(fleet.replicas)
     print(words(trial, found, fleet.replicas is not None), file=sys.stderr if args.json else sys.stdout)
-    give({"plan": FLEET, "models": asdict(config), "fleet": asdict(fleet), **found.as_json()}, args)
+    output_result({"plan": FLEET, "models": asdict(config), "fleet": asdict(fleet), **found.as_json()}, args)
     return 0
 
 
@@ -102,8 +102,8 @@ def tell(args: argparse.Namespace, found: Forecast) -> None:
         print("", plots(found), sep="\n", file=stream)
     for path, text in ((args.svg, svg), (args.html, html)):
         if path is not None:
-            write_whole(path, text(found))
-    give(found.as_json(), args)
+            write_atomic(path, text(found))
+    output_result(found.as_json(), args)
 
 
 def batches(text: str) -> tuple[int, ...]:

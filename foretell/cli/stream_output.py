@@ -52,7 +52,7 @@ class Palette:
         )
 
 
-class Tint:
+class StreamRenderer:
     """Colours a stream of deltas. Text comes out when the engine gives it; a stop string may hold it back."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Tint:
 
         self.decoder = StreamDecoder(tokenizer, skip_special=skip_special, context=prompt[-8:])
         self.palette, self.terminal = palette, terminal
-        self.met: dict[str, None] = {}  # the drafters whose tokens stood, in order
+        self.seen: dict[str, None] = {}  # the drafters whose tokens stood, in order
         self._owed: deque[tuple[str, str]] = deque()  # text of tokens seen but not yet given out, with their origins
 
     def render(self, delta: Delta) -> str:
@@ -79,7 +79,7 @@ class Tint:
         for token, origin in zip(delta.tokens, delta.origins, strict=True):
             self._owed.append((self.decoder.push([token]), origin))
             if origin != TARGET:
-                self.met.setdefault(origin)
+                self.seen.setdefault(origin)
         return "".join(self._painted(self.palette, delta.text))
 
     def _painted(self, palette: Palette, text: str) -> list[str]:
@@ -99,29 +99,29 @@ class Tint:
 
     def legend(self) -> str:
         """Who wrote what, for those whose tokens were coloured; empty without colours."""
-        return "" if self.palette is None else self.palette.legend(self.met)
+        return "" if self.palette is None else self.palette.legend(self.seen)
 
 
-def tint_for(llm: LLM, prompt: Sequence[int], show: bool, *, skip_special: bool = True) -> Tint:
+def stream_renderer(llm: LLM, prompt: Sequence[int], show: bool, *, skip_special: bool = True) -> StreamRenderer:
     """For an answer on standard output."""
     palette = Palette(llm.engine.drafter.drafters) if show and wants_colour() else None
-    return Tint(llm.tokenizer, palette, prompt, skip_special=skip_special, terminal=sys.stdout.isatty())
+    return StreamRenderer(llm.tokenizer, palette, prompt, skip_special=skip_special, terminal=sys.stdout.isatty())
 
 
-def tell(tally: Tally, tint: Tint) -> None:
+def print_summary(tally: StreamStats, tint: StreamRenderer) -> None:
     """What an answer cost, and who has which colour, beside the text."""
     print(tally.summary(), file=sys.stderr)
-    tell_colours(tint)
+    print_legend(tint)
 
 
-def tell_colours(tint: Tint) -> None:
+def print_legend(tint: StreamRenderer) -> None:
     """Who has which colour, where there are any."""
     if (legend := tint.legend()) and wants_colour(sys.stderr):
         print(legend, file=sys.stderr)
 
 
 @dataclass
-class Tally:
+class StreamStats:
     """One answer. A delta is a step of the target that gave it tokens."""
 
     began: float = field(default_factory=perf_counter)

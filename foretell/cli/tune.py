@@ -16,8 +16,8 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 from foretell.tune.space import LENGTHS
 
-from .bench_common import look_at, wholes, words
-from .common import Command, check_out, write_whole
+from .bench_common import integers, open_target
+from .common import Command, check_output_path, write_atomic
 
 if TYPE_CHECKING:
     from foretell.bench.measure import Variant
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = f"{', '.join(WORKLOADS)} (default: {OWN})"
     group.add_argument("--workload", dest="asked", metavar="NAME", help=names)
     group.add_argument("--data", type=Path, metavar="FILE", help="the workload's file, or the folder it lies in")
-    group.add_argument("--tasks", type=words, default=(), metavar="A,B", help="only these tasks (default: all)")
+    group.add_argument("--tasks", type=names, default=(), metavar="A,B", help="only these tasks (default: all)")
     group.add_argument(
         "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"the most a text (default: {MAX_TOKENS})"
     )
@@ -52,11 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how long to try, such as 90s, 5m or 1h (default: {DEFAULT_BUDGET})",
     )
     group.add_argument(
-        "--drafters", type=words, metavar="A,B", help="those to try; a+b is both behind one (default: all that fit)"
+        "--drafters", type=names, metavar="A,B", help="those to try; a+b is both behind one (default: all that fit)"
     )
     group.add_argument(
         "--num-speculative-tokens",
-        type=wholes,
+        type=integers,
         default=LENGTHS,
         dest="nodes",
         metavar="N,N",
@@ -84,13 +84,13 @@ def seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_out(args)
+    check_output_path(args)
     if args.budget < SHORTEST:
         raise RequestError("budget", f"must be {SHORTEST:g} seconds or more, not {args.budget:g}")
     plan = Plan(max_tokens=args.max_tokens, rounds=1, temperatures=(args.temperature,), schemas=True)
     items = workload(args)
     base = SpeculationConfig(**given_options(args, SpeculationConfig))
-    target = look_at(args)
+    target = open_target(args)
     arms = arms_to_try(args, base, items, target)
     return search(args, arms, items, plan, target)
 
@@ -209,8 +209,8 @@ def write(args: argparse.Namespace, seeker: Search, conditions: dict[str, Any]) 
     engine = {"model": conditions["model"]} | given_options(args, EngineConfig)
     rungs = [{"arms": len(r.arms), "texts": r.texts, "seconds": r.seconds} for r in seeker.rungs]
     found = {"tune": verdict.arm.name, "words": verdict.words, **conditions, "rungs": rungs}
-    write_whole(args.out, config_text(verdict, standing, engine, conditions))
-    write_whole(beside(args.out), evidence_text(found | {"arms": evidence(standing)}))
+    write_atomic(args.out, config_text(verdict, standing, engine, conditions))
+    write_atomic(beside(args.out), evidence_text(found | {"arms": evidence(standing)}))
     return verdict
 
 

@@ -80,5 +80,5 @@ def _from_config(path: Path) -> Shape:
 
 def _from_gguf(path: Path) -> Shape:
     file = open_gguf(path)
-    shapes = {place.name: place.shape for place in file.places}
-    return from_gguf(path.name, file.metadata, shapes, sum(place.size for place in file.places))
+    shapes = {place.name: place.shape for place in file.tensor_infos}
+    return from_gguf(path.name, file.metadata, shapes, sum(place.size for place in file.tensor_infos))
