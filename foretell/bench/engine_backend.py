@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretell.engine.stats import Speculation
+from foretell.engine.stats import SpeculationStats
 from foretell.llm import LLM
 from foretell.sampling_params import SamplingParams
 from foretell.structured_output import GrammarSpec
@@ -69,7 +69,7 @@ class EngineBackend:
         seat, stats = self._seats[arm.name], self.llm.engine.stats
         seat.take()
         seat.drafter.take_drafts()
-        drafting, running, failures = seat.drafter.seconds, stats.running_seconds, stats.drafter_failures
+        drafting, running, failures = seat.drafter.seconds, stats.target_seconds, stats.drafter_failures
         course = write(self.llm, [self._request(arm, each) for each in job.all])
         return TimedOutput(
             tokens=tuple(token for text in course.texts for token in text),
@@ -77,7 +77,7 @@ class EngineBackend:
             decoding=course.decoding,
             whole=course.whole,
             drafting=seat.drafter.seconds - drafting,
-            running=stats.running_seconds - running,
+            running=stats.target_seconds - running,
             failures=stats.drafter_failures - failures,
             promised=all(_promises(track.speculation, job.params) for track in course.tracks),
             timed=course.timed,
@@ -136,6 +136,6 @@ def _max_tokens(item: BenchPrompt, plan: Plan) -> int:
     return item.max_tokens if plan.max_tokens is None else min(item.max_tokens, plan.max_tokens)
 
 
-def _promises(record: Speculation, params: SamplingParams) -> bool:
+def _promises(record: SpeculationStats, params: SamplingParams) -> bool:
     """Whether these very tokens are promised: `match` does always, the other lossless rules where nothing is drawn."""
     return record.rule == "match" or (record.lossless and params.temperature == 0)

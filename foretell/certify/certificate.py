@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from foretell.engine.verifier import rule_of
+from foretell.engine.verifier import rule_for
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.options import nearest
@@ -210,7 +210,7 @@ def _check_texts(found: Certificate, load: Callable[[], LLM], say: Say) -> None:
     order = found.order
     llm = load()
     if order.from_outside:
-        llm.engine.sequence_verifier.rules = _rules(order, KnownBug())
+        llm.engine.verifier.sequence_verifier.rules = _rules(order, KnownBug())
     say(f"3. {len(order.prompts)} prompts with speculation on and off, drafter {llm.engine.drafter.name}")
     settings = [SamplingParams(max_tokens=order.max_tokens, ignore_eos=order.past_the_end)]
     if order.rounds > 1:
@@ -250,7 +250,7 @@ def _rules(order: CertifyJob, plant: KnownBug) -> Callable[[Request], Rule]:
     if plant.rule is not None:
         planted = plant.rule
         return lambda request: planted
-    return rule_of
+    return rule_for
 
 
 def find_outside(name: str) -> OutsideRule:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import given_options
+from foretell.vllm_config import speculation_from_vllm
 
 from .bench_common import open_target
 from .common import Command, add_engine_arguments, add_output_arguments, check_output_path, load_llm, log, output_result
@@ -64,7 +65,7 @@ def check_drafter(args: argparse.Namespace) -> None:
 
     given = given_options(_for_certificate(args), SpeculationConfig)
     vllm = getattr(args, "speculative_config", None)
-    arms(SpeculationConfig(**given) if vllm is None else SpeculationConfig.from_vllm(vllm, **given))
+    arms(SpeculationConfig(**given) if vllm is None else speculation_from_vllm(vllm, **given))
 
 
 def _order(args: argparse.Namespace) -> CertifyJob:

@@ -16,7 +16,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 from foretell.sampling_params import SamplingParams
-from foretell.utils.system import uncollected
+from foretell.utils.system import gc_paused
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -60,7 +60,7 @@ def log(line: str) -> None:
 def load_llm(args: argparse.Namespace) -> LLM:
     """The model the flags name."""
     options = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
-    with uncollected():
+    with gc_paused():
         from foretell.llm import LLM
 
         return LLM(speculative_config=getattr(args, "speculative_config", None), **options)

@@ -109,9 +109,9 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_check(args: argparse.Namespace) -> int:
     check_output_path(args)
-    from foretell.build.draft_compat import check_pair
+    from foretell.build.draft_compat import check_model_names
 
-    found = check_pair(args.target, args.draft, log)
+    found = check_model_names(args.target, args.draft, log)
     output_result(compat_json(found, args.target, args.draft), args)
     if not args.json:
         print("\n".join(in_words(found, args.target, args.draft)))
@@ -119,13 +119,13 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def compat_json(found: DraftCompat, target: str, draft: str) -> dict[str, Any]:
-    shared = found.vocabularies
+    shared = found.vocab_map
     return {
         "target": target,
         "draft": draft,
         "works": found.works,
         "kind": found.kind,
-        "reason": found.words,
+        "reason": found.message,
         "notes": list(found.notes),
         "parameters": found.parameters and dict(zip(("target", "draft"), found.parameters, strict=True)),
         "weight_ratio": found.weight_ratio,
@@ -137,7 +137,7 @@ def compat_json(found: DraftCompat, target: str, draft: str) -> dict[str, Any]:
 
 def in_words(found: DraftCompat, target: str, draft: str) -> list[str]:
     """The verdict, its reason, what to know, and what to type."""
-    lines = [VERDICTS[found.kind], found.words, *found.notes]
+    lines = [VERDICTS[found.kind], found.message, *found.notes]
     if found.works:
         lines.append(f"use it: foretell generate PROMPT --model {target} --drafter model:{draft}")
     return [lines[0], *(f"  {line}" for line in lines[1:])]

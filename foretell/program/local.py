@@ -48,7 +48,7 @@ class LocalEngine(ProgramBackend):
     async def _start(self) -> AsyncEngine:
         from foretell.engine.async_engine import AsyncEngine
 
-        engine = AsyncEngine(self.llm.engine, most_texts=sys.maxsize)
+        engine = AsyncEngine(self.llm.engine, max_sequences=sys.maxsize)
         engine.start()
         return engine
 
@@ -62,19 +62,19 @@ class LocalEngine(ProgramBackend):
         tokenizer = self.llm.tokenizer
         if not prompt.is_chat:
             return tokenizer.encode(prompt.text)
-        before = tokenizer.render_chat([message.as_json() for message in prompt.messages])
+        before = tokenizer.apply_chat_template([message.as_json() for message in prompt.messages])
         return tokenizer.encode(before + prompt.text, add_special=False)
 
     async def render(self, prompt: PromptState) -> str:
         messages = [message.as_json() for message in prompt.messages]
-        return self.llm.tokenizer.render_chat(messages, add_generation_prompt=False)
+        return self.llm.tokenizer.apply_chat_template(messages, add_generation_prompt=False)
 
     async def generate(self, prompt: PromptState, settings: GenSettings, on_text: OnText | None) -> GenOutput:
         defaults = DEFAULTS | self.llm.assembly.sampling_defaults
         params = SamplingParams(**{**defaults, **settings.sampling}, structured_outputs=settings.grammar)
         choice = settings.speculation or SpeculationChoice()
         state = await self._run(await self.encode(prompt), params, choice, on_text)
-        return GenOutput(state.writer.text, _meta(state))
+        return GenOutput(state.detokenizer.text, _meta(state))
 
     async def score(self, prompt: list[int], continuation: list[int]) -> list[float]:
         params = SamplingParams(
@@ -89,14 +89,14 @@ class LocalEngine(ProgramBackend):
         assembly, wanted = self.llm.assembly, params.structured_outputs
         requests = assembly.requests.make(f"program-{next(self._ids)}", prompt, params, choice)
         grammar = None if wanted is None else await asyncio.to_thread(assembly.grammars.compile, wanted)
-        stream = self._engine.submit(requests, grammar, patient=on_text is None)
-        async with aclosing(stream.pieces()) as pieces:
+        stream = self._engine.submit(requests, grammar, wants_deltas=on_text is not None)
+        async with aclosing(stream.items()) as pieces:
             async for piece in pieces:
                 if on_text is not None and piece.delta.text:
                     on_text(piece.delta.text)
         if piece.delta.finish_reason == "error":
-            raise ForetellError(f"the generation failed: {piece.track.error}")
-        return piece.track
+            raise ForetellError(f"the generation failed: {piece.state.error}")
+        return piece.state
 
 
 def _force(tokens: list[int]) -> LogitsProcessor:

@@ -135,9 +135,9 @@ class ProgramState:
         self._forks += 1
         if self.seed is None:
             return None
-        from foretell.sampling.noise import mix  # imports torch
+        from foretell.sampling.noise import derive_seed  # imports torch
 
-        return mix(self.seed, self._forks)
+        return derive_seed(self.seed, self._forks)
 
     def gather(self, branches: Sequence[ProgramState]) -> None:
         """Wait for branches and collect their new values as lists."""

@@ -30,10 +30,10 @@ class BlockObjective(HeadObjective[BlockHead]):
         targets = position_targets(self.capture, states, head)
         anchors, valid = sample_anchors(loss_mask, generator) if torch.is_grad_enabled() else all_anchors(loss_mask)
         context = torch.arange(tokens.shape[1], device=tokens.device)
-        kv = head.remember(head.fuse(head.known(states.hidden_states, tokens)), head.turn(context))
+        kv = head.context_kv(head.fuse(head.with_token_hints(states.hidden_states, tokens)), head.rope_rows(context))
         positions = anchors[..., None] + torch.arange(head.config.block, device=tokens.device)
         attend = BlockAttention(head.config.layer.scale, head.config.causal_in_block, kv, anchors)
-        hidden = head.guessing(head(tokens.gather(1, anchors), head.turn(positions), attend))
+        hidden = head.draft_states(head(tokens.gather(1, anchors), head.rope_rows(positions), attend))
         mask = _block_mask(loss_mask, anchors, valid, head.config.drafts)
         row, anchor, step = mask.nonzero(as_tuple=True)
         position = anchors[row, anchor] + step
@@ -53,7 +53,7 @@ class BlockObjective(HeadObjective[BlockHead]):
         output = chunked_loss(hidden, self.output, rows, self.loss_weights, bias_states, bias_weight)
         loss = output.loss
         if head.surety is not None:
-            confidence = head.sure(hidden.detach(), previous)
+            confidence = head.confidence_logits(hidden.detach(), previous)
             loss = loss + confidence_loss(confidence, output.acceptance, rows.weights)
         return loss, output.argmax
 

@@ -40,7 +40,7 @@ class EagleObjective(HeadObjective[EagleHead]):
         masks: list[Tensor] = []
         for step in range(self.steps):
             inputs = shift_left(tokens, step).gather(1, columns)
-            output = head.step(inputs, hidden, head.turn(columns + 1 + step), attend)
+            output = head.step(inputs, hidden, head.rope_rows(columns + 1 + step), attend)
             mask = shift_left(loss_mask, step + 1)
             loss, match = self._loss(output, mask, columns, step, targets, weight * DECAY**step)
             total, hidden = total + loss, head.carry(output)

@@ -15,9 +15,9 @@ from foretell.errors import RequestError, UnsupportedModelError
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, EagleConfig, EagleHead, LayerConfig, TargetWeights
-from foretell.models.draft_heads.formats.layout import layer_parts
-from foretell.models.hf_config import end_ids
-from foretell.models.weights import make_slots
+from foretell.models.draft_heads.formats.layout import layer_tensors
+from foretell.models.hf_config import eos_token_ids
+from foretell.models.weights import map_parameters
 
 SPECULATIVE_TOKENS = 5  # suggested draft tokens per step in the exported config
 SPECULATORS_VERSION = "0.3.0"  # of the speculators format
@@ -35,7 +35,7 @@ def write_model(model: Decoder, source: ModelSource, folder: Path) -> None:
     """Write a Hugging Face folder: config.json, model.safetensors and the tokenizer's files."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for name, slot in make_slots(model, is_gguf=False).items():
+    for name, slot in map_parameters(model, is_gguf=False).items():
         values = slot.rows.detach().cpu()
         full = name if name.startswith("lm_head") else f"model.{name}"
         tensors[full] = (values - slot.add if slot.add else values).contiguous().clone()
@@ -43,7 +43,7 @@ def write_model(model: Decoder, source: ModelSource, folder: Path) -> None:
     is_folder = source.checkpoint.kind == "folder"
     config = dict(source.checkpoint.config) if is_folder else _llama_config(source.config)
     _write_json(folder / "config.json", config | {"torch_dtype": str(model.dtype).removeprefix("torch.")})
-    eos = sorted(end_ids(source.checkpoint) | source.tokenizer.end_ids)
+    eos = sorted(eos_token_ids(source.checkpoint) | source.tokenizer.end_ids)
     _write_json(folder / "generation_config.json", {"eos_token_id": eos})
     for name, text in _tokenizer_files(source).items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -111,7 +111,7 @@ def export_head(head: DraftHead[Any], target: Decoder, source: ModelSource, name
 def _tensors(head: EagleHead, shared: TargetWeights, form: str) -> dict[str, Tensor]:
     """Return the tensors under the format's names; our fused matrices are split."""
     first = "midlayer" if form == "eagle3" else "layers.0"
-    state = {name: tensor.detach().cpu().float() for name, tensor in head.own_state().items()}
+    state = {name: tensor.detach().cpu().float() for name, tensor in head.own_state_dict().items()}
     found: dict[str, Tensor] = {}
     for ours, theirs in _tensor_names(head.config, first).items():
         chunks = state[ours].chunk(len(theirs))
@@ -131,9 +131,9 @@ def _tensors(head: EagleHead, shared: TargetWeights, form: str) -> dict[str, Ten
 
 def _tensor_names(config: EagleConfig, first: str) -> dict[str, tuple[str, ...]]:
     """Return the format's tensor names for each of our tensors."""
-    parts = layer_parts(config.layer, 0, first, None)
+    parts = layer_tensors(config.layer, 0, first, None)
     for i in range(1, config.layers):
-        parts |= layer_parts(config.layer, i, f"layers.{i}")
+        parts |= layer_tensors(config.layer, i, f"layers.{i}")
     parts |= {
         "fc.weight": ("fc.weight",),
         "embed_norm.weight": (f"{first}.input_layernorm.weight",),
@@ -143,7 +143,7 @@ def _tensor_names(config: EagleConfig, first: str) -> dict[str, tuple[str, ...]]
     parts |= {"fc.bias": ("fc.bias",)} if config.fc_bias else {}
     parts |= {"fc_norm.weight": ("input_norm.weight",)} if config.norm_before_fc else {}
     if config.fc_norm:
-        parts |= {f"tap_norms.{i}.weight": (f"fc_norm.{i}.weight",) for i in range(len(config.taps))}
+        parts |= {f"tap_norms.{i}.weight": (f"fc_norm.{i}.weight",) for i in range(len(config.hidden_layers))}
     return parts
 
 
@@ -176,7 +176,7 @@ def _flags(config: EagleConfig) -> dict[str, Any]:
         "norm_before_fc": config.norm_before_fc,
         "fc_norm": config.fc_norm,
         "norm_output": config.norm_output,
-        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "eagle_aux_hidden_state_layer_ids": list(config.hidden_layers),
         "torch_dtype": "float32",
     }
 
@@ -186,7 +186,9 @@ def _eagle3_config(config: EagleConfig, target: ModelConfig) -> dict[str, Any]:
 
     SGLang reads layer ids as indices of layers if the first is 1, else as indices of hidden states, one higher.
     """
-    layers = [layer - 1 for layer in config.taps] if config.taps[0] == 2 else list(config.taps)
+    layers = (
+        [layer - 1 for layer in config.hidden_layers] if config.hidden_layers[0] == 2 else list(config.hidden_layers)
+    )
     nested = {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True}
     own = {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": nested}
     return {**own, **_layer_config(config.layer, target, config.layers), **_flags(config)}

@@ -70,7 +70,7 @@ def with_head_shape(kind: str, config: TrainConfig) -> TrainConfig:
     shape = _shape_flags(head)
     for name, value in shape.items():
         given = getattr(config, name)
-        same = config.hidden_layers == head.taps if name == "taps" else given == value
+        same = config.hidden_layers == head.hidden_layers if name == "taps" else given == value
         if given is not None and not same:
             raise RequestError(name, f"is {given} but {config.init} has {value}; leave out this flag, or --init")
     return replace(config, **shape)
@@ -80,7 +80,7 @@ def _shape_flags(head: HeadConfig) -> dict[str, Any]:
     """Return a head's shape as training flags."""
     found: dict[str, Any] = {"layers": getattr(head, "layers", 1)}
     if isinstance(head, EagleConfig | BlockConfig):
-        found["taps"] = ",".join(str(layer) for layer in head.taps)
+        found["taps"] = ",".join(str(layer) for layer in head.hidden_layers)
     if isinstance(head, BlockConfig):
         found |= {"draft_tokens": head.block, "markov_rank": head.markov_rank}
     if isinstance(head, MedusaConfig):
@@ -112,18 +112,18 @@ def head_config(kind: str, target: ModelConfig, config: TrainConfig, outputs: in
     taps = config.hidden_layers or default_hidden_layers(target.layers)
     if kind == "eagle":
         # The norms of EAGLE-3.1. The residual stays as in EAGLE-3, which every engine supports.
-        return EagleConfig(**shared, taps=taps, layers=layers, fc_norm=True, norm_output=True)
+        return EagleConfig(**shared, hidden_layers=taps, layers=layers, fc_norm=True, norm_output=True)
     if kind == "block":
         rank = MARKOV_RANK if config.markov_rank is None else config.markov_rank
         look_back = LOOK_BACK if target.width % LOOK_BACK == 0 else 0
         return BlockConfig(
-            **shared, taps=taps, layers=layers, block=draft_tokens, markov_rank=rank, confidence=True,
+            **shared, hidden_layers=taps, layers=layers, block=draft_tokens, markov_rank=rank, confidence=True,
             confidence_with_markov=rank > 0, fc_norm=True, look_back=look_back, anchored=True,
         )  # fmt: skip
     if kind == "distill":
-        return DistilledConfig(**shared, taps=(0,), layers=layers)
+        return DistilledConfig(**shared, hidden_layers=(0,), layers=layers)
     assert kind in ("medusa", "streaming"), "there are no other kinds"
-    return MedusaConfig(**shared, taps=(target.layers,), target_norm=True, heads=draft_tokens, layers=layers)
+    return MedusaConfig(**shared, hidden_layers=(target.layers,), target_norm=True, heads=draft_tokens, layers=layers)
 
 
 def default_hidden_layers(layers: int) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def prepare_head(head: DraftHead[Any], target: Decoder, context: int) -> DraftHe
     """Move a head to the target's device, share the target's weights with it, and size it for `context` tokens."""
     device = target.embed.device
     head.to(device, target.dtype)
-    head.borrow(TargetWeights.of(target))
+    head.share_weights(TargetWeights.of(target))
     head.prepare(context)
     return head
 
@@ -146,7 +146,7 @@ def new_head(config: HeadConfig, ids: list[int], target: Decoder, seed: int, con
     if config.draft_vocab is not None:
         head.draft_ids.copy_(torch.tensor(ids))
     prepare_head(head, target, context)
-    head.start(torch.Generator(target.embed.device).manual_seed(seed))
+    head.init_weights(torch.Generator(target.embed.device).manual_seed(seed))
     total = len(target.blocks)
     layers = spaced_layers(config.layers, total) if isinstance(config, DistilledConfig) else None
     with torch.no_grad():
@@ -180,8 +180,8 @@ def load_trained_head(
 def with_draft_vocab(head: DraftHead[Any], config: HeadConfig, ids: list[int]) -> DraftHead[Any]:
     """Return a head with another draft vocabulary: other rows of the target's output matrix."""
     other = make_head(config)
-    state = {name: part for name, part in head.own_state().items() if name != "draft_ids"}
-    if any(other.own_state()[name].shape != part.shape for name, part in state.items()):
+    state = {name: part for name, part in head.own_state_dict().items() if name != "draft_ids"}
+    if any(other.own_state_dict()[name].shape != part.shape for name, part in state.items()):
         raise RequestError("draft_vocab", "cannot change: this head has weights per token; leave --draft-vocab out")
     other.load_state_dict(state, strict=False)
     if config.draft_vocab is not None:

@@ -57,18 +57,18 @@ class StreamingObjective(Objective):
     ) -> None:
         self.tuned = copy.deepcopy(target)
         self.head, self.capture, self.source, self.loss_weights = head, capture, source, loss_weights
-        head.borrow(TargetWeights.of(self.tuned))
+        head.share_weights(TargetWeights.of(self.tuned))
         self.full_vocab = torch.arange(target.config.vocab, device=target.embed.device)
 
     def parameters(self) -> list[nn.Parameter]:
         layers = list(self.tuned.blocks.parameters())
         for each in layers:
             each.requires_grad_(True)
-        return [*layers, *self.head.trained()]
+        return [*layers, *self.head.trainable_parameters()]
 
     def state_dict(self) -> dict[str, Tensor]:
         blocks = {f"blocks.{name}": each for name, each in self.tuned.blocks.state_dict().items()}
-        return blocks | {f"head.{name}": each for name, each in self.head.own_state().items()}
+        return blocks | {f"head.{name}": each for name, each in self.head.own_state_dict().items()}
 
     def __call__(self, states: TargetStates, generator: torch.Generator) -> ObjectiveResult:
         tokens = states.batch.tokens

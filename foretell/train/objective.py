@@ -84,13 +84,13 @@ class HeadObjective(Objective, Generic[AnyHead]):
     """Trains a draft head, which is the same module as the one served."""
 
     def __init__(self, head: AnyHead, capture: HiddenStateCapture) -> None:
-        self.head, self.capture, self.hidden_layers = head, capture, head.config.taps
+        self.head, self.capture, self.hidden_layers = head, capture, head.config.hidden_layers
 
     def parameters(self) -> list[nn.Parameter]:
-        return self.head.trained()
+        return self.head.trainable_parameters()
 
     def state_dict(self) -> dict[str, Tensor]:
-        return self.head.own_state()
+        return self.head.own_state_dict()
 
     def save(self, folder: Path, accuracy: tuple[float, ...]) -> None:
         config = self.head.config
@@ -163,7 +163,7 @@ class DistillObjective(HeadObjective[DistilledHead]):
         targets = position_targets(self.capture, states, head)
         positions = torch.arange(1, tokens.shape[1], device=tokens.device)  # serving skips position 0 as well
         hidden = head.fuse(states.hidden_states)[:, :-1]
-        output = head.step(tokens[:, 1:], hidden, head.turn(positions), self.attend)
+        output = head.step(tokens[:, 1:], hidden, head.rope_rows(positions), self.attend)
         output = rms_norm(output, head.norm.weight, head.config.layer.norm_eps)
         mask = torch.zeros_like(states.batch.loss_mask[:, 1:])
         mask[:, :-1] = states.batch.loss_mask[:, 2:]

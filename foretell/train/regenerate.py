@@ -18,9 +18,9 @@ from foretell.build.model_source import ModelSource
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.models.decoder import Decoder
-from foretell.models.hf_config import end_ids
+from foretell.models.hf_config import eos_token_ids
 from foretell.runner.memory_plan import device_memory
-from foretell.sampling.noise import mix
+from foretell.sampling.noise import derive_seed
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
 
@@ -195,17 +195,17 @@ def _encode_logged(request: Mapping[str, Any], tokenizer: Tokenizer) -> list[int
     """Tokenize a chat from a server's log with the server's own functions: its answer follows exactly this prompt."""
     from pydantic import ValidationError  # a dependency of the server, which other runs do not need
 
-    from foretell.server.chat_messages import render, tools_of
-    from foretell.server.openai.chat_requests import ChatBody
+    from foretell.server.chat_template import apply_chat_template, select_tools
+    from foretell.server.openai.chat_requests import ChatCompletionRequest
 
     try:
-        body = ChatBody.model_validate(request)
+        body = ChatCompletionRequest.model_validate(request)
     except ValidationError as error:
         reason = error.errors()[0]
         where = ".".join(map(str, reason["loc"]))
         raise RequestError("from_log", f"has an invalid chat request: {where}: {reason['msg']}") from None
-    tools = tools_of(body, family="as logged")
-    return tokenizer.encode(render(tokenizer, body, tools or None), add_special=False)
+    tools = select_tools(body, tool_parser="as logged")
+    return tokenizer.encode(apply_chat_template(tokenizer, body, tools or None), add_special=False)
 
 
 def _by_engine(
@@ -220,7 +220,7 @@ def _by_engine(
                 top_p=1.0,
                 top_k=-1,
                 max_tokens=min(request.max_tokens, settings.context - len(request.prompt)),
-                seed=mix(settings.seed, request.index) % (1 << 63),
+                seed=derive_seed(settings.seed, request.index) % (1 << 63),
             )
             for request in batch
         ]
@@ -235,6 +235,6 @@ def _by_sampler(
     """Generate answers with the bulk sampler, which is many times faster for millions of tokens."""
     memory = device_memory(target.device) * SAMPLER_MEMORY
     slots = min(SAMPLER_SLOTS, len(requests), int(memory / (settings.context * target.token_bytes)))
-    ends = target.tokenizer.end_ids | end_ids(target.checkpoint)
+    ends = target.tokenizer.end_ids | eos_token_ids(target.checkpoint)
     sampler = Sampler(model, max(1, slots), settings.context, ends, settings.seed)
     yield from sampler.generate(requests)

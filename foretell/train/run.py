@@ -99,7 +99,7 @@ class TrainingRun:
             head = load_trained_head(config.init, shape, ids if config.draft_vocab else None, self.target, context)
         covered = coverage(self.corpus.held_out, head.draft_ids.tolist())
         self.reporter.log(f"draft vocabulary: {len(head.draft_ids)} tokens, {covered:.1%} of the answers' tokens")
-        weights, capture = LOSS_WEIGHTS[config.loss], HiddenStateCapture(self.target, shape.taps, context)
+        weights, capture = LOSS_WEIGHTS[config.loss], HiddenStateCapture(self.target, shape.hidden_layers, context)
         if kind == "eagle":
             return EagleObjective(head, capture, self.draft_tokens, weights)
         if kind == "block":

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foretell.errors import RequestError
-from foretell.sampling.noise import mix
+from foretell.sampling.noise import derive_seed
 
 from .capture import HiddenStateCache, HiddenStateCapture
 from .objective import Objective
@@ -134,7 +134,7 @@ class Trainer:
         state = self.state
         states = self._states.get(state.step)
         generator = torch.Generator(self.batches.device)
-        generator.manual_seed(mix(self.batches.seed, state.step) % (1 << 63))
+        generator.manual_seed(derive_seed(self.batches.seed, state.step) % (1 << 63))
         result = self.objective(states, generator)
         result.loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step(state.step, self.fraction_done)
@@ -188,7 +188,7 @@ def estimate_acceptance(
     tokens = steps = 0
     for number, batch in enumerate(batches.eval_batches()):
         generator = torch.Generator(batch.tokens.device)
-        generator.manual_seed(mix(seed, number) % (1 << 63))
+        generator.manual_seed(derive_seed(seed, number) % (1 << 63))
         result = objective(capture(batch), generator)
         new_tokens, new_steps = result.simulate_decoding()
         tokens, steps = tokens + new_tokens, steps + new_steps

@@ -32,7 +32,7 @@ from foretell.bench.never_slower_stats import Contest, Verdict, worst
 from foretell.bench.plan import Plan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.synthetic_drafters import ORACLE_ERRS, UselessDrafter
-from foretell.build.model_source import open_model, say_nothing
+from foretell.build.model_source import no_progress, open_model
 from foretell.cli import main as program
 from foretell.cli.bench_never_slower import exit_code
 from foretell.config import EngineConfig
@@ -306,7 +306,7 @@ def llm(folder: Path) -> LLM:
 
 @pytest.fixture
 def stage(folder: Path, llm: LLM) -> EngineBatches:
-    target = open_model(str(folder), EngineConfig(), say_nothing)
+    target = open_model(str(folder), EngineConfig(), no_progress)
     return EngineBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=24, schemas=False))
 
 

@@ -24,7 +24,7 @@ from foretell.bench.results import Result
 from foretell.bench.run import BenchJob, run
 from foretell.bench.transcripts import records
 from foretell.bench.variants import arms_of, grid_of
-from foretell.build.model_source import open_model, say_nothing
+from foretell.build.model_source import no_progress, open_model
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.sampling_params import SamplingParams
@@ -211,7 +211,7 @@ def test_a_terminal_has_a_bar() -> None:
 def test_texts_written_at_once_are_those_written_alone(tiny_folder: Path) -> None:
     (arm,) = arms_of(["ngram"], [4], SpeculationConfig())
     llm = open_with([arm], model=tiny_folder, quiet=True)
-    stage = EngineBackend(llm, DrafterSlots(llm, open_model(str(tiny_folder), EngineConfig(), say_nothing)))
+    stage = EngineBackend(llm, DrafterSlots(llm, open_model(str(tiny_folder), EngineConfig(), no_progress)))
     fox = "The quick brown fox. The quick"
     asked = [BenchPrompt(f"fox-{i}", "copy", text=f"{i} {fox}", sampling={"ignore_eos": True}) for i in range(3)]
     plan = Plan(max_tokens=12)

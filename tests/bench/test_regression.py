@@ -43,11 +43,11 @@ def drafters() -> list[str]:
 def accepted_per_step(names: list[str]) -> dict[str, float]:
     """Over one prompt of each task, greedy, in the model's own integers: the same on every machine with our kernels."""
     from foretell.bench.drafter_slots import DrafterSlots, open_with
-    from foretell.build.model_source import open_model, say_nothing
+    from foretell.build.model_source import no_progress, open_model
 
     arms = arms_of(names, [LENGTH], SpeculationConfig())
     llm = open_with(arms, quiet=True)
-    stage = EngineBackend(llm, DrafterSlots(llm, open_model(llm.config.model, EngineConfig(), say_nothing)))
+    stage = EngineBackend(llm, DrafterSlots(llm, open_model(llm.config.model, EngineConfig(), no_progress)))
     plan = Plan(max_tokens=TOKENS, rounds=1, temperatures=(0.0,), schemas=False)
     items, _ = take(load("own", tasks=TASKS), 1, lambda item: stage.fits(item, plan))
     samples: list[Sample] = []

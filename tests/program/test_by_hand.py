@@ -8,7 +8,7 @@ import pytest
 
 from foretell import LLM, SamplingParams
 from foretell import program as fp
-from foretell.sampling.noise import mix
+from foretell.sampling.noise import derive_seed
 from foretell.structured_output import GrammarSpec
 
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick"
@@ -39,10 +39,10 @@ def test_sampled_outputs(backend: fp.Backend, llm: LLM) -> None:
     state = story(backend=backend, seed=11)
     text = PROMPT + (one := by_hand(llm, PROMPT, max_tokens=12, seed=11, **SAMPLED))
     text += " She sells" + (two := by_hand(llm, text + " She sells", max_tokens=9, seed=5, **SAMPLED))
-    three = [by_hand(llm, text + " sea", max_tokens=7, seed=mix(11, i), **SAMPLED) for i in (1, 2)]
+    three = [by_hand(llm, text + " sea", max_tokens=7, seed=derive_seed(11, i), **SAMPLED) for i in (1, 2)]
     assert (state["one"], state["two"], state["three"]) == (one, two, three)
     assert len({one, two, *three}) == 4
-    assert [meta["seed"] for meta in state.get_meta_info("three")] == [mix(11, 1), mix(11, 2)]
+    assert [meta["seed"] for meta in state.get_meta_info("three")] == [derive_seed(11, 1), derive_seed(11, 2)]
 
 
 def test_the_random_seed_is_reported(backend: fp.Backend, llm: LLM) -> None:
@@ -68,7 +68,7 @@ def test_batches(backend: fp.Backend, llm: LLM) -> None:
 
     states = tell.run_batch([{"of": str(i)} for i in range(6)], backend=backend, seed=4)
     prompts = [f"The quick brown {i}" for i in range(6)]
-    expected = [by_hand(llm, text, max_tokens=10, seed=mix(4, i), **SAMPLED) for i, text in enumerate(prompts)]
+    expected = [by_hand(llm, text, max_tokens=10, seed=derive_seed(4, i), **SAMPLED) for i, text in enumerate(prompts)]
     assert [state["x"] for state in states] == expected
     assert tell.run_batch([], backend=backend) == []
 
@@ -86,10 +86,10 @@ def test_chats(backend: fp.Backend, llm: LLM) -> None:
     (first,) = llm.chat(messages, params)
     assert state["x"] == first.outputs[0].text
     messages += [{"role": "assistant", "content": state["x"]}, {"role": "user", "content": "Where?"}]
-    prompt = llm.tokenizer.encode(llm.tokenizer.render_chat(messages) + "By", add_special=False)
+    prompt = llm.tokenizer.encode(llm.tokenizer.apply_chat_template(messages) + "By", add_special=False)
     assert state["y"] == llm.generate(prompt, params)[0].outputs[0].text
     closed = [*messages, {"role": "assistant", "content": "By" + state["y"]}]
-    assert state.text() == llm.tokenizer.render_chat(closed, add_generation_prompt=False)
+    assert state.text() == llm.tokenizer.apply_chat_template(closed, add_generation_prompt=False)
 
 
 @pytest.mark.parametrize(

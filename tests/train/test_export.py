@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits_of(head: Any, model: Any) -> torch.Tensor:
-    head.borrow(TargetWeights.of(model))
+    head.share_weights(TargetWeights.of(model))
     head.prepare(32)
     torch.manual_seed(0)
     tokens, hidden = torch.randint(0, 80, (1, 9)), torch.randn(1, 9, len(head.config.taps) * 32)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foretell.build.head_hot_swap import HeadHotSwap, read_or_say
+from foretell.build.head_hot_swap import HeadHotSwap, load_or_report
 from foretell.cli.main import main
 from foretell.errors import ModelError
 from foretell.llm import LLM
@@ -50,18 +50,18 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(heads: Path, tmp_path: Pa
     llm = LLM(heads / "model", drafter=f"eagle:{heads / 'poor'}", num_speculative_tokens=3, quiet=True)
     before = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
     replacement = HeadHotSwap(tmp_path / "new", llm.engine)
-    assert replacement.read() is None, "there is nothing there yet"
+    assert replacement.load_candidate() is None, "there is nothing there yet"
     put(heads / "good", tmp_path / "new", 1)
-    better = replacement.read()
-    assert better is not None and ": taken for eagle" in replacement.judge(better)
+    better = replacement.load_candidate()
+    assert better is not None and ": taken for eagle" in replacement.replace_if_better(better)
     drafter: Any = llm.engine.drafter.drafters[better.name]
     assert drafter.head is drafter.work.head is better.head
     assert drafter._native is None or drafter._native.head is better.head, "and native drafting uses it"
-    assert replacement.read() is None, "it was read already"
+    assert replacement.load_candidate() is None, "it was read already"
     assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)] == before
     put(heads / "poor", tmp_path / "new", 2)
-    worse = replacement.read()
-    assert worse is not None and "not taken" in replacement.judge(worse)
+    worse = replacement.load_candidate()
+    assert worse is not None and "not taken" in replacement.replace_if_better(worse)
     assert llm.engine.drafter.drafters[better.name].head is better.head  # type: ignore[attr-defined]
 
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_told_and_nothing_changes(heads: Path, tmp_path: 
     replacement = HeadHotSwap(tmp_path / "new", llm.engine)
     put(heads / "good", tmp_path / "new", 1)
     (tmp_path / "new" / "model.safetensors").write_bytes(b"half a file")
-    found = read_or_say(replacement)
+    found = load_or_report(replacement)
     assert isinstance(found, str) and found
     with pytest.raises(ModelError, match="no head guesses here"):
         HeadHotSwap(tmp_path, LLM(heads / "model", drafter="ngram", quiet=True).engine)
@@ -84,15 +84,17 @@ def test_a_head_that_could_not_be_measured_is_tried_again(heads: Path, tmp_path:
         llm.engine.tokenizer,
     )
     put(heads / "good", tmp_path / "new", 1)
-    better = replacement.read()
+    better = replacement.load_candidate()
     assert better is not None
-    held = pool.take(pool.available)
+    held = pool.allocate(pool.num_available)
     assert held is not None
-    assert "not measured yet" in replacement.judge(better)
-    assert replacement.read() is better and replacement.judge(better) == "", "it is reported once"
+    assert "not measured yet" in replacement.replace_if_better(better)
+    assert replacement.load_candidate() is better and replacement.replace_if_better(better) == "", "it is reported once"
     pool.release(held)
     llm.engine.tokenizer = None  # nothing runs, and there are no prompts to measure with
-    assert replacement.judge(better) == ""
+    assert replacement.replace_if_better(better) == ""
     llm.engine.tokenizer = tokenizer
-    assert replacement.read() is better and ": taken for eagle" in replacement.judge(better)
-    assert replacement.read() is None
+    assert replacement.load_candidate() is better and ": replaced the head of eagle" in replacement.replace_if_better(
+        better
+    )
+    assert replacement.load_candidate() is None

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import TargetWeights, read_head
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.layer import init_weights
 from foretell.train.block import BlockObjective
 from foretell.train.capture import HiddenStateCache, HiddenStateCapture
 from foretell.train.dense_forward import CausalAttention, dense_forward, rope_tables
@@ -33,7 +33,7 @@ def objective_for(kind: str, model: Decoder, **settings: object) -> tuple[Object
     head: Any = head_for(kind, model, **settings)
     capture = capture_for(head, model)
     if kind == "distill":
-        initialise(head.layers, torch.Generator().manual_seed(0), spread=0.4)  # forget the rule
+        init_weights(head.layers, torch.Generator().manual_seed(0), spread=0.4)  # forget the rule
     made: dict[str, Any] = {
         "eagle": lambda: EagleObjective(head, capture, 4),
         "block": lambda: BlockObjective(head, capture),
@@ -53,8 +53,8 @@ def trained(kind: str, steps: int, folder: Path, dtype: torch.dtype = torch.floa
 
 
 def test_dense_forward_gives_the_hidden_states_of_the_runner() -> None:
-    from foretell.kernels.attention import Layout, Span, group_spans
-    from foretell.models.batch import Batch
+    from foretell.kernels.attention import AttentionLayout, Span, group_spans
+    from foretell.models.decoder import ForwardBatch
 
     model = target()
     tokens = torch.tensor(documents()[0].tokens)
@@ -64,9 +64,9 @@ def test_dense_forward_gives_the_hidden_states_of_the_runner() -> None:
     dense, layers = dense_forward(model, rope, tokens[None], positions, attend, (0, 1, 2))
     model.tables = rope
     cache = KVCache(model.layer_shapes, 16, 4, model.dtype, CPU)
-    layout = Layout(4, CONFIG.heads // CONFIG.kv_heads, frozenset(CONFIG.windows), model.dtype)
+    layout = AttentionLayout(4, CONFIG.heads // CONFIG.kv_heads, frozenset(CONFIG.windows), model.dtype)
     groups = group_spans([Span(0, len(tokens), 0, tuple(range(10)))], layout)
-    paged, theirs = model(Batch(tokens, positions, positions, groups), cache, (0, 1, 2))
+    paged, theirs = model(ForwardBatch(tokens, positions, positions, groups), cache, (0, 1, 2))
     torch.testing.assert_close(dense[0], paged, rtol=1e-4, atol=1e-4)
     for mine, other in zip(layers, theirs, strict=True):
         torch.testing.assert_close(mine[0], other, rtol=1e-4, atol=1e-4)
@@ -105,7 +105,7 @@ def test_a_saved_head_has_the_trained_weights(kind: str, tmp_path: Path) -> None
     trainer.objective.save(tmp_path / "head", (0.5, 0.25))
     model = target()
     head = read_head(tmp_path / "head")
-    head.borrow(TargetWeights.of(model))
+    head.share_weights(TargetWeights.of(model))
     head.prepare(CONTEXT + 16)
     assert head.config.accuracy == (0.5, 0.25)
     mine: Any = trainer.objective

@@ -102,7 +102,7 @@ def test_init_with_an_older_block_head(folder: Path) -> None:
     assert main(command(folder, "block", "new", "--steps", "1")) == 0
     config = replace(read_head(folder / "new").config, look_back=0, anchored=False, fc_norm=False)
     head = make_head(config)
-    head.start(torch.Generator().manual_seed(0))
+    head.init_weights(torch.Generator().manual_seed(0))
     head.draft_ids.copy_(read_head(folder / "new").draft_ids)
     write_head(head, folder / "old")
     assert main(command(folder, "block", "older", "--steps", "1", "--init", str(folder / "old"))) == 0

@@ -16,7 +16,7 @@ from foretell.engine.engine import Engine
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
 from foretell.models.draft_heads import DraftHead, TargetWeights, read_head
-from foretell.runner.heads.kv import beside
+from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.train.token_dataset import BatchLoader, Document
 from foretell.train.trainer import estimate_acceptance
@@ -33,11 +33,11 @@ def generate(head: DraftHead[Any] | None, draft_tokens: int) -> tuple[list[Seque
     """Generate with the toy target and a head, or n-grams; return the sequences and tokens per step."""
     model = target()
     lender = TargetWeights.of(model)
-    hidden_layers, head_layers = ((), ()) if head is None else (head.config.taps, beside(head.config))
+    hidden_layers, head_layers = ((), ()) if head is None else (head.config.taps, head_layer_shapes(head.config))
     runner = ModelRunner(model, 128, 4, 2 * CONTEXT, hidden_layers, head_layers)
     drafter: Drafter = NGramDrafter()
     if head is not None:
-        head.borrow(lender)
+        head.share_weights(lender)
         head.prepare(2 * CONTEXT)
         drafter = head_drafter(runner, head, model.config.layers, "head")
     engine = Engine(runner, drafter, FixedController(draft_tokens), Scheduler(runner, None, 8, 64))
