@@ -1,4 +1,4 @@
-"""foretell pull, foretell models: what is here, and bringing more."""
+"""foretell pull and foretell models: download models and list those on this machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .common import Command, add_output_arguments, check_output_path, log, outpu
 
 
 def _add_pull_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="a built-in name or a Hugging Face id")
-    parser.add_argument("--revision", help="a branch, a tag or a commit of the Hugging Face repository (default: main)")
+    parser.add_argument("name", help="built-in name or Hugging Face id")
+    parser.add_argument("--revision", help="branch, tag or commit of the Hugging Face repository (default: main)")
     add_output_arguments(parser)
 
 
@@ -35,14 +35,14 @@ def _list(args: argparse.Namespace) -> int:
         [asdict(model) | {"path": str(model.path), "default": model.name == DEFAULT_MODEL} for model in models], args
     )
     for model in () if args.json else models:
-        state = "here" if model.present else f"foretell pull {model.name}"
+        state = "installed" if model.present else f"foretell pull {model.name}"
         mark = " (default)" if model.name == DEFAULT_MODEL else ""
         print(f"{model.name:32} {model.size / 1e6:10.1f} MB   {state}{mark}")
     packed = sum(file.stat().st_size for file in packed_folder().glob("*") if file.is_file())
     if packed and not args.json:
-        print(f"{'packed for quick starts':32} {packed / 1e6:10.1f} MB   may be deleted: {packed_folder()}")
+        print(f"{'packed weights cache':32} {packed / 1e6:10.1f} MB   can be deleted: {packed_folder()}")
     return 0
 
 
-PULL = Command("bring a model to this machine", _add_pull_arguments, _pull)
+PULL = Command("download a model", _add_pull_arguments, _pull)
 LIST = Command("list the built-in models and those in the cache", add_output_arguments, _list)
