@@ -21,7 +21,7 @@ from foretell.cli.pairs import CHECK_PAIR, PAIRS
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import ModelError
 from foretell.hub.catalog import BUILTINS, LocalModel
-from foretell.hub.pairs import FOR_ANY, Suggestion, find_target, is_here, known_targets
+from foretell.hub.pairs import FOR_ANY, Suggestion, find_target, is_installed, known_targets
 from foretell.models.hf_config import from_hf
 from foretell.models.load import meta_model
 from tests.folder import write_tiny_folder
@@ -120,10 +120,10 @@ def test_pairs_of_an_unknown_model_still_say_what_works(capsys: pytest.CaptureFi
 
 def test_a_draft_is_here_only_with_its_weights(tmp_path: Path) -> None:
     draft, cached = Suggestion("model", "a/b", 1.0), LocalModel("a/b", tmp_path, 9, builtin=False, present=True)
-    assert not is_here(draft, [cached])
+    assert not is_installed(draft, [cached])
     (tmp_path / "model.safetensors").touch()
-    assert is_here(draft, [cached])
-    assert not is_here(Suggestion("model", "a/c", 1.0), [cached])
+    assert is_installed(draft, [cached])
+    assert not is_installed(Suggestion("model", "a/c", 1.0), [cached])
 
 
 def test_pairs_needs_no_torch() -> None:
