@@ -18,8 +18,8 @@ from foretell.models.decoder import Decoder
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.logits_processors import History
-from foretell.sampling.sampling import Row, choose
+from foretell.sampling.logits_processors import TokenHistory
+from foretell.sampling.sampling import SamplingRow, sample
 from foretell.structured_output import GrammarSpec
 from foretell.types import Draft, Request, ScheduledSequence
 
@@ -65,8 +65,8 @@ def sampling_cost(llm: LLM, own: torch.Tensor, step: float) -> dict[str, float]:
             name: str = name,
             logits: torch.Tensor = logits,
         ) -> None:
-            history = History(request, list(range(300)), vocab) if name == "penalties" else None
-            choose(logits, [Row(params, 1, 300, history)])
+            history = TokenHistory(request, list(range(300)), vocab) if name == "penalties" else None
+            sample(logits, [SamplingRow(params, 1, 300, history)])
 
         costs[f"sampling_{name}"] = timed(once) / step
     return costs

@@ -27,9 +27,9 @@ from foretell.draft.scripted import OracleDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
-from foretell.kernels.quant import Rounding
+from foretell.kernels.quant import QuantFormat
 from foretell.models.decoder import Decoder
-from foretell.models.variants import round_weights
+from foretell.models.quantize import quantize_weights_cuda
 from foretell.runner.cuda.graphs import freely
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
@@ -42,7 +42,7 @@ SAMPLED: dict[str, dict[str, object]] = {
     "T=1 top-p 0.95": {"temperature": 1.0, "top_p": 0.95},
     "T=1 top-k 50": {"temperature": 1.0, "top_k": 50},
 }
-ROUNDINGS: dict[Rounding, str] = {"int8": "<= 2.9", "fp8": "<= 2.6"}
+ROUNDINGS: dict[QuantFormat, str] = {"int8": "<= 2.9", "fp8": "<= 2.6"}
 
 
 @dataclass
@@ -237,7 +237,7 @@ def eight_bits(base: Decoder, figures: Figures, rounds: int) -> None:
     """The target with its weights in 8 bits."""
     for rounding, goal in ROUNDINGS.items():
         began = perf_counter()
-        runner = ModelRunner(round_weights(inflate(base), rounding), 4096, PAGE, CONTEXT)
+        runner = ModelRunner(quantize_weights_cuda(inflate(base), rounding), 4096, PAGE, CONTEXT)
         figures.note(f"{rounding}: made in", perf_counter() - began, "s")
         one = step_ms(runner, 1, 512, 1)
         figures.note(f"{rounding}: step, 1 row", one, "ms")

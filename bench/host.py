@@ -35,7 +35,7 @@ from foretell.kernels.attention import Span
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.draft_heads import EagleConfig, LayerConfig, TargetWeights, make_head
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.layer import init_weights
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.cuda.graph_shapes import ROWS, fit
 from foretell.runner.cuda.split_prefill import passes
@@ -161,9 +161,9 @@ class PlayedCosts(StepCosts):
 def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
     model = random_decoder(MODEL, 0, 0.3)
     lender, head = TargetWeights.of(model), make_head(HEAD)
-    initialise(head, torch.Generator().manual_seed(0), spread=0.2)
-    runner = ModelRunner(model, PAGES, PAGE, CONTEXT, HEAD.taps, beside(HEAD))
-    head.borrow(lender)
+    init_weights(head, torch.Generator().manual_seed(0), spread=0.2)
+    runner = ModelRunner(model, PAGES, PAGE, CONTEXT, HEAD.hidden_layers, beside(HEAD))
+    head.share_weights(lender)
     head.prepare(CONTEXT)
     drafter = head_drafter(runner, head, MODEL.layers, "eagle", whole=True)
     assert isinstance(drafter, EagleDrafter)
@@ -186,7 +186,7 @@ class Bench:
         self.engine = Engine(
             runner, drafter, FixedController(3), Scheduler(runner, PrefixIndex(runner.pool), batch, 8192)
         )
-        runner.executor = Unreal(MODEL.heads // MODEL.kv_heads, len(HEAD.taps))
+        runner.executor = Unreal(MODEL.heads // MODEL.kv_heads, len(HEAD.hidden_layers))
         assert head._whole is not None and head._whole_reader is not None, "it makes drafts in one piece"
         replays = head._whole.recorder, head._whole_reader.recorder = Replay(), Replay()  # type: ignore[assignment]
         self._charge(runner.executor, replays)

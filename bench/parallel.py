@@ -51,7 +51,7 @@ def write_random_head(config: ModelConfig, folder: Path) -> None:
     """An untrained head: its guesses hardly stand, and what it keeps lies in the target's pages all the same."""
     layer = LayerConfig(config.width, config.heads, config.kv_heads, config.head_dim, config.ffn)
     head = make_head(EagleConfig(layer, config.vocab, config.width, (1, config.layers // 2, config.layers)))
-    head.start(torch.Generator().manual_seed(0))
+    head.init_weights(torch.Generator().manual_seed(0))
     write_head(head, folder)
 
 

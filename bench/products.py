@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretell.kernels.linear import pack, packed_linear
+from foretell.kernels.linear import onednn_linear, pack_onednn
 
 LAYERS = [(576, 960, 30), (576, 576, 30), (576, 3072, 30), (1536, 576, 30), (576, 49152, 1)]  # in, out, how many
 ROWS = (1, 2, 4, 8, 16, 64)
@@ -22,7 +22,7 @@ def transposed_product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def packed_product(x: Tensor, weight: Tensor) -> Tensor:
-    return packed_linear(x, weight, None)
+    return onednn_linear(x, weight, None)
 
 
 @torch.inference_mode()
@@ -39,7 +39,7 @@ def milliseconds(call: Callable[[Tensor, Tensor], Tensor], weights: list[Tensor]
 def main() -> None:
     shapes = [(i, o) for i, o, count in LAYERS for _ in range(count)]
     plain = [torch.randn(o, i) for i, o in shapes]
-    packed = [pack(weight) for weight in plain]
+    packed = [pack_onednn(weight) for weight in plain]
     ways: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]]] = {
         "F.linear": (F.linear, plain),
         "W @ x.T": (transposed_product, plain),

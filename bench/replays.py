@@ -28,7 +28,7 @@ def step_ms(runner: ModelRunner, sequences: int, start: int, rows: int) -> float
     shares, drafts = [share for share, _ in pairs], [draft for _, draft in pairs]
     runner.forward(shares, drafts)
     executor = _executor(runner)
-    sizes, _ = fit(pack(shares, drafts, runner.layout.page_size), runner.layout.share)
+    sizes, _ = fit(pack(shares, drafts, runner.layout.page_size), runner.layout.queries_per_kv_head)
     took = _replayed(executor.recorder().recordings[sizes])
     for share in shares:
         runner.trim(share.seq, 0)
@@ -39,7 +39,7 @@ def chain_ms(runner: ModelRunner, start: int, steps: int, vocab: int) -> float:
     """Milliseconds of a draft model's chain behind one sequence, which has read all but its last token."""
     share, _ = share_of(runner, 0, start, 1 + steps)
     runner.draft_chain([share], steps, vocab)
-    packed, heads = pack([share], [Draft()], runner.layout.page_size), runner.layout.share
+    packed, heads = pack([share], [Draft()], runner.layout.page_size), runner.layout.queries_per_kv_head
     sizes = fit_chain(packed, fit(packed, heads)[0], heads, steps, vocab)
     took = _replayed(_executor(runner).chains.recorder.recordings[sizes])
     runner.trim(share.seq, 0)

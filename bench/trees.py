@@ -47,7 +47,7 @@ from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import TargetWeights
 from foretell.models.draft_heads.loading import open_head, pack_head
 from foretell.models.load import load_model
-from foretell.models.variants import quantize_weights, round_weights
+from foretell.models.quantize import quantize_weights, quantize_weights_cuda
 from foretell.runner.cuda.graph_shapes import ROWS
 from foretell.runner.cuda.graphs import freely
 from foretell.runner.heads.kv import beside
@@ -174,7 +174,7 @@ def rounded(model: Decoder, args: argparse.Namespace) -> Decoder:
     if args.quantization == "none":
         return model
     if args.device == "cuda":
-        return round_weights(model, args.quantization)
+        return quantize_weights_cuda(model, args.quantization)
     return quantize_weights(model, 8)
 
 

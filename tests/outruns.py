@@ -12,8 +12,8 @@ from foretell.control.controller import FixedController, FreeDrafts
 from foretell.draft.base import Drafter, Wrapper
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import AsyncStep, Executor, StepOutput, StepTokens
-from foretell.sampling.cuda_sampler import Draws
-from foretell.sampling.sampling import Row, choose
+from foretell.sampling.cuda_sampler import SamplingBatch
+from foretell.sampling.sampling import SamplingRow, sample
 from foretell.types import Budget, Draft, Sequence
 
 
@@ -36,14 +36,14 @@ class Outruns:
         return StepOutput(logits, output.hidden_states, lambda: logits.argmax(-1).tolist())
 
     def forward_async(
-        self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int
+        self, packed: BatchLayout, taps: tuple[int, ...], draws: SamplingBatch | None, top: int
     ) -> AsyncStep | None:
         self.sent += 1
         logits = self._left
         assert not logits.isnan().any()
         tokens: list[int] = logits.argmax(-1).tolist()
         if draws is not None:
-            tokens = choose(logits, [Row(*each) for each in zip(*draws, strict=True)])
+            tokens = sample(logits, [SamplingRow(*each) for each in zip(*draws, strict=True)])
         likeliest = logits.topk(min(top, logits.shape[-1])).indices.tolist() if top else []
         known = [token if token >= 0 else tokens[-1 - token] for token in packed.tokens]
         return AsyncStep(self(replace(packed, tokens=known), taps), lambda: StepTokens(tokens, likeliest))

@@ -78,7 +78,7 @@ class Filled:
 def play(engine: Engine, *heads: HeadDrafter) -> Tape:
     """Let an engine and its heads record from now on."""
     tape = Tape()
-    engine.runner.executor = Filled(engine.runner.executor, engine.runner.layout.share, tape)
+    engine.runner.executor = Filled(engine.runner.executor, engine.runner.layout.queries_per_kv_head, tape)
     for head in heads:
         assert head._whole_reader is not None, "it guesses in one piece"
         head._whole.recorder = tape.recorder()  # type: ignore[attr-defined]

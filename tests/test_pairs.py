@@ -25,7 +25,7 @@ from foretell.hub.catalog import BUILTINS
 from foretell.hub.installed import LocalModel
 from foretell.hub.pairs import FOR_ANY, Suggestion, find_target, is_here, known_targets
 from foretell.models.hf_config import from_hf
-from foretell.models.load import sketch
+from foretell.models.load import meta_model
 from tests.folder import write_tiny_folder
 from tests.laws.test_layers import loaded_by
 from tests.models.families import MODELS
@@ -211,7 +211,7 @@ def test_notes_say_what_a_pair_costs(target: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_are_counted_as_they_are_loaded(name: str) -> None:
     config = from_hf(MODELS[name][1].to_dict())
-    assert parameters(config) == sum(weight.numel() for weight in sketch(config, torch.float32).parameters())
+    assert parameters(config) == sum(weight.numel() for weight in meta_model(config, torch.float32).parameters())
 
 
 def test_check_pair_says_so_and_exits(capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path) -> None:

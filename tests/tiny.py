@@ -23,7 +23,7 @@ from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
-from foretell.models.decoder import Decoder
+from foretell.models.decoder import Decoder, first_layers
 from foretell.models.draft_heads import (
     BlockConfig,
     DistilledConfig,
@@ -36,10 +36,9 @@ from foretell.models.draft_heads import (
     TargetWeights,
     make_head,
 )
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.layer import init_weights
 from foretell.models.draft_heads.loading import pack_head
-from foretell.models.quantize import Bits
-from foretell.models.variants import first_layers, quantized
+from foretell.models.quantize import Bits, quantized_copy
 from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
@@ -138,7 +137,7 @@ class OwnHead(Wrapper):
         """`packed`: with weights as they are served, and so by the native library where there is one."""
         super().__init__(NoDrafter())
         self.config, self.seed, self.packed, self.settings = config, seed, packed, settings
-        self.name, self.hidden_layers, self.beside = config.kind, config.taps, beside(config)
+        self.name, self.hidden_layers, self.beside = config.kind, config.hidden_layers, beside(config)
         self.draws = self.gives_probability = True
 
     def bind(self, runner: ModelRunner, lender: TargetWeights, first: int) -> None:
@@ -156,11 +155,11 @@ def random_head(config: HeadConfig, lender: TargetWeights, seed: int = 0, spread
     """Weights that tell tokens apart; where it has fewer tokens, every other one."""
     head = make_head(config)
     generator = torch.Generator().manual_seed(seed)
-    initialise(head, generator, spread=spread)
+    init_weights(head, generator, spread=spread)
     if config.draft_vocab is not None:
         head.draft_ids.copy_(torch.randperm(config.vocab, generator=generator)[: config.draft_vocab].sort().values)
     head.to(lender.embed.device)
-    head.borrow(lender)
+    head.share_weights(lender)
     head.prepare(CONTEXT)
     return head
 
@@ -191,7 +190,7 @@ def early_exit() -> OwnVariant:
 
 
 def quantized_self(bits: Bits) -> OwnVariant:
-    return OwnVariant(f"self:int{bits}", lambda model: quantized(model, bits))
+    return OwnVariant(f"self:int{bits}", lambda model: quantized_copy(model, bits))
 
 
 def add(
@@ -226,7 +225,7 @@ def generate(
     engine = world.engine(drafter)
     tracks = [track for i, prompt in enumerate(prompts) for track in add(engine, str(i), prompt, **params)]
     run(engine, after_step)
-    assert engine.runner.pool.held == 0, "all pages are back"
+    assert engine.runner.pool.num_held == 0, "all pages are back"
     return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 

@@ -19,20 +19,20 @@ from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, HeadConfig
+from foretell.models.draft_heads.io import check_head_split
 from foretell.models.draft_heads.loading import (
     CONVERT,
     SHIPPED,
-    OpenedHead,
+    HeadSource,
     check_weights,
     open_head,
-    open_own,
+    open_mtp,
     pack_head,
-    shipped,
+    shipped_head,
 )
-from foretell.models.draft_heads.sharding import check_split_head
 from foretell.models.hf_config import read_config
 from foretell.models.sharding import Shard
-from foretell.models.tied_weights import lend, read_whole, whole_bytes
+from foretell.models.tied_weights import read_target_weights, share_target_weights, target_weights_bytes
 from foretell.runner.heads.kv import beside
 from foretell.runner.heads.memory import HeadNeeds, MostAsked, head_step_bytes
 from foretell.runner.model_runner import ModelRunner
@@ -59,7 +59,7 @@ class DraftHeadSet:
     """The draft heads of an engine, by the name of their drafter."""
 
     target: Target
-    found: dict[str, OpenedHead]
+    found: dict[str, HeadSource]
     loaded: dict[str, DraftHead[Any]] = field(default_factory=dict)
 
     @classmethod
@@ -68,7 +68,7 @@ class DraftHeadSet:
         found = {name: _open(name, target, model) for name in names}
         for name, head in found.items():
             if target.shard is not None:
-                check_split_head(head.config, target.shard.size, name)
+                check_head_split(head.config, target.shard.size, name)
         return cls(target, found)
 
     def only(self, names: Iterable[str]) -> DraftHeadSet:
@@ -89,7 +89,7 @@ class DraftHeadSet:
         """Return the bytes needed for a while to check a sharded third-party head, which is loaded in full for this."""
         if self.target.shard is None or all(head.ours for head in self.found.values()):
             return 0
-        tied = whole_bytes(self.target.config, self.target.dtype)
+        tied = target_weights_bytes(self.target.config, self.target.dtype)
         return tied + max(head.bytes() for head in self.found.values() if not head.ours)
 
     @property
@@ -116,7 +116,7 @@ class DraftHeadSet:
     def load(self, model: Decoder, context: int) -> None:
         """Load the weights and tie shared ones to the target's, before a runner packs those."""
         if self.found:
-            target_weights = lend(self.target.checkpoint, model)
+            target_weights = share_target_weights(self.target.checkpoint, model)
             settings = (target_weights, model.dtype, context, model.shard)
             self.loaded = {name: head.load(*settings) for name, head in self.found.items()}
 
@@ -128,10 +128,12 @@ class DraftHeadSet:
                 progress(message)
             pack_head(head, runner.model)
             if runner.model.ranks is not None:
-                head.meet(runner.model.ranks)
+                head.join_ranks(runner.model.ranks)
             placed[name] = PlacedHead(head, first)
             first += len(beside(head.config, head.shard))
-        runner.hidden_layers = tuple(sorted({tap for head in self.loaded.values() for tap in head.config.taps}))
+        runner.hidden_layers = tuple(
+            sorted({layer for head in self.loaded.values() for layer in head.config.hidden_layers})
+        )
         return placed
 
     def _check_wiring(self, name: str, runner: ModelRunner, first: int) -> str:
@@ -140,7 +142,9 @@ class DraftHeadSet:
         prompts = [target.tokenizer.encode(text, add_special=True) for text in OPENINGS]
         if head.shard is None:
             return examine(runner, head, prompts, name)
-        full = self.found[name].load(read_whole(target.checkpoint, runner.model), runner.model.dtype, runner.context)
+        full = self.found[name].load(
+            read_target_weights(target.checkpoint, runner.model), runner.model.dtype, runner.context
+        )
         message = examine(runner, full, prompts, name)
         head.config = full.config
         assert runner.workers is not None, "a sharded head has worker processes"
@@ -156,15 +160,15 @@ def open_distilled(name: str, target: Model, model: str) -> Model | None:
     kind, _, folder = name.partition(":")
     if kind != "distilled":
         return None
-    checkpoint = open_checkpoint(resolve(folder) if folder else shipped(model, kind))
+    checkpoint = open_checkpoint(resolve(folder) if folder else shipped_head(model, kind))
     return replace(target, checkpoint=checkpoint, config=read_config(checkpoint))  # type: ignore[type-var]
 
 
-def _open(name: str, target: Target, model: str) -> OpenedHead:
+def _open(name: str, target: Target, model: str) -> HeadSource:
     kind, _, folder = name.partition(":")
     if kind == "mtp" and not folder:
-        return open_own(target.checkpoint, target.config)
-    return open_head(_head_folder(folder) if folder else shipped(model, kind), target.config)
+        return open_mtp(target.checkpoint, target.config)
+    return open_head(_head_folder(folder) if folder else shipped_head(model, kind), target.config)
 
 
 def _head_folder(folder: str) -> Path:

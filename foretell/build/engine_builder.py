@@ -31,8 +31,8 @@ from foretell.errors import RequestError
 from foretell.kv.prefix import PrefixIndex
 from foretell.kv.swap import Swap
 from foretell.models.config import ModelConfig
-from foretell.models.hf_config import end_ids, sampling_defaults
-from foretell.models.variants import quantized
+from foretell.models.hf_config import eos_token_ids, sampling_defaults
+from foretell.models.quantize import quantized_copy
 from foretell.runner.heads.memory import HeadNeeds, MostAsked
 from foretell.runner.memory_plan import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory
 from foretell.runner.model_runner import ModelRunner
@@ -261,7 +261,7 @@ def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: E
     copies = () if models.custom_drafter is not None else draft.copies_wanted(models.speculation)
     with _background_warmup(models, memory):
         model = models.target.load(workers) if copies else models.target.load_packed(workers)
-    copied = {bits: quantized(model, bits) for bits in copies}  # before the runner packs the weights
+    copied = {bits: quantized_copy(model, bits) for bits in copies}  # before the runner packs the weights
     models.heads.load(model, models.context)  # likewise
     hidden_layers = () if models.custom_drafter is None else models.custom_drafter.hidden_layers
     cache_size = models.cache_size(memory)
@@ -349,7 +349,9 @@ def _assemble(models: _Models, memory: MemoryPlan, loaded: _Loaded) -> Assembly:
     profiler.load()
     warmup = Warmup(engine, partial(_warmup_tasks, speculation, workers is not None))
     warmup.run()
-    limits = RequestLimits(models.context, target.tokenizer.end_ids | end_ids(target.checkpoint), target.config.vocab)
+    limits = RequestLimits(
+        models.context, target.tokenizer.end_ids | eos_token_ids(target.checkpoint), target.config.vocab
+    )
     return Assembly(
         engine=engine,
         tokenizer=target.tokenizer,

@@ -39,7 +39,7 @@ class HeadHotSwap:
             raise ModelError(
                 "a new head needs the weights of the whole target, which is sharded over several ranks; use one rank"
             )
-        if not engine.runner.model.lends:
+        if not engine.runner.model.can_share_weights:
             raise ModelError("a new head shares the target's output matrix, which is packed and no longer available")
         self.folder, self.engine = folder, engine
         self._seen = self.signature()

@@ -15,16 +15,22 @@ import torch
 from foretell.config import EngineConfig
 from foretell.errors import RequestError
 from foretell.hub import Checkpoint, open_checkpoint, resolve
-from foretell.kernels.quant import Rounding
+from foretell.kernels.quant import QuantFormat
 from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.hf_config import read_config
-from foretell.models.load import choose_dtype, is_rounded, load_model, sketch, take_memory
+from foretell.models.load import choose_dtype, is_quantized, load_model, materialize, meta_model
 from foretell.models.packed_weights_cache import PackedWeightsCache
-from foretell.models.quantize import Bits, native_for
+from foretell.models.quantize import (
+    Bits,
+    native_for,
+    prepared_bytes,
+    quantize_weights,
+    quantize_weights_cuda,
+    quantized_bytes,
+)
 from foretell.models.sharding import Shard
-from foretell.models.variants import prepared_bytes, quantize_weights, quantized_bytes, round_weights
 from foretell.runner.cuda.graph_shapes import ROWS
 from foretell.runner.cuda.warmup import EVEN, BackgroundWarmup, DraftGraphs, few_layers
 from foretell.runner.memory_plan import recorded_bytes, step_bytes
@@ -52,14 +58,14 @@ class ModelSource:
     dtype: torch.dtype
     device: torch.device
     bits: Bits | None = None  # of a weight, where they are to be integers
-    rounding: Rounding | None = None  # of weights and rows, on a CUDA device
+    rounding: QuantFormat | None = None  # of weights and rows, on a CUDA device
     shard: Shard | None = None  # of a model that is split, the part that is loaded here
     keep_packed: bool = False  # whether packed weights are kept on disk for the next start
 
     @property
     def local_config(self) -> ModelConfig:
         """What lies here."""
-        return self.config if self.shard is None else self.shard.part_of(self.config)
+        return self.config if self.shard is None else self.shard.local_config(self.config)
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -93,7 +99,7 @@ class ModelSource:
         """Its weights, or the first rank's part of them, and what joins it to the others."""
         model = load_model(self.checkpoint, self.dtype, self.device, self.shard)
         if team is not None and self.shard is not None:
-            model.meet(team.group)
+            model.join_ranks(team.group)
         return model
 
     def load_packed(self, team: TensorParallelGroup | None = None) -> Decoder:
@@ -120,7 +126,7 @@ class ModelSource:
         if model.is_packed:
             return model
         if self.rounding is not None:
-            return round_weights(model, self.rounding)
+            return quantize_weights_cuda(model, self.rounding)
         return model if self.bits is None else quantize_weights(model, self.bits)
 
     def make_runner(
@@ -143,12 +149,12 @@ class ModelSource:
             return nullcontext()
 
         def make() -> ModelRunner:
-            model = take_memory(sketch(few, self.dtype), self.device)
+            model = materialize(meta_model(few, self.dtype), self.device)
             for weight in model.parameters():
                 weight.fill_(EVEN)
             if heads is not None:
                 heads.borrow(model, context)
-            model = model if self.rounding is None else round_weights(model, self.rounding)
+            model = model if self.rounding is None else quantize_weights_cuda(model, self.rounding)
             pages = -(-context // room.page_size)  # as many as the tables of the real one are wide
             ways = ((), ()) if heads is None else ((0, model.config.layers), heads.beside)
             return ModelRunner(model, pages, room.page_size, context, *ways)
@@ -192,13 +198,13 @@ def choose_bits(config: EngineConfig, checkpoint: Checkpoint, device: torch.devi
     """Of a weight; None for floats. Who names a float type gets it."""
     if config.quantization == "auto":
         fast = device.type == "cpu" and config.dtype == "auto" and native_for(device) is not None
-        return 8 if fast and is_rounded(checkpoint) else None
+        return 8 if fast and is_quantized(checkpoint) else None
     if config.quantization == "none" or device.type != "cpu":
         return None
     return 8 if config.quantization == "int8" else 4
 
 
-def choose_rounding(config: EngineConfig, device: torch.device) -> Rounding | None:
+def choose_rounding(config: EngineConfig, device: torch.device) -> QuantFormat | None:
     """In what a CUDA device has weights and rows; None for floats, and on a CPU, which has ways of its own."""
     on_cpu, wanted = device.type == "cpu", config.quantization
     if wanted == "fp8" and on_cpu:

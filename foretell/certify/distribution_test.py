@@ -22,8 +22,8 @@ from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.logits_processors import History, looks_back
-from foretell.sampling.sampling import Row, adjusted, probabilities
+from foretell.sampling.logits_processors import TokenHistory, changes_logits
+from foretell.sampling.sampling import SamplingRow, probabilities, process_logits
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, SpeculationChoice
 from foretell.verify.rules import Rule
@@ -243,9 +243,9 @@ def _next_distribution(engine: Engine, params: SamplingParams, text: tuple[int, 
     engine.runner.reserve(seq, len(seq.tokens))
     logits = engine.runner.forward([ScheduledSequence.of(seq, len(seq.tokens))], [Draft()]).logits
     engine.runner.trim(seq, 0)
-    history = History(request, seq.tokens, VOCAB) if looks_back(request, len(text)) else None
-    row = Row(params, 0, len(seq.tokens), history)
-    return probabilities(adjusted(logits, [row]), [params])[0].double()
+    history = TokenHistory(request, seq.tokens, VOCAB) if changes_logits(request, len(text)) else None
+    row = SamplingRow(params, 0, len(seq.tokens), history)
+    return probabilities(process_logits(logits, [row]), [params])[0].double()
 
 
 def likelihood_ratio(

@@ -105,7 +105,9 @@ def uniforms_of(draft: Draft, chance: RandomSource) -> list[float]:
 
     assert isinstance(chance, StepRandom)
     nodes = torch.arange(len(draft) + 1)
-    numbers: list[float] = noise.coins(torch.tensor([chance.seed]), torch.tensor([chance.root]), nodes)[0].tolist()
+    numbers: list[float] = noise.accept_uniforms(torch.tensor([chance.seed]), torch.tensor([chance.root]), nodes)[
+        0
+    ].tolist()
     return numbers
 
 

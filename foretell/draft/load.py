@@ -15,8 +15,7 @@ from foretell.draft.model import MAX_ROWS
 from foretell.draft.registry import DrafterParts, LoadedDraftModel, PlacedHead, is_head
 from foretell.errors import CapacityError
 from foretell.models.decoder import Decoder
-from foretell.models.quantize import Bits
-from foretell.models.variants import quantized
+from foretell.models.quantize import Bits, quantized_copy
 from foretell.runner.memory_plan import GIB, MemoryPlan, device_memory
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
@@ -79,8 +78,8 @@ class Loader:
 
     def _copy(self, bits: Bits) -> dict[Bits, Decoder]:
         """The target's weights in so many bits, with all else the target's own."""
-        twin = quantized(self.target.load(), bits)
-        twin.embed, twin.tables = self.runner.model.embed, self.runner.model.tables
+        twin = quantized_copy(self.target.load(), bits)
+        twin.embed, twin.rope_tables = self.runner.model.embed, self.runner.model.rope_tables
         return {bits: twin}
 
 

@@ -12,7 +12,7 @@ from foretell.draft.heads.sampling import must_draw
 from foretell.runner.cuda.draft_chain import PendingChains
 from foretell.runner.cuda.graph_shapes import FEW
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.cuda_sampler import Draws
+from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.types import NO_DRAFT, Budget, Draft, ScheduledSequence, Sequence
 
 from .model import ModelDrafter, _Chain
@@ -129,9 +129,9 @@ class _Unseen:
         return chain.tokens, chain.confidence
 
 
-def _draws(seqs: list[Sequence]) -> Draws | None:
+def _draws(seqs: list[Sequence]) -> SamplingBatch | None:
     """How their first guesses are drawn; None where all are the likeliest."""
     params = [seq.request.params for seq in seqs]
     if all(each.temperature == 0 for each in params):
         return None
-    return Draws(params, [seq.request.seed for seq in seqs], [len(seq.tokens) for seq in seqs])
+    return SamplingBatch(params, [seq.request.seed for seq in seqs], [len(seq.tokens) for seq in seqs])

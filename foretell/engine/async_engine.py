@@ -400,7 +400,7 @@ class AsyncEngine:
 
     def _load(self) -> Load:
         scheduler, pool = self.engine.scheduler, self.engine.runner.pool
-        return Load(len(scheduler.running), len(scheduler.waiting), pool.count, pool.held, scheduler.preemptions)
+        return Load(len(scheduler.running), len(scheduler.waiting), pool.count, pool.num_held, scheduler.preemptions)
 
     def _call_on_loop(self, deliver: Callable[..., None], *values: object, urgent: bool = True) -> None:
         try:

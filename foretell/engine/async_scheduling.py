@@ -27,7 +27,7 @@ from foretell.draft.base import Drafter
 from foretell.runner.cuda.graphs import TimingGuard, note_odd
 from foretell.runner.executor import StepOutput, StepTokens
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.cuda_sampler import Draws
+from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.types import NO_DRAFT, Budget, Draft, ScheduledSequence, Sequence, StepTimes
 
 from .scheduler import Scheduler
@@ -232,13 +232,13 @@ def _next_token(scheduled: ScheduledSequence) -> ScheduledSequence:
     return ScheduledSequence(scheduled.seq, 1, start=scheduled.length, length=scheduled.length + 1)
 
 
-def _draws(step: InFlightStep) -> Draws | None:
+def _draws(step: InFlightStep) -> SamplingBatch | None:
     """Return how the device samples each row of a step; None if all are greedy."""
     requests = [each.seq.request for each in step.scheduled]
     if all(request.params.temperature == 0 for request in requests):
         return None
     params, seeds = [request.params for request in requests], [request.seed for request in requests]
-    return Draws(params, seeds, [each.length for each in step.scheduled])
+    return SamplingBatch(params, seeds, [each.length for each in step.scheduled])
 
 
 def can_draft_on_device(

@@ -120,7 +120,7 @@ def _step_alone(engine: Engine, state: SequenceState, recovery: Recovery) -> Non
 
 
 def _grammar_is_ahead(state: SequenceState) -> bool:
-    return state.matcher is not None and state.matcher.followed != state.seq.num_output_tokens
+    return state.matcher is not None and state.matcher.num_tokens != state.seq.num_output_tokens
 
 
 @contextmanager

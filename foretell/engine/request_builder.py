@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from foretell.draft.base import Drafter
 from foretell.errors import RequestError
 from foretell.options import nearest
-from foretell.sampling.noise import mix
+from foretell.sampling.noise import derive_seed
 from foretell.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from foretell.tokenizer import Tokenizer
 from foretell.types import BadWords, ReasoningMarkers, Request, SpeculationChoice
@@ -96,7 +96,7 @@ class RequestBuilder:
             prediction=self._prediction(speculation),
         )
         request = replace(request, speculation=self._resolve_thresholds(request))
-        return [replace(request, seed=mix(request.seed, i), choice=i) for i in range(params.n)]
+        return [replace(request, seed=derive_seed(request.seed, i), choice=i) for i in range(params.n)]
 
     def _with_defaults(self, given: SpeculationChoice) -> SpeculationChoice:
         """Return the given settings, completed by the engine's defaults."""

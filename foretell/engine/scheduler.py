@@ -45,7 +45,7 @@ class Scheduler:
         """Return whether a sequence waits and the pages may suffice for it."""
         if not self.waiting:
             return False
-        return self._pages_at_refusal is None or self.runner.pool.available > self._pages_at_refusal
+        return self._pages_at_refusal is None or self.runner.pool.num_available > self._pages_at_refusal
 
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
@@ -103,7 +103,7 @@ class Scheduler:
             budget, end = budgets[seq.id], seq.cached + 1
             nodes = min(budget.nodes, draft_tokens, max(0, context - end)) if budget.nodes else 0
             if end + nodes > len(seq.pages) * page_size:
-                nodes = min(nodes, (len(seq.pages) + self.runner.pool.available) * page_size - end)
+                nodes = min(nodes, (len(seq.pages) + self.runner.pool.num_available) * page_size - end)
                 reserved = self.runner.reserve(seq, end + nodes)
                 assert reserved, "a draft asks for no more pages than are free"
             draft_tokens -= nodes
@@ -129,7 +129,7 @@ class Scheduler:
 
     def _reserve_chunk(self, seq: Sequence, tokens_left: int) -> int:
         """Reserve pages for as many pending tokens as fit, and return their number."""
-        free_slots = (len(seq.pages) + self.runner.pool.available) * self.runner.pool.page_size - seq.cached
+        free_slots = (len(seq.pages) + self.runner.pool.num_available) * self.runner.pool.page_size - seq.cached
         if seq.request.params.prompt_logprobs is not None:
             tokens_left = min(tokens_left, MAX_PROMPT_LOGIT_ROWS)
         num_tokens = min(seq.pending, tokens_left, free_slots)
@@ -145,7 +145,7 @@ class Scheduler:
             if self._prefix_is_being_prefilled(seq):
                 continue  # a step later it finds those pages in the prefix cache
             if not self._try_admit(seq, force=must_progress and not scheduled):
-                self._pages_at_refusal = self.runner.pool.available
+                self._pages_at_refusal = self.runner.pool.num_available
                 break
             num_tokens = self._reserve_chunk(seq, tokens_left)
             assert num_tokens > 0, "a sequence is admitted only if it can run"
@@ -179,7 +179,7 @@ class Scheduler:
             seq.published = len(seq.pages)
             seq.cached = len(seq.pages) * self.runner.pool.page_size
         needed = 1 if force else self.runner.pool.pages_for(len(seq.tokens) + 1) - len(seq.pages)
-        if needed > self.runner.pool.available:
+        if needed > self.runner.pool.num_available:
             self._free_pages(seq)
             return False
         self.waiting.remove(seq)
@@ -190,8 +190,8 @@ class Scheduler:
 
     def _swap_in(self, seq: Sequence, swap: Swap) -> None:
         """Copy KV from the host if it has more than the prefix cache and the pages fit; drop the host copy."""
-        if swap.tokens(seq) > seq.cached and self.runner.reserve(seq, swap.tokens(seq)):
-            swap.bring_back(seq)
+        if swap.num_tokens(seq) > seq.cached and self.runner.reserve(seq, swap.num_tokens(seq)):
+            swap.swap_in(seq)
         else:
             swap.forget(seq)
 
@@ -215,7 +215,7 @@ class Scheduler:
         self.preemptions += 1
         try:
             if self.swap is not None:
-                self.swap.keep(seq)
+                self.swap.swap_out(seq)
         finally:
             self._free_pages(seq)
 
@@ -240,7 +240,7 @@ class Scheduler:
         full = seq.cached // self.runner.pool.page_size
         if self.prefix is not None and full > seq.published:
             tokens, tenant = seq.tokens, seq.request.tenant
-            seq.published = self.prefix.publish(tokens, seq.pages[:full], tenant, seq.published)
+            seq.published = self.prefix.insert(tokens, seq.pages[:full], tenant, seq.published)
 
     def _free_pages(self, seq: Sequence) -> None:
         self.runner.pool.release(seq.pages)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
-from foretell.sampling.grammar_matcher import GrammarError, Matcher
-from foretell.sampling.logits_processors import looks_back
+from foretell.sampling.grammar_matcher import GrammarError, GrammarMatcher
+from foretell.sampling.logits_processors import changes_logits
 from foretell.types import Delta, Sequence, StepResult, TokenLogprob
 from foretell.verify.rules import LOSSLESS
 
@@ -32,7 +32,7 @@ class SequenceState:
 
     seq: Sequence
     detokenizer: Detokenizer
-    matcher: Matcher | None = None
+    matcher: GrammarMatcher | None = None
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     timings: SequenceTimestamps = field(default_factory=lambda: SequenceTimestamps(perf_counter()))
     cached_prompt_tokens: int = 0
@@ -58,7 +58,7 @@ class SequenceState:
                 and params.logprobs is None
                 and params.prompt_logprobs is None
                 and not request.speculation.details
-                and not looks_back(request, self.seq.num_output_tokens)
+                and not changes_logits(request, self.seq.num_output_tokens)
             )
         return self._can_sample_on_device
 

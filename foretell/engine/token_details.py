@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from foretell.sampling.logits_processors import History
-from foretell.sampling.logprobs import token_logprobs
-from foretell.sampling.sampling import adjusted, probabilities
+from foretell.sampling.logits_processors import TokenHistory
+from foretell.sampling.sampling import probabilities, process_logits, token_logprobs
 from foretell.types import Draft, RejectedToken, ScheduledSequence, TokenDetail, TokenLogprob, VerifyResult
 
 if TYPE_CHECKING:
@@ -70,11 +69,11 @@ def _distributions(case: VerifyCase, rows: list[int]) -> Tensor:
     params, logits = case.request.params, case.logits[rows]
     if case.history is not None:
         history, inputs = _history_without_callbacks(case), case.rows()
-        logits = adjusted(logits, [inputs[row]._replace(history=history) for row in rows])
+        logits = process_logits(logits, [inputs[row]._replace(history=history) for row in rows])
     return logits.softmax(-1) if params.temperature == 0 else probabilities(logits, [params] * len(rows))
 
 
-def _history_without_callbacks(case: VerifyCase) -> History | None:
+def _history_without_callbacks(case: VerifyCase) -> TokenHistory | None:
     """Return the history without the caller's logits processors.
 
     They may keep state between calls, and asking for details must not change the output.
@@ -83,4 +82,4 @@ def _history_without_callbacks(case: VerifyCase) -> History | None:
     if not request.params.logits_processors:
         return case.history
     request = replace(request, params=replace(request.params, logits_processors=()))
-    return History(request, case.scheduled.seq.tokens, case.logits.shape[-1], case.logits.device)
+    return TokenHistory(request, case.scheduled.seq.tokens, case.logits.shape[-1], case.logits.device)

@@ -20,9 +20,8 @@ from foretell.runner.batch_layout import logit_rows
 from foretell.runner.executor import StepOutput
 from foretell.sampling import noise
 from foretell.sampling.grammar_matcher import GrammarError
-from foretell.sampling.logits_processors import History, looks_back
-from foretell.sampling.sampling import Row, adjusted, choose, likeliest, probabilities
-from foretell.sampling.topk import top
+from foretell.sampling.logits_processors import TokenHistory, changes_logits
+from foretell.sampling.sampling import SamplingRow, argmax_tokens, probabilities, process_logits, sample, topk
 from foretell.types import (
     Draft,
     Request,
@@ -201,16 +200,16 @@ class VerifyCase:
     first_row: int
     masks: Tensor | None = None
     request: Request = field(init=False)
-    history: History | None = field(init=False)  # set if sampling depends on previous tokens
+    history: TokenHistory | None = field(init=False)  # set if sampling depends on previous tokens
     is_greedy: bool = field(init=False)  # whether its tokens are the argmax of unprocessed logits
 
     def __post_init__(self) -> None:
         request, tokens = self.scheduled.seq.request, self.scheduled.seq.tokens
-        has_history = looks_back(request, len(tokens) - len(request.prompt))
+        has_history = changes_logits(request, len(tokens) - len(request.prompt))
         self.request = request
         self.is_greedy = not has_history and request.params.temperature == 0
         vocab, device = self.step_logits.shape[-1], self.step_logits.device
-        self.history = History(request, tokens, vocab, device) if has_history else None
+        self.history = TokenHistory(request, tokens, vocab, device) if has_history else None
 
     @cached_property
     def logits(self) -> Tensor:
@@ -222,18 +221,18 @@ class VerifyCase:
         """The failure of a logits processor of the caller's, if any."""
         return None if self.history is None else self.history.error
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[SamplingRow]:
         """Return the sampling inputs of the token after the last one and after each node of the draft."""
         request, history, length = self.request, self.history, self.scheduled.length
         if history is None:  # then the draft tokens in between do not matter
             assert self.masks is None, "a grammar has a history"
-            return [Row(request.params, request.seed, length + depth) for depth in (0, *self.draft.depths())]
+            return [SamplingRow(request.params, request.seed, length + depth) for depth in (0, *self.draft.depths())]
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(self.draft.tokens, self.draft.parents, strict=True):
             paths.append((*paths[parent + 1], token))
         masks = [None] * len(paths) if self.masks is None else list(self.masks)
         return [
-            Row(request.params, request.seed, length + len(path), history, path, mask)
+            SamplingRow(request.params, request.seed, length + len(path), history, path, mask)
             for path, mask in zip(paths, masks, strict=True)
         ]
 
@@ -289,11 +288,11 @@ class SequenceVerifier:
     ) -> list[tuple[VerifyResult, tuple[int, ...]]]:
         """Accept the draft tokens that equal the target's own samples with the request's noise."""
         if any(not case.is_greedy for case in cases):
-            tokens = choose(logits, [row for case in cases for row in case.rows()])
+            tokens = sample(logits, [row for case in cases for row in case.rows()])
         elif argmax is not None:
             tokens = argmax()
         else:
-            tokens = likeliest(logits)
+            tokens = argmax_tokens(logits)
         verified = []
         first = 0
         for case in cases:
@@ -308,7 +307,7 @@ class SequenceVerifier:
     ) -> list[tuple[VerifyResult, tuple[int, ...]]]:
         """Verify by a rule that compares the target's and the drafter's distributions."""
         rows = [row for case in cases for row in case.rows()]
-        logits = adjusted(logits, rows)
+        logits = process_logits(logits, rows)
         probs = probabilities(logits, [row.params for row in rows])
         sizes = [len(case.draft) + 1 for case in cases]
         parts = list(zip(cases, torch.split(probs, sizes), torch.split(logits, sizes), strict=True))
@@ -334,8 +333,8 @@ def _verify_chains(rule: str, cases: list[VerifyCase], probs: Tensor) -> list[Ve
     chains = batched.Chains.of([case.draft for case in cases], probs)
     seeds = torch.tensor([case.request.seed for case in cases], device=probs.device)
     roots = torch.tensor([case.scheduled.length for case in cases], device=probs.device)
-    coins = noise.coins(seeds, roots, chains.nodes)
-    race = noise.pick_noise(seeds, roots, torch.arange(probs.shape[-1], device=probs.device))
+    coins = noise.accept_uniforms(seeds, roots, chains.nodes)
+    race = noise.residual_noise(seeds, roots, torch.arange(probs.shape[-1], device=probs.device))
     found = BATCHED[rule](chains, coins, race)
     pairs = zip(found.accepted.tolist(), found.next_tokens.tolist(), strict=True)
     return [VerifyResult(tuple(range(accepted)), token) for accepted, token in pairs]
@@ -388,7 +387,7 @@ def row_topk(
     else:
         parts = [logits[end - rows : end] for rows, end in zip(num_rows, ends, strict=True) if rows]
         selected = parts[0] if len(parts) == 1 else torch.cat(parts)
-    found = map(tuple, top(selected, count))
+    found = map(tuple, topk(selected, count))
     return [tuple(itertools.islice(found, rows)) for rows in num_rows]
 
 

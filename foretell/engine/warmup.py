@@ -19,7 +19,7 @@ from foretell.runner.cuda.graphs import freely
 from foretell.runner.cuda.warmup import DummyStep, chain, tree
 from foretell.runner.dummy_sequences import DummySequences
 from foretell.runner.executor import StepOutput
-from foretell.sampling.topk import top
+from foretell.sampling.sampling import topk
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 
@@ -106,7 +106,7 @@ class Warmup:
             cases = [VerifyCase(each, draft, output.logits, i * (1 + len(draft))) for i, each in enumerate(rows)]
             self.engine.verifier.sequence_verifier.verify_cases(cases, output.logits, output.argmax)
         if self.engine.drafter.top_k:
-            top(output.logits, self.engine.drafter.top_k)
+            topk(output.logits, self.engine.drafter.top_k)
 
     def draft(self, name: str, guessing: Guessing) -> None:
         """Let the drafter of this name draft, if the engine has one that is loaded."""

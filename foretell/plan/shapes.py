@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.models.config_fields import Fields
+from foretell.models.config_fields import ConfigFields
 
 GATED, UNGATED = 3, 2  # matrices of a feed-forward
 
@@ -158,8 +158,8 @@ NO_WRITER = "is no language model; give the config.json of a model that writes t
 
 def from_hf(name: str, values: Mapping[str, Any]) -> Shape:
     """The sizes in a config.json, or an error that says what is missing."""
-    outer = Fields(values)
-    config = outer.part("text_config") if isinstance(values.get("text_config"), Mapping) else outer
+    outer = ConfigFields(values)
+    config = outer.section("text_config") if isinstance(values.get("text_config"), Mapping) else outer
     _refuse_others(name, outer, config)
     kind = str(config.get("model_type", outer.get("model_type", "")))
     width, heads = _count(config, WIDTH), _count(config, HEADS)
@@ -171,7 +171,7 @@ def from_hf(name: str, values: Mapping[str, Any]) -> Shape:
         layers=layers,
         heads=heads,
         kv_heads=1 if _one_key_head(config) else _count(config, KEY_HEADS, heads),
-        head_dim=config.count("head_dim", max(1, width // heads)),
+        head_dim=config.integer("head_dim", max(1, width // heads)),
         ffn=_count(config, FFN, 4 * width),
         context=_count(config, CONTEXT, DEFAULT_CONTEXT),
         tied=config.flag("tie_word_embeddings", bool(re.search(TIED, kind))),
@@ -184,75 +184,75 @@ def from_hf(name: str, values: Mapping[str, Any]) -> Shape:
     )
 
 
-def _refuse_others(name: str, outer: Fields, config: Fields) -> None:
+def _refuse_others(name: str, outer: ConfigFields, config: ConfigFields) -> None:
     """What writes no text, and what is not made of attention layers alone."""
-    stated, kind = outer.names("architectures"), str(outer.get("model_type", ""))
+    stated, kind = outer.strings("architectures"), str(outer.get("model_type", ""))
     writes = any(re.search(WRITERS, architecture) for architecture in stated)
     if outer.get("is_encoder_decoder") is True or (not writes and (stated or re.search(OTHERS, kind))):
         raise UnsupportedModelError(f"{name}: {', '.join(stated) or kind or 'this'} {NO_WRITER}")
     if all(config.get(each) is None for each in (*WIDTH, *LAYERS)):
         raise UnsupportedModelError(f"{name}: this {NO_WRITER}")
-    if any(layer in RECURRENT for layer in config.names("layer_types")) or config.get("ssm_cfg") is not None:
+    if any(layer in RECURRENT for layer in config.strings("layer_types")) or config.get("ssm_cfg") is not None:
         raise UnsupportedModelError(f"{name}: has recurrent layers, whose cost is not known here")
 
 
-def _count(config: Fields, names: tuple[str, ...], default: int | None = None, most: int = 2**31) -> int:
+def _count(config: ConfigFields, names: tuple[str, ...], default: int | None = None, most: int = 2**31) -> int:
     """A whole number by the first of its names that is there."""
     found = next((name for name in names if config.get(name) is not None), names[0])
-    return config.count(found, default, most=most)
+    return config.integer(found, default, most=most)
 
 
-def _one_key_head(config: Fields) -> bool:
+def _one_key_head(config: ConfigFields) -> bool:
     """Whether all heads share one, which older configs say with a word of their own."""
     return config.get("multi_query") is True and config.get("new_decoder_architecture") is not True
 
 
-def _experts(config: Fields) -> Experts | None:
+def _experts(config: ConfigFields) -> Experts | None:
     if all(not config.get(name) for name in EXPERTS):
         return None
-    each = config.count("moe_intermediate_size", _count(config, FFN))
-    shared = config.count("shared_expert_intermediate_size", config.get("n_shared_experts", 0) * each, least=0)
+    each = config.integer("moe_intermediate_size", _count(config, FFN))
+    shared = config.integer("shared_expert_intermediate_size", config.get("n_shared_experts", 0) * each, least=0)
     return Experts(
         count=_count(config, EXPERTS),
         used=_count(config, EXPERTS_USED),
         ffn=each,
         shared_ffn=shared,
-        dense_layers=config.count("first_k_dense_replace", 0, least=0),
+        dense_layers=config.integer("first_k_dense_replace", 0, least=0),
     )
 
 
-def _latent(config: Fields) -> Latent | None:
+def _latent(config: ConfigFields) -> Latent | None:
     if config.get("kv_lora_rank") is None:
         return None
     return Latent(
-        rank=config.count("kv_lora_rank"),
-        rope=config.count("qk_rope_head_dim"),
-        plain=config.count("qk_nope_head_dim"),
-        value=config.count("v_head_dim"),
-        query_rank=config.count("q_lora_rank", 0, least=0),
+        rank=config.integer("kv_lora_rank"),
+        rope=config.integer("qk_rope_head_dim"),
+        plain=config.integer("qk_nope_head_dim"),
+        value=config.integer("v_head_dim"),
+        query_rank=config.integer("q_lora_rank", 0, least=0),
     )
 
 
-def _window(config: Fields, kind: str, layers: int) -> tuple[int, int] | None:
+def _window(config: ConfigFields, kind: str, layers: int) -> tuple[int, int] | None:
     """How far layers see that do not see everything, and how many there are."""
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return None
-    window = config.count("sliding_window")
-    stated = config.names("layer_types")
+    window = config.integer("sliding_window")
+    stated = config.strings("layer_types")
     if stated:
         return window, stated.count("sliding_attention")
     if kind.startswith("gemma2"):
         return window, -(-layers // 2)
     if kind.startswith("gemma3"):
-        return window, layers - layers // config.count("sliding_window_pattern", 6)
+        return window, layers - layers // config.integer("sliding_window_pattern", 6)
     if kind.startswith("qwen"):
-        return window, max(0, layers - config.count("max_window_layers", 28, least=0))
+        return window, max(0, layers - config.integer("max_window_layers", 28, least=0))
     return window, layers
 
 
-def _bits(outer: Fields) -> float | None:
+def _bits(outer: ConfigFields) -> float | None:
     """Of a weight, where the file says that they were rounded."""
-    rounding = outer.part("quantization_config")
+    rounding = outer.section("quantization_config")
     if not rounding.values:
         return None
     method = str(rounding.get("quant_method", ""))
@@ -266,17 +266,17 @@ def _bits(outer: Fields) -> float | None:
 
 def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], size: int) -> Shape:
     """The sizes in a GGUF file's keys; `size` is how many bytes all its tensors take."""
-    kind = Fields(metadata, "general.").text("architecture")
-    config = Fields(metadata, f"{kind}.")
-    width, heads = config.count("embedding_length"), config.count("attention.head_count")
-    layers, context = config.count("block_count", most=MOST_LAYERS), config.count("context_length")
+    kind = ConfigFields(metadata, "general.").string("architecture")
+    config = ConfigFields(metadata, f"{kind}.")
+    width, heads = config.integer("embedding_length"), config.integer("attention.head_count")
+    layers, context = config.integer("block_count", most=MOST_LAYERS), config.integer("context_length")
     if "token_embd.weight" not in shapes:
         raise UnsupportedModelError(f"{name}: has no token_embd.weight; give a GGUF file of a whole language model")
     experts = None
     if config.get("expert_count"):
-        ffn = config.count("expert_feed_forward_length", config.count("feed_forward_length"))
-        experts = Experts(config.count("expert_count"), config.count("expert_used_count"), ffn)
-    window = config.count("attention.sliding_window", 0, least=0) or None
+        ffn = config.integer("expert_feed_forward_length", config.integer("feed_forward_length"))
+        experts = Experts(config.integer("expert_count"), config.integer("expert_used_count"), ffn)
+    window = config.integer("attention.sliding_window", 0, least=0) or None
     values = sum(math.prod(shape) for shape in shapes.values())
     return Shape(
         name=name,
@@ -284,9 +284,9 @@ def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple
         width=width,
         layers=layers,
         heads=heads,
-        kv_heads=config.count("attention.head_count_kv", heads),
-        head_dim=config.count("attention.key_length", max(1, width // heads)),
-        ffn=config.count("feed_forward_length", 1),
+        kv_heads=config.integer("attention.head_count_kv", heads),
+        head_dim=config.integer("attention.key_length", max(1, width // heads)),
+        ffn=config.integer("feed_forward_length", 1),
         context=context,
         tied="output.weight" not in shapes,
         window=window,

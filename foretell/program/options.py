@@ -44,9 +44,9 @@ class Options:
         """The same for run i of many: with a seed of its own."""
         if self.seed is None:
             return self
-        from foretell.sampling.noise import mix  # brings torch
+        from foretell.sampling.noise import derive_seed  # brings torch
 
-        return replace(self, seed=mix(self.seed, i))
+        return replace(self, seed=derive_seed(self.seed, i))
 
     def begin(self) -> ProgramState:
         """The state of a new run."""

@@ -94,9 +94,9 @@ class ProgramState:
         self._forks += 1
         if self.seed is None:
             return None
-        from foretell.sampling.noise import mix  # brings torch
+        from foretell.sampling.noise import derive_seed  # brings torch
 
-        return mix(self.seed, self._forks)
+        return derive_seed(self.seed, self._forks)
 
     def gather(self, branches: Sequence[ProgramState]) -> None:
         """Wait for branches, and take over what they wrote since they were forked, as lists."""

@@ -9,11 +9,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from foretell.kernels.attention import Layout, group_spans
+from foretell.kernels.attention import AttentionLayout, group_spans
 from foretell.kv.cache import KVCache
-from foretell.models.batch import Batch
-from foretell.models.decoder import Decoder
-from foretell.sampling.cuda_sampler import Draws
+from foretell.models.decoder import Decoder, ForwardBatch
+from foretell.sampling.cuda_sampler import SamplingBatch
 
 from .batch_layout import BatchLayout
 
@@ -53,7 +52,7 @@ class AsyncExecutor(Protocol):
     num_steps: int  # that were run so far: what one has left is good until the next
 
     def forward_async(
-        self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int
+        self, packed: BatchLayout, taps: tuple[int, ...], draws: SamplingBatch | None, top: int
     ) -> AsyncStep | None:
         """Behind the last step, which left a row of logits for each of its sequences: a token below 0 is what row
         -1 - token of it comes to, the likeliest or what `draws` make of it. `top` is how many of the likeliest are
@@ -67,13 +66,13 @@ class AsyncExecutor(Protocol):
 class EagerExecutor:
     """The definition: every other executor gives what this one gives."""
 
-    def __init__(self, model: Decoder, cache: KVCache, layout: Layout) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, layout: AttentionLayout) -> None:
         self.model, self.cache, self.layout = model, cache, layout
 
     def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         device = self.layout.device
         table = torch.from_numpy(packed.table).to(device)
-        batch = Batch(table[0], table[1], table[2], group_spans(packed.spans, self.layout))
+        batch = ForwardBatch(table[0], table[1], table[2], group_spans(packed.spans, self.layout))
         states, tapped = self.model(batch, self.cache, taps)
         if len(packed.wanted) < packed.rows:
             states = states[torch.tensor(packed.wanted, dtype=torch.long, device=device)]

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 import torch
 
 from foretell.errors import RankError
-from foretell.kernels.attention import Layout
+from foretell.kernels.attention import AttentionLayout
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.kv.pages import PagePool
 from foretell.models.decoder import Decoder
@@ -21,11 +21,11 @@ from foretell.runner.cuda.draft_chain import PendingChains
 from foretell.runner.executor import AsyncExecutor, AsyncStep, EagerExecutor, Executor, StepOutput
 from foretell.runner.heads.ops import HeadOps, TorchHeadOps
 from foretell.runner.native.executor import NativeExecutor, native_executor
-from foretell.sampling.cuda_sampler import Draws
+from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.types import Draft, ScheduledSequence, Sequence
 
 
-def cuda_or_eager(model: Decoder, cache: KVCache, layout: Layout) -> Executor:
+def cuda_or_eager(model: Decoder, cache: KVCache, layout: AttentionLayout) -> Executor:
     """The fast one where Triton is here, else its definition."""
     if find_spec("triton") is None:
         return EagerExecutor(model, cache, layout)
@@ -61,7 +61,7 @@ class ModelRunner:
         self.device = model.embed.device
         model.prepare(context)
         share, windows = model.local.heads // model.local.kv_heads, frozenset(model.config.windows)
-        self.layout = Layout(page_size, share, windows, model.dtype, self.device)
+        self.layout = AttentionLayout(page_size, share, windows, model.dtype, self.device)
         self.pool = PagePool(pages, page_size)
         self.cache = KVCache(model.layer_shapes + beside, pages, page_size, model.dtype, self.device)
         self.executor = self._make_executor()
@@ -112,7 +112,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward_async(
-        self, shares: list[ScheduledSequence], rows: list[int], draws: Draws | None, top: int
+        self, shares: list[ScheduledSequence], rows: list[int], draws: SamplingBatch | None, top: int
     ) -> AsyncStep | None:
         """A step of one token a share behind the one that runs: see `AsyncExecutor`. `rows` are those of that one which
         come to the tokens."""
@@ -121,7 +121,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draft_chain(
-        self, shares: list[ScheduledSequence], steps: int, vocab: int, draws: Draws | None = None
+        self, shares: list[ScheduledSequence], steps: int, vocab: int, draws: SamplingBatch | None = None
     ) -> PendingChains | None:
         """After each share `steps` tokens of the first `vocab`, and how sure the model is of each: the likeliest, or
         drawn. `draws` tell how the first of each is drawn; those behind it stand at the places that follow.
@@ -151,7 +151,7 @@ class ModelRunner:
         need = self.pool.pages_for(tokens) - len(seq.pages)
         if need <= 0:
             return True
-        pages = self.pool.take(need)
+        pages = self.pool.allocate(need)
         if pages is None:
             return False
         seq.pages += pages

@@ -114,7 +114,7 @@ class Service:
 
     async def _grammar(self, spec: GrammarSpec) -> Any:
         """One that is known at once; another when it is compiled. Waiting for those of others does not count."""
-        known = self.assembly.grammars.known(spec)
+        known = self.assembly.grammars.cached(spec)
         if known is not None:
             return known
         loop, begun = asyncio.get_running_loop(), asyncio.Event()

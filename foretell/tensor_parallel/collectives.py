@@ -36,7 +36,7 @@ class ProcessGroup:
         make = _gloo if device.type == "cpu" else _nccl
         self._backend = make(store, rank, size, wait)
 
-    def join(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1)
         every = flat.new_empty(self.size * len(flat))
         self._wait(lambda: self._backend._allgather_base(every, flat))

@@ -11,9 +11,9 @@ from foretell.hub import Checkpoint, open_checkpoint
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import HeadConfig
-from foretell.models.draft_heads.loading import OpenedHead, open_head, open_own, pack_head
+from foretell.models.draft_heads.loading import HeadSource, open_head, open_mtp, pack_head
 from foretell.models.sharding import Ranks
-from foretell.models.tied_weights import lend
+from foretell.models.tied_weights import share_target_weights
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.heads.kv import HeadPages, beside
 from foretell.runner.heads.ops import HeadOp, TorchHeadOps, head_work
@@ -22,16 +22,16 @@ from foretell.runner.model_runner import ModelRunner
 from .messages import ModelShardSpec, head_bytes
 
 
-def open_heads(part: ModelShardSpec, target: ModelConfig, checkpoint: Checkpoint) -> list[OpenedHead]:
+def open_heads(part: ModelShardSpec, target: ModelConfig, checkpoint: Checkpoint) -> list[HeadSource]:
     """Those of a target's part, in the order of their layers in its cache."""
-    return [open_own(checkpoint, target) if folder is None else open_head(folder, target) for folder in part.heads]
+    return [open_mtp(checkpoint, target) if folder is None else open_head(folder, target) for folder in part.heads]
 
 
 def split_runner(part: ModelShardSpec, model: Decoder, ranks: Ranks) -> tuple[ModelRunner, RankHeads]:
     """What runs a rank's part of a model, and of the heads that lie with it."""
     checkpoint = open_checkpoint(part.checkpoint)
     opened = open_heads(part, model.config, checkpoint)
-    lender = lend(checkpoint, model)  # before the runner packs the target's weights away
+    lender = share_target_weights(checkpoint, model)  # before the runner packs the target's weights away
     loaded = [each.load(lender, model.dtype, part.context, model.shard) for each in opened]
     shapes = [beside(head.config, model.shard) for head in loaded]
     ready = part.ready(model)
@@ -41,7 +41,7 @@ def split_runner(part: ModelShardSpec, model: Decoder, ranks: Ranks) -> tuple[Mo
     works, first = dict[int, TorchHeadOps](), len(ready.layer_shapes)
     for head, own in zip(loaded, shapes, strict=True):
         pack_head(head, runner.model)
-        head.meet(ranks)
+        head.join_ranks(ranks)
         works[first] = head_work(head, HeadPages.of(head, runner.cache, first))
         first += len(own)
     return runner, RankHeads(runner.model, works)
@@ -57,7 +57,7 @@ class RankHeads:
     @property
     def taps(self) -> tuple[int, ...]:
         """The target's layers whose states they want."""
-        return tuple(sorted({tap for work in self.works.values() for tap in _config(work).taps}))
+        return tuple(sorted({tap for work in self.works.values() for tap in _config(work).hidden_layers}))
 
     @property
     def bytes(self) -> int:
@@ -73,7 +73,7 @@ class RankHeads:
 
     def _tapped(self, config: HeadConfig, features: Tensor) -> Tensor:
         by_tap = dict(zip(self.taps, features.view(len(features), len(self.taps), -1).unbind(1), strict=True))
-        return torch.cat([by_tap[tap] for tap in config.taps], 1)
+        return torch.cat([by_tap[tap] for tap in config.hidden_layers], 1)
 
     def do(self, head: int, told: HeadOp | HeadConfig) -> None:
         """What the first rank does now, or how a head is connected."""

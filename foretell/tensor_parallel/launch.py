@@ -11,7 +11,7 @@ from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.models.config import ModelConfig
 from foretell.models.quantize import native_for
-from foretell.models.sharding import Shard, check_split
+from foretell.models.sharding import Shard, check_tensor_parallel_size
 
 from .messages import LaunchSpec, ModelShardSpec
 from .tp_group import TensorParallelGroup
@@ -24,7 +24,7 @@ def check_ranks(target: ModelConfig, device: torch.device, speculation: Speculat
     check_draft(speculation, ranks)
     if ranks == 1:
         return
-    check_split(target, ranks)
+    check_tensor_parallel_size(target, ranks)
     for name in re.split("[,+]", speculation.drafter):  # several to choose from, or several in one tree
         if name.strip().partition(":")[0] in ("self", "exit"):
             words = f"{name.strip()} runs the target's own layers, which lie on {ranks} ranks; take another drafter"

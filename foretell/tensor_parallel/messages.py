@@ -14,14 +14,13 @@ import torch
 
 from foretell.hub import open_checkpoint
 from foretell.kernels.attention import Span
-from foretell.kernels.quant import Rounding
+from foretell.kernels.quant import QuantFormat
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, HeadConfig, read_head_config
 from foretell.models.layers import Linear
 from foretell.models.load import load_model
-from foretell.models.quantize import Bits
+from foretell.models.quantize import Bits, quantize_weights, quantize_weights_cuda
 from foretell.models.sharding import Shard
-from foretell.models.variants import quantize_weights, round_weights
 from foretell.runner.batch_layout import BatchLayout, span_lists
 from foretell.runner.heads.ops import JOBS, HeadOp
 
@@ -53,7 +52,7 @@ def job_message(head: int, job: HeadOp) -> bytes:
 
 def wire_message(head: int, config: HeadConfig) -> bytes:
     """How a head is connected, where its file did not say it right."""
-    return np.array([WIRE, head], np.int64).tobytes() + json.dumps(config.said()).encode()
+    return np.array([WIRE, head], np.int64).tobytes() + json.dumps(config.to_json()).encode()
 
 
 def read_message(message: bytes) -> tuple[int, BatchLayout | tuple[list[int], list[int]] | HeadOp | HeadConfig]:
@@ -98,7 +97,7 @@ class ModelShardSpec:
     checkpoint: Path
     dtype: torch.dtype
     bits: Bits | None
-    rounding: Rounding | None
+    rounding: QuantFormat | None
     pages: int
     page_size: int
     context: int
@@ -111,7 +110,7 @@ class ModelShardSpec:
     def ready(self, model: Decoder) -> Decoder:
         """The loaded part with its weights as they will run."""
         if self.rounding is not None:
-            return round_weights(model, self.rounding)
+            return quantize_weights_cuda(model, self.rounding)
         return model if self.bits is None else quantize_weights(model, self.bits)
 
 

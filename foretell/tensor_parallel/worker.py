@@ -56,7 +56,7 @@ def _work(order: LaunchSpec, store: Any, patience: float, line: Connection, inbo
     group = ProcessGroup(store, shard.rank, shard.size, device, patience)
     models = [part.load(shard, device) for part in order.parts]
     for model in models:
-        model.meet(group)
+        model.join_ranks(group)
     runners = [split_runner(part, model, group) for part, model in zip(order.parts, models, strict=True)]
     weights, guessing = sum(held_bytes(runner.model) for runner, _ in runners), sum(heads.bytes for _, heads in runners)
     line.send(Report("ready", weights=weights + guessing, heads=guessing))

@@ -30,10 +30,10 @@ class BlockMethod(HeadMethod[BlockHead]):
         goals = goals_of(self.capture, states, head)
         anchors, real = draw_anchors(learnt, generator) if torch.is_grad_enabled() else every_anchor(learnt)
         everywhere = torch.arange(tokens.shape[1], device=tokens.device)
-        read = head.remember(head.fuse(head.known(states.features, tokens)), head.turn(everywhere))
+        read = head.context_kv(head.fuse(head.with_token_hints(states.features, tokens)), head.rope_rows(everywhere))
         places = anchors[..., None] + torch.arange(head.config.block, device=tokens.device)
         attend = BlockAttend(head.config.layer.scale, head.config.causal_in_block, read, anchors)
-        said = head.guessing(head(tokens.gather(1, anchors), head.turn(places), attend))
+        said = head.draft_states(head(tokens.gather(1, anchors), head.rope_rows(places), attend))
         wanted = _wanted(learnt, anchors, real, head.config.drafts)
         row, anchor, step = wanted.nonzero(as_tuple=True)
         place = anchors[row, anchor] + step
@@ -52,7 +52,7 @@ class BlockMethod(HeadMethod[BlockHead]):
         scored = rows_loss(states, self.output, rows, self.mix, hints, nudge)
         loss = scored.loss
         if head.surety is not None:
-            loss = loss + surety_loss(head.sure(states.detach(), before), scored.alpha, rows.weight)
+            loss = loss + surety_loss(head.confidence_logits(states.detach(), before), scored.alpha, rows.weight)
         return loss, scored.alpha, scored.guess
 
 

@@ -27,7 +27,7 @@ class DistillMethod(HeadMethod[DistilledHead]):
         tokens, head = states.batch.tokens, self.head
         goals = goals_of(self.capture, states, head)
         places = torch.arange(1, tokens.shape[1], device=tokens.device)  # as it is served: place 0 is not read
-        said = head.step(tokens[:, 1:], head.fuse(states.features)[:, :-1], head.turn(places), self.attend)
+        said = head.step(tokens[:, 1:], head.fuse(states.features)[:, :-1], head.rope_rows(places), self.attend)
         said = rms_norm(said, head.norm.weight, head.config.layer.norm_eps)
         wanted = torch.zeros_like(states.batch.learnt[:, 1:])
         wanted[:, :-1] = states.batch.learnt[:, 2:]

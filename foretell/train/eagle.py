@@ -30,7 +30,9 @@ class EagleMethod(HeadMethod[EagleHead]):
         feature, weight = head.fuse(states.features)[:, :-1], mean_weight(goals)
         total, hits, counted = feature.new_zeros((), dtype=torch.float32), [], []
         for step in range(self.steps):
-            said = head.step(shifted(tokens, step).gather(1, columns), feature, head.turn(columns + 1 + step), attend)
+            said = head.step(
+                shifted(tokens, step).gather(1, columns), feature, head.rope_rows(columns + 1 + step), attend
+            )
             wanted = shifted(learnt, step + 1)
             loss, hit = self._score(said, wanted, columns, step, goals, weight * DECAY**step)
             total, feature = total + loss, head.carry(said)

@@ -15,7 +15,7 @@ from foretell.errors import RequestError
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead, EagleConfig, EagleHead, LayerConfig, TargetWeights
-from foretell.models.draft_heads.formats.layout import layer_parts
+from foretell.models.draft_heads.formats.layout import layer_tensors
 
 from .model_files import architectures
 
@@ -37,7 +37,7 @@ def export_head(head: DraftHead[Any], target: Decoder, opened: ModelSource, name
 def _tensors(head: EagleHead, lender: TargetWeights, form: str) -> dict[str, Tensor]:
     """Theirs: matrices that stand one under another with us stand apart there."""
     first = "midlayer" if form == "eagle3" else "layers.0"
-    state = {name: tensor.detach().cpu().float() for name, tensor in head.own_state().items()}
+    state = {name: tensor.detach().cpu().float() for name, tensor in head.own_state_dict().items()}
     found: dict[str, Tensor] = {}
     for ours, theirs in _parts(head.config, first).items():
         pieces = state[ours].chunk(len(theirs))
@@ -56,9 +56,9 @@ def _tensors(head: EagleHead, lender: TargetWeights, form: str) -> dict[str, Ten
 
 
 def _parts(config: EagleConfig, first: str) -> dict[str, tuple[str, ...]]:
-    parts = layer_parts(config.layer, 0, first, None)
+    parts = layer_tensors(config.layer, 0, first, None)
     for i in range(1, config.layers):
-        parts |= layer_parts(config.layer, i, f"layers.{i}")
+        parts |= layer_tensors(config.layer, i, f"layers.{i}")
     parts |= {
         "fc.weight": ("fc.weight",),
         "embed_norm.weight": (f"{first}.input_layernorm.weight",),
@@ -68,7 +68,7 @@ def _parts(config: EagleConfig, first: str) -> dict[str, tuple[str, ...]]:
     parts |= {"fc.bias": ("fc.bias",)} if config.fc_bias else {}
     parts |= {"fc_norm.weight": ("input_norm.weight",)} if config.norm_before_fc else {}
     if config.fc_norm:
-        parts |= {f"tap_norms.{i}.weight": (f"fc_norm.{i}.weight",) for i in range(len(config.taps))}
+        parts |= {f"tap_norms.{i}.weight": (f"fc_norm.{i}.weight",) for i in range(len(config.hidden_layers))}
     return parts
 
 
@@ -101,14 +101,14 @@ def _flags(config: EagleConfig) -> dict[str, Any]:
         "norm_before_fc": config.norm_before_fc,
         "fc_norm": config.fc_norm,
         "norm_output": config.norm_output,
-        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "eagle_aux_hidden_state_layer_ids": list(config.hidden_layers),
         "torch_dtype": "float32",
     }
 
 
 def _eagle3(config: EagleConfig, target: ModelConfig) -> dict[str, Any]:
     """EAGLE-3's own, as SpecForge writes it. SGLang counts layers from 0 where the first is 1, and states otherwise."""
-    taps = [tap - 1 for tap in config.taps] if config.taps[0] == 2 else list(config.taps)
+    taps = [tap - 1 for tap in config.hidden_layers] if config.hidden_layers[0] == 2 else list(config.hidden_layers)
     nested = {"eagle_aux_hidden_state_layer_ids": taps, "use_aux_hidden_state": True}
     own = {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": nested}
     return {**own, **_layer(config.layer, target, config.layers), **_flags(config)}

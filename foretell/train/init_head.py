@@ -72,7 +72,7 @@ def shaped(kind: str, config: TrainConfig) -> TrainConfig:
     found = _shape_of(head)
     for name, value in found.items():
         given = getattr(config, name)
-        same = config.tap_list == head.taps if name == "taps" else given == value
+        same = config.tap_list == head.hidden_layers if name == "taps" else given == value
         if given is not None and not same:
             raise RequestError(
                 name, f"{given} is asked for and {config.init} has {value}; leave the flag out, or --init"
@@ -84,7 +84,7 @@ def _shape_of(head: HeadConfig) -> dict[str, Any]:
     """What flags say of a head, by their names."""
     found: dict[str, Any] = {"layers": getattr(head, "layers", 1)}
     if isinstance(head, EagleConfig | BlockConfig):
-        found["taps"] = ",".join(str(tap) for tap in head.taps)
+        found["taps"] = ",".join(str(tap) for tap in head.hidden_layers)
     if isinstance(head, BlockConfig):
         found |= {"draft_tokens": head.block, "markov_rank": head.markov_rank}
     if isinstance(head, MedusaConfig):
@@ -116,18 +116,18 @@ def head_config(kind: str, target: ModelConfig, config: TrainConfig, outputs: in
     taps = config.tap_list or default_taps(target.layers)
     if kind == "eagle":
         # The norms of 3.1; the residual stays as it is, which every server of EAGLE-3 heads knows.
-        return EagleConfig(**shared, taps=taps, layers=layers, fc_norm=True, norm_output=True)
+        return EagleConfig(**shared, hidden_layers=taps, layers=layers, fc_norm=True, norm_output=True)
     if kind == "block":
         rank = MARKOV_RANK if config.markov_rank is None else config.markov_rank
         look_back = LOOK_BACK if target.width % LOOK_BACK == 0 else 0
         return BlockConfig(
-            **shared, taps=taps, layers=layers, block=drafted, markov_rank=rank, confidence=True,
+            **shared, hidden_layers=taps, layers=layers, block=drafted, markov_rank=rank, confidence=True,
             confidence_with_markov=rank > 0, fc_norm=True, look_back=look_back, anchored=True,
         )  # fmt: skip
     if kind == "distill":
-        return DistilledConfig(**shared, taps=(0,), layers=layers)
+        return DistilledConfig(**shared, hidden_layers=(0,), layers=layers)
     assert kind in ("medusa", "streaming"), "there are no other kinds"
-    return MedusaConfig(**shared, taps=(target.layers,), target_norm=True, heads=drafted, layers=layers)
+    return MedusaConfig(**shared, hidden_layers=(target.layers,), target_norm=True, heads=drafted, layers=layers)
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def ready_head(head: DraftHead[Any], target: Decoder, context: int) -> DraftHead
     """With what it borrows, on the target's device, to be trained on texts of up to `context` tokens."""
     device = target.embed.device
     head.to(device, target.dtype)
-    head.borrow(TargetWeights.of(target))
+    head.share_weights(TargetWeights.of(target))
     head.prepare(context)
     return head
 
@@ -150,7 +150,7 @@ def new_head(said: HeadConfig, ids: list[int], target: Decoder, seed: int, conte
     if said.draft_vocab is not None:
         head.draft_ids.copy_(torch.tensor(ids))
     ready_head(head, target, context)
-    head.start(torch.Generator(target.embed.device).manual_seed(seed))
+    head.init_weights(torch.Generator(target.embed.device).manual_seed(seed))
     with torch.no_grad():
         inherit(head, target, spaced(said.layers, len(target.blocks)) if isinstance(said, DistilledConfig) else None)
     return head
@@ -178,8 +178,8 @@ def opened_head(folder: str, said: HeadConfig, ids: list[int] | None, target: De
 def reworded(head: DraftHead[Any], said: HeadConfig, ids: list[int]) -> DraftHead[Any]:
     """The same head with other words to guess: its states are as good for other rows of the target's."""
     other = make_head(said)
-    state = {name: part for name, part in head.own_state().items() if name != "draft_ids"}
-    if any(other.own_state()[name].shape != part.shape for name, part in state.items()):
+    state = {name: part for name, part in head.own_state_dict().items() if name != "draft_ids"}
+    if any(other.own_state_dict()[name].shape != part.shape for name, part in state.items()):
         raise RequestError("draft_vocab", "this head has weights for each of its words; leave --draft-vocab out")
     other.load_state_dict(state, strict=False)
     if said.draft_vocab is not None:

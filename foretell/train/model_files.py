@@ -12,8 +12,8 @@ from foretell.build.model_source import ModelSource
 from foretell.errors import UnsupportedModelError
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
-from foretell.models.hf_config import end_ids
-from foretell.models.weights import make_slots
+from foretell.models.hf_config import eos_token_ids
+from foretell.models.weights import map_parameters
 
 
 def check_writable(opened: ModelSource) -> None:
@@ -27,14 +27,16 @@ def write_model(model: Decoder, opened: ModelSource, folder: Path) -> None:
     """The model with its own names, in its own type."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for name, slot in make_slots(model, is_gguf=False).items():
+    for name, slot in map_parameters(model, is_gguf=False).items():
         values = slot.rows.detach().cpu()
         full = name if name.startswith("lm_head") else f"model.{name}"
         tensors[full] = (values - slot.add if slot.add else values).contiguous().clone()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     said = dict(opened.checkpoint.config) if opened.checkpoint.kind == "folder" else _llama(opened.config)
     _write(folder / "config.json", said | {"torch_dtype": str(model.dtype).removeprefix("torch.")})
-    _write(folder / "generation_config.json", {"eos_token_id": sorted(end_ids(opened.checkpoint) | _ends(opened))})
+    _write(
+        folder / "generation_config.json", {"eos_token_id": sorted(eos_token_ids(opened.checkpoint) | _ends(opened))}
+    )
     for name, text in _tokenizer_files(opened).items():
         (folder / name).write_text(text, encoding="utf-8")
 

@@ -82,13 +82,13 @@ class HeadMethod(Method, Generic[AnyHead]):
     """The head that is trained is the one that is served."""
 
     def __init__(self, head: AnyHead, capture: Capture) -> None:
-        self.head, self.capture, self.taps = head, capture, head.config.taps
+        self.head, self.capture, self.taps = head, capture, head.config.hidden_layers
 
     def trained(self) -> list[nn.Parameter]:
-        return self.head.trained()
+        return self.head.trainable_parameters()
 
     def state(self) -> dict[str, Tensor]:
-        return self.head.own_state()
+        return self.head.own_state_dict()
 
     def write(self, folder: Path, accuracy: tuple[float, ...]) -> None:
         config = self.head.config

@@ -13,9 +13,9 @@ from foretell.build.model_source import ModelSource
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.models.decoder import Decoder
-from foretell.models.hf_config import end_ids
+from foretell.models.hf_config import eos_token_ids
 from foretell.runner.memory_plan import device_memory
-from foretell.sampling.noise import mix
+from foretell.sampling.noise import derive_seed
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
 
@@ -153,7 +153,7 @@ def _by_engine(llm: LLM, wishes: list[Wish], writing: RegenerateSettings) -> Ite
                 top_p=1.0,
                 top_k=-1,
                 max_tokens=min(wish.most, writing.context - len(wish.prompt)),
-                seed=mix(writing.seed, wish.index) % (1 << 63),
+                seed=derive_seed(writing.seed, wish.index) % (1 << 63),
             )
             for wish in piece
         ]
@@ -167,6 +167,6 @@ def _on_device(
 ) -> Iterator[tuple[Wish, list[int]]]:
     """Through the sampler, which is many times faster where millions of tokens are wanted."""
     slots = min(SLOTS, len(wishes), int(device_memory(target.device) * MEMORY / (writing.context * target.token_bytes)))
-    ends = target.tokenizer.end_ids | end_ids(target.checkpoint)
+    ends = target.tokenizer.end_ids | eos_token_ids(target.checkpoint)
     sampler = Sampler(model, max(1, slots), writing.context, ends, writing.seed)
     yield from sampler.write(wishes)

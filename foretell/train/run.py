@@ -89,7 +89,7 @@ class Run:
             head = opened_head(config.init, said, ids if config.draft_vocab else None, self.target, context)
         share = coverage(self.corpus.held_out, head.draft_ids.tolist())
         self.reporter.say(f"{len(head.draft_ids)} tokens can be guessed: {share:.1%} of what the target says")
-        mix, capture = MIXES[config.loss], Capture(self.target, said.taps, context)
+        mix, capture = MIXES[config.loss], Capture(self.target, said.hidden_layers, context)
         if kind == "eagle":
             return EagleMethod(head, capture, self.drafted, mix)
         if kind == "block":

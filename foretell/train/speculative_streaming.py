@@ -32,18 +32,18 @@ class StreamingMethod(Method):
 
     def __init__(self, target: Decoder, head: MedusaHead, capture: Capture, opened: ModelSource, mix: Mix) -> None:
         self.tuned, self.head, self.capture, self.opened, self.mix = copy.deepcopy(target), head, capture, opened, mix
-        head.borrow(TargetWeights.of(self.tuned))
+        head.share_weights(TargetWeights.of(self.tuned))
         self.everything = torch.arange(target.config.vocab, device=target.embed.device)
 
     def trained(self) -> list[nn.Parameter]:
         own = list(self.tuned.blocks.parameters())
         for each in own:
             each.requires_grad_(True)
-        return [*own, *self.head.trained()]
+        return [*own, *self.head.trainable_parameters()]
 
     def state(self) -> dict[str, Tensor]:
         blocks = {f"blocks.{name}": each for name, each in self.tuned.blocks.state_dict().items()}
-        return blocks | {f"head.{name}": each for name, each in self.head.own_state().items()}
+        return blocks | {f"head.{name}": each for name, each in self.head.own_state_dict().items()}
 
     def __call__(self, states: States, generator: torch.Generator) -> Progress:
         tokens, learnt = states.batch.tokens, states.batch.learnt

@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from foretell.sampling.noise import mix
+from foretell.sampling.noise import derive_seed
 
 from .batches import Batches
 from .capture import Capture, KeptStates
@@ -102,7 +102,7 @@ class Trainer:
         standing = self.standing
         states = self._states.at(standing.step)
         generator = torch.Generator(self.batches.device)
-        generator.manual_seed(mix(self.batches.seed, standing.step) % (1 << 63))
+        generator.manual_seed(derive_seed(self.batches.seed, standing.step) % (1 << 63))
         progress = self.method(states, generator)
         progress.loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step(standing.step, self.share)
@@ -142,7 +142,7 @@ def estimate(method: Method, capture: Capture, batches: Batches, seed: int) -> t
     tokens = steps = 0
     for number, batch in enumerate(batches.in_order()):
         generator = torch.Generator(batch.tokens.device)
-        generator.manual_seed(mix(seed, number) % (1 << 63))
+        generator.manual_seed(derive_seed(seed, number) % (1 << 63))
         progress = method(capture(batch), generator)
         walked, found = progress.walk(), progress.sums()
         tokens, steps = tokens + walked[0], steps + walked[1]

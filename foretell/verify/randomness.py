@@ -37,12 +37,12 @@ class StepRandom:
 
     def flip(self, probability: float, node: int) -> bool:
         seed, root = self._key(torch.device("cpu"))
-        return float(noise.coins(seed, root, torch.tensor([node]))) < probability
+        return float(noise.accept_uniforms(seed, root, torch.tensor([node]))) < probability
 
     def pick(self, weights: Tensor) -> int:
         seed, root = self._key(weights.device)
         lanes = weights.nonzero()[:, 0]
-        return int(lanes[(weights[lanes] / noise.pick_noise(seed, root, lanes)[0]).argmax()])
+        return int(lanes[(weights[lanes] / noise.residual_noise(seed, root, lanes)[0]).argmax()])
 
     def _key(self, device: torch.device) -> tuple[Tensor, Tensor]:
         return torch.tensor([self.seed], device=device), torch.tensor([self.root], device=device)

@@ -129,7 +129,7 @@ def texts(engine: Engine, rule: str) -> list[list[int]]:
         if not engine.busy:
             break
         engine.step()
-    assert not engine.busy and engine.runner.pool.held == 0
+    assert not engine.busy and engine.runner.pool.num_held == 0
     return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 

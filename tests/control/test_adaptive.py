@@ -49,7 +49,7 @@ def adapted(drafter: Drafter, settings: ControllerSettings = ControllerSettings(
 def write(engine: Engine, **params: object) -> list[list[int]]:
     tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, **params)]  # type: ignore[arg-type]
     run(engine)
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0
     return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 

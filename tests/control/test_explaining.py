@@ -66,11 +66,11 @@ def test_costs_are_measured_kept_and_taken_up_again(
     controller = llm.engine.controller
     assert isinstance(controller, AdaptiveController)
     assert not controller.costs.known
-    before = llm.engine.runner.pool.held
+    before = llm.engine.runner.pool.num_held
     clock = _forward_takes(llm.engine.runner, monkeypatch, lambda rows: 0.01 + 0.001 * rows)
     monkeypatch.setattr("foretell.engine.cost_profiler.perf_counter", clock)
     llm.measure()
-    assert llm.engine.runner.pool.held == before == 0, "made-up texts give their pages back"
+    assert llm.engine.runner.pool.num_held == before == 0, "made-up texts give their pages back"
     for rows in (1, 4, 16):
         assert controller.costs.seconds(rows) == pytest.approx(0.01 + 0.001 * rows, rel=0.1), rows
     (kept,) = (tmp_path / "costs").iterdir()
@@ -113,7 +113,7 @@ def test_measuring_needs_pages_and_does_without_where_there_are_none(tiny_folder
     llm = LLM(tiny_folder, drafter="ngram", max_model_len=64, max_num_seqs=1, quiet=True)
     llm.assembly.profiler.file = None
     llm.measure()
-    assert llm.engine.runner.pool.held == 0
+    assert llm.engine.runner.pool.num_held == 0
 
 
 def test_the_command_tells_it_in_words_and_in_json(

@@ -51,7 +51,7 @@ def test_a_sequence_swapped_in_to_other_pages_discards_the_step_in_flight() -> N
     for tensor in engine.runner.cache.tensors:
         tensor.fill_(7.0)
     engine.scheduler.schedule([])
-    assert swap.brought_back > 2
+    assert swap.swapped_in > 2
     run(engine)
     assert [state.seq.tokens[len(state.seq.request.prompt) :] for state in states] == truth_for("greedy")
 

@@ -53,7 +53,7 @@ def test_the_device_has_the_next_step_before_words_are_told() -> None:
             assert set(order) == {f"told {executor.num_steps}"}, "all of it behind the next step's beginning"
         order.clear()
     assert written(tracks) == truth_for("greedy")
-    assert not engine.stats.drafter_failures and engine.runner.pool.held == 0
+    assert not engine.stats.drafter_failures and engine.runner.pool.num_held == 0
 
 
 def test_first_words_do_not_wait_for_a_guess() -> None:
@@ -131,7 +131,7 @@ def test_guesses_of_a_text_that_goes_meanwhile_cost_nobody_elses(moment: int) ->
     check_pages(engine)
     run(engine)
     assert [text for i, text in enumerate(written(tracks)) if i != 1] == [t for i, t in enumerate(truth) if i != 1]
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0
 
 
 def test_one_that_asked_for_more_rows_and_goes_meanwhile_shifts_nobodys() -> None:

@@ -43,7 +43,7 @@ def test_texts_go_on_in_smaller_steps(most: int) -> None:
     run(engine)
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
     assert engine.oom_backoff.num_ooms > 0
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0
 
 
 def test_larger_steps_come_back() -> None:

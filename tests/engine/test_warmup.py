@@ -32,7 +32,7 @@ from foretell.runner.cuda.graph_shapes import ChainSizes, fit, fit_chain
 from foretell.runner.cuda.warmup import chain, long_tree, tree
 from foretell.runner.executor import Executor, StepOutput
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.cuda_sampler import Draws
+from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
 from tests.recordings import Filled, MadeUpSteps, make_up, play
@@ -63,7 +63,7 @@ def test_no_text_can_tell_that_it_was(config: HeadConfig) -> None:
     while rehearsal.run_one():
         pass
     head = drafter.inner
-    assert rehearsal.num_done and engine.runner.pool.held == engine.stats.forwards == 0
+    assert rehearsal.num_done and engine.runner.pool.num_held == engine.stats.forwards == 0
     assert isinstance(head, HeadDrafter) and head._whole_reader is not None and not head._trails
     tracks = [add(engine, str(i), prompt)[0] for i, prompt in enumerate(PROMPTS)]
     run(engine)
@@ -97,7 +97,7 @@ class Chaining:
     def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         return self.inner(packed, taps)
 
-    def chain(self, packed: BatchLayout, steps: int, vocab: int, draws: Draws | None) -> PendingChains:
+    def chain(self, packed: BatchLayout, steps: int, vocab: int, draws: SamplingBatch | None) -> PendingChains:
         first, _ = fit(packed, self.share)
         self.asked[fit_chain(packed, first, self.share, steps, vocab, draws is not None)] += 1
         texts = len(packed.spans)
@@ -107,7 +107,7 @@ class Chaining:
 def test_a_draft_model_has_made_chains_of_all_depths_greedy_and_drawn() -> None:
     helper = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
     made_up = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
-    helper.executor = executor = Chaining(made_up, helper.layout.share)
+    helper.executor = executor = Chaining(made_up, helper.layout.queries_per_kv_head)
     engine = long_engine(GraphModelDrafter(helper, VOCAB, "model"))
     engine.runner.executor = made_up
     Warmup(engine, partial(pieces, names=("model",))).run(60)
@@ -115,7 +115,7 @@ def test_a_draft_model_has_made_chains_of_all_depths_greedy_and_drawn() -> None:
         {replace(each, drawn=False) for each in executor.asked if each.drawn is way} for way in (False, True)
     )
     assert {each.steps for each in greedy} == {each.budget.depth for each in model_chains(NODES)} and drawn == greedy
-    assert helper.pool.held == 0
+    assert helper.pool.num_held == 0
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
@@ -123,7 +123,7 @@ def test_a_draft_model_that_is_asked_now_and_then_waits_for_no_recording(heat: f
     """Others guess meanwhile, and the text goes on by any number of tokens before it is asked again."""
     helper = ModelRunner(tiny_decoder(config=replace(CONFIG, context=CONTEXT)), 2 * CONTEXT // 16, 16, CONTEXT)
     made_up = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
-    helper.executor = executor = Chaining(made_up, helper.layout.share)
+    helper.executor = executor = Chaining(made_up, helper.layout.queries_per_kv_head)
     engine = long_engine(drafter := GraphModelDrafter(helper, VOCAB, "model"))
     engine.runner.executor = made_up
     Warmup(engine, partial(pieces, names=("model",))).run(60)
@@ -180,7 +180,7 @@ def test_who_learns_hears_nothing_of_it_and_a_stranger_is_not_asked() -> None:
     rehearsal = Warmup(engine, partial(pieces, names=("recycle",)))
     while rehearsal.run_one():
         pass
-    assert rehearsal.num_done > 60 and recycle.memory == engine.stats.forwards == engine.runner.pool.held == 0
+    assert rehearsal.num_done > 60 and recycle.memory == engine.stats.forwards == engine.runner.pool.num_held == 0
 
 
 def test_it_ends_with_its_time_and_goes_on_when_nobody_waits() -> None:
@@ -217,4 +217,4 @@ def test_pages_come_back_from_a_step_that_fails() -> None:
 
     engine.runner.executor = fails
     Warmup(engine, pieces).run(60)
-    assert tried and engine.runner.pool.held == 0
+    assert tried and engine.runner.pool.num_held == 0

@@ -93,7 +93,7 @@ def rehearsed() -> tuple[Engine, Tape]:
     rehearsal = Warmup(engine, partial(warmup_tasks, names=("eagle",), max_draft=LONGEST, max_tree=NODES))
     while rehearsal.run_one():
         pass
-    assert rehearsal.num_done and engine.runner.pool.held == 0
+    assert rehearsal.num_done and engine.runner.pool.num_held == 0
     return engine, tape
 
 

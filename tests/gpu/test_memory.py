@@ -89,7 +89,7 @@ def test_no_more_is_taken_than_was_planned(folders: tuple[Path, Path]) -> None:
     assert used <= plan.total
     found = written(llm)
     assert swap is not None and scheduler.preemptions > 0
-    print(f"{scheduler.preemptions} made way, {swap.kept} by copy, {swap.brought_back} came back so")
+    print(f"{scheduler.preemptions} made way, {swap.swapped_out} by copy, {swap.swapped_in} came back so")
     told("after a burst", plan, used := taken() - before)
     assert used <= plan.total
     assert llm.engine.stats.drafter_failures == 0 and llm.engine.oom_backoff.num_ooms == 0
@@ -205,7 +205,7 @@ def test_without_memory_for_a_step_texts_go_on_in_smaller_ones(
     with shortage():
         assert texts(engine) == truth
         assert engine.oom_backoff.num_ooms > 0
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0
     sheds = engine.oom_backoff.num_ooms
     for _ in range(12 * STEPS_TO_RESTORE // 40):
         assert texts(engine) == truth

@@ -32,7 +32,7 @@ def test_a_first_request_is_recorded_already() -> None:
     assert isinstance(executor, CudaExecutor)
     Warmup(engine, pieces).run(120)
     recorded = dict(executor.recorder().recordings)
-    assert recorded and None not in recorded.values() and engine.runner.pool.held == 0
+    assert recorded and None not in recorded.values() and engine.runner.pool.num_held == 0
     write(engine, 256)
     assert executor.recorder().recordings == recorded
 

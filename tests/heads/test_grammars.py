@@ -52,7 +52,7 @@ def write(drafter: Drafter | None, world: World = HERE, rule: str = "match", **p
         (request,) = maker.make(str(seed), prompt, wanted, SpeculationChoice(rule=rule))
         tracks.append(engine.add(request, compiler(KIND).compile(SPEC)))
     run(engine, preempt_youngest)
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0
     return tracks
 
 

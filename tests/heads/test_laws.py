@@ -80,7 +80,7 @@ def test_preemption_and_aborts_change_nothing(config: HeadConfig) -> None:
             engine.step()
         engine.abort("1")
         run(engine)
-        assert engine.runner.pool.held == 0
+        assert engine.runner.pool.num_held == 0
         assert [tracks[i].seq.tokens[len(PROMPTS[i]) :] for i in (0, 2, 3, 4)] == [truth[i] for i in (0, 2, 3, 4)]
         assert not drafter.inner._trails, "nothing is kept of who has left"  # type: ignore[attr-defined]
 
@@ -91,7 +91,7 @@ class Scratch:
     def __init__(self, config: HeadConfig, page_size: int, packed: bool) -> None:
         model = tiny_decoder()
         head, lender = OwnHead(config, packed=packed), TargetWeights.of(model)
-        self.runner = ModelRunner(model, 256, page_size, CONTEXT, config.taps, head.beside)
+        self.runner = ModelRunner(model, 256, page_size, CONTEXT, config.hidden_layers, head.beside)
         head.bind(self.runner, lender, CONFIG.layers)
         assert isinstance(head.inner, HeadDrafter)
         self.drafter = head.inner

@@ -24,7 +24,7 @@ from foretell.models.draft_heads import (
     write_head,
 )
 from foretell.models.draft_heads import loading as opening
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.layer import init_weights
 from foretell.models.hf_config import read_config
 from foretell.models.load import load_model
 from foretell.vllm_config import speculation_from_vllm
@@ -46,7 +46,7 @@ def write_heads(target: Path, into: Path) -> None:
     ]
     for config in configs:
         head = make_head(config)
-        initialise(head, torch.Generator().manual_seed(0), spread=0.2)
+        init_weights(head, torch.Generator().manual_seed(0), spread=0.2)
         if config.draft_vocab is not None:
             head.draft_ids.copy_(torch.arange(100) * 2)
         write_head(head, into / config.kind)
@@ -86,7 +86,7 @@ def test_a_head_is_believed_as_good_as_it_was(
     if kind == "eagle":
         config = EagleConfig(LAYER, vocab, 32, (0, 1, 2), fc_norm=True, accuracy=accuracy)
     head = make_head(config)
-    initialise(head, torch.Generator().manual_seed(0))
+    init_weights(head, torch.Generator().manual_seed(0))
     write_head(head, tmp_path)
     arm = LLM(tiny_folder, drafter=f"{kind}:{tmp_path}", quiet=True).engine.drafter.drafters[f"{kind}:{tmp_path}"]
     assert arm.prior == believed if believed is not None else arm.prior > 0.5
@@ -169,7 +169,7 @@ def test_an_embedding_that_is_the_targets_is_not_kept_twice(tmp_path: Path, tiny
     target = load_model(open_checkpoint(tiny_folder))
     config = EagleConfig(LAYER, target.config.vocab, 32, (1,), own_embed=True)
     head = make_head(config)
-    initialise(head, torch.Generator().manual_seed(0))
+    init_weights(head, torch.Generator().manual_seed(0))
     assert head.embed is not None
     for same in (True, False):
         if same:

@@ -120,7 +120,7 @@ def along(drafter: HeadDrafter, seq: Sequence, tokens: list[int]) -> dict[int, f
         memory, feature = drafter.pages.memory([seq.pages], text + len(tokens)), drafter.features_before([seq])
         for at, token in enumerate([seq.tokens[-1], *tokens]):
             look = Look(memory, head.config.layer, [text - 1 + at], torch.ones(1, 1, dtype=torch.bool), hidden=1)
-            states = head.step(torch.tensor([token]), feature, head.turn(torch.tensor([text - 1 + at])), look)
+            states = head.step(torch.tensor([token]), feature, head.rope_rows(torch.tensor([text - 1 + at])), look)
             feature = head.carry(states)
         shares = head.logits(states)[0].softmax(-1)
     return dict(zip(head.draft_ids.tolist(), shares.tolist(), strict=True))

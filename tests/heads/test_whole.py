@@ -315,7 +315,7 @@ def test_what_serves_for_a_reading_keeps_the_same(config: HeadConfig) -> None:
     assert reader is not None
     keys, values, features = pages.kept
     kept = [*keys, *values, *([] if features is None else [features])]
-    states = torch.randn(30, config.read_width, generator=torch.Generator().manual_seed(0))
+    states = torch.randn(30, config.input_width, generator=torch.Generator().manual_seed(0))
     found: list[list[torch.Tensor]] = []
     for serves in (False, True):
         reader.recorder = (tape := Tape()).recorder()

@@ -8,9 +8,9 @@ import torch
 
 from foretell.kernels.attention import Span
 from foretell.kernels.bounds import BoundsError
-from foretell.kernels.native.library import DRAW, Library, library
+from foretell.kernels.native.library import SAMPLING_ROW, Library, library
 from foretell.kernels.native.packed import PackedLinear
-from foretell.kernels.native.records import StepRecord, record_of
+from foretell.kernels.native.records import StepRecord, pack_record
 from foretell.kv.cache import slots_of
 from foretell.runner.batch_layout import BatchLayout, pack
 from foretell.runner.native.head_draft import DraftRequest, NativeBlock, NativeChain
@@ -32,15 +32,15 @@ def native() -> Library:
 
 
 def draws_for_too_few_rows() -> None:
-    native().choose(SCORES, bytes(3 * DRAW.itemsize))
+    native().sample(SCORES, bytes(3 * SAMPLING_ROW.itemsize))
 
 
 def odds_of_too_few_ids() -> None:
-    native().odds(SCORES, torch.arange(99), bytes(4 * DRAW.itemsize), 5)
+    native().race_topk(SCORES, torch.arange(99), bytes(4 * SAMPLING_ROW.itemsize), 5)
 
 
 def more_than_64_of_a_row() -> None:
-    native().top(SCORES, 65)
+    native().topk(SCORES, 65)
 
 
 def rows_of_another_width() -> None:
@@ -48,7 +48,7 @@ def rows_of_another_width() -> None:
 
 
 def a_record_without_a_field() -> None:
-    record_of(StepRecord, 0)
+    pack_record(StepRecord, 0)
 
 
 def slots_past_the_pages() -> None:

@@ -13,12 +13,12 @@ from foretell.draft.heads.block import BlockDrafter
 from foretell.draft.heads.eagle import EagleDrafter
 from foretell.draft.heads.medusa import MedusaDrafter
 from foretell.draft.heads.sampling import draws_of
-from foretell.kernels.native.library import NO_MEMORY, library
+from foretell.kernels.native.library import OUT_OF_MEMORY, library
 from foretell.kernels.native.packed import PackedLinear
 from foretell.runner.native.head_draft import NativeBlock, NativeChain, TreeSlots
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.sampling import noise
-from foretell.sampling.native_sampler import choose_natively, draw_rows
+from foretell.sampling.native_sampler import pack_sampling_rows, sample_native
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft
 from tests.heads.test_laws import remembered
@@ -129,13 +129,13 @@ def medusa(faulty: FaultyLibrary) -> Case:
 
 def choose(faulty: FaultyLibrary) -> Case:
     logits = torch.randn(30, 500, generator=torch.Generator().manual_seed(0))
-    return lambda: choose_natively(faulty, logits, SAMPLING * 10, list(range(30)), list(range(30)))
+    return lambda: sample_native(faulty, logits, SAMPLING * 10, list(range(30)), list(range(30)))
 
 
 def odds(faulty: FaultyLibrary) -> Case:
     logits = torch.randn(30, 500, generator=torch.Generator().manual_seed(0))
-    draws = draw_rows(SAMPLING * 10, [noise.key(i, 7) for i in range(30)])
-    return lambda: faulty.odds(logits, torch.arange(500), draws, 8)
+    draws = pack_sampling_rows(SAMPLING * 10, [noise.key(i, 7) for i in range(30)])
+    return lambda: faulty.race_topk(logits, torch.arange(500), draws, 8)
 
 
 CASES = [linear, step, chain, blocks, read, medusa, choose, odds]
@@ -166,7 +166,7 @@ def test_a_failure_in_a_worker_thread_reaches_the_caller(threads: int, faulty: F
     run = linear(faulty)
     truth = run()
     for _ in range(3):
-        assert faulty.hooks.foretell_fail_in_workers(threads) == NO_MEMORY
+        assert faulty.hooks.foretell_fail_in_workers(threads) == OUT_OF_MEMORY
         assert run() == truth, "the workers go on"
 
 

@@ -14,7 +14,7 @@ from foretell.draft.model import ModelDrafter
 from foretell.draft.model_graph import GraphModelDrafter
 from foretell.runner.cuda.executor import CudaExecutor
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.sampling import restricts
+from foretell.sampling.sampling import truncates
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, Sequence
 from tests.kernels_triton.test_executor import stand_still
@@ -65,7 +65,7 @@ def check(mine: Draft, defined: Draft, params: SamplingParams) -> None:
     assert (
         mine.sampled is None and mine.probs is None and mine.confidence is not None and defined.confidence is not None
     )
-    if restricts(params):
+    if truncates(params):
         assert all(0 < own <= sure * 1.001 for own, sure in zip(mine.confidence, defined.confidence, strict=True))
     else:
         assert mine.confidence == pytest.approx(defined.confidence, rel=1e-3)

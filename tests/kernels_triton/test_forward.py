@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.kernels.attention import Layout, group_spans
+from foretell.kernels.attention import AttentionLayout, group_spans
 from foretell.kernels.attention import attend as attend_by_torch
 from foretell.kernels.triton import attention
 from foretell.kernels.triton.attention import Way, attend
@@ -59,7 +59,7 @@ def step(shapes: list[tuple[int, int, Draft]], page_size: int, room: int = ROOM)
 
 def world(
     config: ModelConfig, page_size: int, dtype: torch.dtype, seed: int = 0, room: int = ROOM
-) -> tuple[Decoder, KVCache, Layout]:
+) -> tuple[Decoder, KVCache, AttentionLayout]:
     """A decoder and a cache full of an earlier life's keys."""
     model = tiny_decoder(seed, config).to(DEVICE, dtype)
     model.prepare(config.context)
@@ -67,7 +67,11 @@ def world(
     torch.manual_seed(1 + seed)
     for tensor in (*cache.keys, *cache.values):
         tensor.copy_(torch.randn(tensor.shape).to(dtype))
-    return model, cache, Layout(page_size, config.heads // config.kv_heads, frozenset(config.windows), dtype, DEVICE)
+    return (
+        model,
+        cache,
+        AttentionLayout(page_size, config.heads // config.kv_heads, frozenset(config.windows), dtype, DEVICE),
+    )
 
 
 def run(
@@ -99,7 +103,7 @@ def compare(
     config: ModelConfig, packed: BatchLayout, page_size: int, dtype: torch.dtype, whole: bool, within: float
 ) -> None:
     model, cache, layout = world(config, page_size, dtype)
-    sizes = exact_fit(packed, layout.share, whole)
+    sizes = exact_fit(packed, layout.queries_per_kv_head, whole)
     mine, features = run(model, cache, packed, sizes, (1, config.layers))
     fast = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
     model, cache, layout = world(config, page_size, dtype)

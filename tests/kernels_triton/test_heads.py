@@ -22,7 +22,7 @@ from foretell.kernels.triton.eagle_inputs import Side, read_pairs
 from foretell.kernels.triton.tree_topk import Noise, best_children, descend
 from foretell.models.draft_heads import DraftHead, EagleHead, HeadConfig
 from foretell.models.draft_heads.loading import pack_head
-from foretell.models.quantize import RoundedLinear, round_linear
+from foretell.models.quantize import CudaQuantizedLinear, quantize_linear_cuda
 from foretell.runner.heads.fused_draft import FusedDraft, is_fused
 from foretell.runner.heads.kv import attend
 from foretell.runner.heads.sampler import DraftOutput, ExponentialRace, ProbsBuffer, TreeTopK, likeliest, pick
@@ -233,11 +233,12 @@ def test_other_heads_are_not_served() -> None:
 def in_8_bits(monkeypatch: pytest.MonkeyPatch, *heads: DraftHead[Any]) -> None:
     """As they are packed for a GPU, with all that is multiplied by rows."""
     monkeypatch.setattr(
-        "foretell.models.draft_heads.loading._way_to_pack", lambda *_: functools.partial(round_linear, rounding="int8")
+        "foretell.models.draft_heads.loading._head_packer",
+        lambda *_: functools.partial(quantize_linear_cuda, rounding="int8"),
     )
     for head in heads:
         pack_head(head, tiny_decoder())
-        assert isinstance(head, EagleHead) and isinstance(head.fc, RoundedLinear)
+        assert isinstance(head, EagleHead) and isinstance(head.fc, CudaQuantizedLinear)
 
 
 @interpreted

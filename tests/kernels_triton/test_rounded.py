@@ -11,21 +11,21 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from foretell.kernels import quant as definition
-from foretell.kernels.quant import Rounding
+from foretell.kernels.quant import QuantFormat
 from foretell.kernels.triton import launch_limits as room
 from foretell.kernels.triton import quant_linear as rounded
 from foretell.kernels.triton.swiglu import gate
 from foretell.models.decoder import Decoder
-from foretell.models.variants import round_weights
+from foretell.models.quantize import quantize_weights_cuda
 from foretell.runner.executor import EagerExecutor
 from tests.kernels_triton.test_forward import CONFIGS, DEVICE, STEPS, exact_fit, run, step, world
 
 # Where there is no device: the interpreter loses a carry when it rounds to 8-bit floats (31.5 becomes 16).
-ROUNDINGS: tuple[Rounding, ...] = ("int8", "fp8") if DEVICE.type == "cuda" else ("int8",)
+ROUNDINGS: tuple[QuantFormat, ...] = ("int8", "fp8") if DEVICE.type == "cuda" else ("int8",)
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_rows_are_rounded_as_defined(rounding: Rounding) -> None:
+def test_rows_are_rounded_as_defined(rounding: QuantFormat) -> None:
     torch.manual_seed(0)
     x = (torch.randn(5, 300) * torch.tensor([1e-3, 1, 30, 0, 1e4])[:, None]).to(torch.bfloat16).to(DEVICE)
     mine, defined = rounded.round_rows(x, rounding), definition.round_rows(x.cpu(), rounding)
@@ -36,7 +36,7 @@ def test_rows_are_rounded_as_defined(rounding: Rounding) -> None:
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize(("inputs", "outputs"), [(96, 40), (1200, 72)])
-def test_a_product_equals_its_definition_in_any_batch(rounding: Rounding, inputs: int, outputs: int) -> None:
+def test_a_product_equals_its_definition_in_any_batch(rounding: QuantFormat, inputs: int, outputs: int) -> None:
     torch.manual_seed(1)
     weights = definition.round_rows(torch.randn(outputs, inputs), rounding)
     weights = definition.Rounded(weights.values.to(DEVICE), weights.scales.to(DEVICE))
@@ -60,7 +60,9 @@ def test_a_product_equals_its_definition_in_any_batch(rounding: Rounding, inputs
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 96, 20), (17, 300, 1030)])
-def test_gates_on_the_way_change_no_bit(rows: int, inputs: int, outputs: int, gelu: bool, rounding: Rounding) -> None:
+def test_gates_on_the_way_change_no_bit(
+    rows: int, inputs: int, outputs: int, gelu: bool, rounding: QuantFormat
+) -> None:
     torch.manual_seed(2)
     weights = definition.round_rows(torch.randn(2 * outputs, inputs) * inputs**-0.5, rounding)
     weights = definition.Rounded(weights.values.to(DEVICE), weights.scales.to(DEVICE))
@@ -79,14 +81,14 @@ def test_gates_on_the_way_change_no_bit(rows: int, inputs: int, outputs: int, ge
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("name", ["three to a head", "all norms"])
-def test_a_step_in_8_bits_equals_its_definition(name: str, rounding: Rounding) -> None:
+def test_a_step_in_8_bits_equals_its_definition(name: str, rounding: QuantFormat) -> None:
     packed, config = step(STEPS["trees"], 4), replace(CONFIGS[name], layers=1)
     outputs = []
     for fast in (True, False):
         model, cache, layout = world(config, 4, torch.float32)
         model = in_8_bits(model, rounding)
         if fast:
-            outputs.append(run(model, cache, packed, exact_fit(packed, layout.share), (1,))[0])
+            outputs.append(run(model, cache, packed, exact_fit(packed, layout.queries_per_kv_head), (1,))[0])
         else:
             with torch.inference_mode():
                 outputs.append(EagerExecutor(model, cache, layout)(packed, (1,)).logits)
@@ -95,11 +97,11 @@ def test_a_step_in_8_bits_equals_its_definition(name: str, rounding: Rounding) -
     assert error < (0.02 if rounding == "int8" else 0.05), float(error)
 
 
-def in_8_bits(model: Decoder, rounding: Rounding) -> Decoder:
+def in_8_bits(model: Decoder, rounding: QuantFormat) -> Decoder:
     """The model of a world, which may have packed its weights away on a CPU."""
     from tests.tiny import tiny_decoder
 
-    fresh = round_weights(tiny_decoder(config=model.config).to(DEVICE, model.dtype), rounding)
+    fresh = quantize_weights_cuda(tiny_decoder(config=model.config).to(DEVICE, model.dtype), rounding)
     fresh.prepare(model.config.context)
     return fresh
 

@@ -35,7 +35,7 @@ def outrunning(world: World, drafter: Drafter | None, seed: int = 0) -> tuple[En
 def written(engine: Engine, after_step: Callable[[Engine], None] = lambda engine: None, **params: object) -> Truth:
     tracks = [track for i, prompt in enumerate(PROMPTS) for track in add(engine, str(i), prompt, **params)]
     run(engine, after_step)
-    assert engine.runner.pool.held == 0, "all pages are back"
+    assert engine.runner.pool.num_held == 0, "all pages are back"
     return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 
@@ -108,7 +108,7 @@ def test_an_abort_between_two_steps_touches_nobody_else(make: Callable[[Truth], 
             engine.abort(gone)
         check_pages(engine)
         run(engine)
-        assert engine.runner.pool.held == 0
+        assert engine.runner.pool.num_held == 0
         for i in (0, 2, 4):
             assert tracks[i].seq.tokens[len(PROMPTS[i]) :] == truth[i]
 

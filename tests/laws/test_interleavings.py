@@ -98,7 +98,7 @@ def test_everybody_hears_the_own_text(seed: int, drafter: str) -> None:
         for delta in engine.step():
             told.setdefault((delta.request_id, delta.choice), []).extend(delta.tokens)
         check_pages(engine)
-    assert engine.runner.pool.held == 0 and not engine.safe_drafter.failures
+    assert engine.runner.pool.num_held == 0 and not engine.safe_drafter.failures
     for key, track in tracks.items():
         heard, text = told.get(key, []), truth[key]
         assert heard == text[: len(heard)] and (key[0] in gone or heard == text)

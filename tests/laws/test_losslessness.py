@@ -134,7 +134,7 @@ def test_an_abort_touches_nobody_else(make: Callable[[Truth], Drafter]) -> None:
         for gone in ("1", "3"):
             engine.abort(gone)
         run(engine)
-        assert engine.runner.pool.held == 0
+        assert engine.runner.pool.num_held == 0
         for i in (0, 2, 4):
             assert tracks[i].seq.tokens[len(PROMPTS[i]) :] == truth[i]
 
@@ -219,7 +219,7 @@ def test_a_prediction_never_changes_the_text(sampling: str, world: World) -> Non
         ]
         run(engine, preempt_youngest)
         assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
-        assert engine.runner.pool.held == 0
+        assert engine.runner.pool.num_held == 0
 
 
 FAMILIES = {

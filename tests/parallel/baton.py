@@ -21,7 +21,7 @@ class Baton:
     def __init__(self, rank: int, shared: Shared) -> None:
         self.rank, self._shared = rank, shared
 
-    def join(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         first, *others = self._exchange(x)
         total = first.float()
         for other in others:

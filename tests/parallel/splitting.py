@@ -10,15 +10,15 @@ from safetensors.torch import save_file
 
 from foretell.hub import Checkpoint
 from foretell.models.decoder import Decoder
-from foretell.models.load import sketch, take_memory
+from foretell.models.load import materialize, meta_model
 from foretell.models.sharding import Shard
-from foretell.models.weights import fill_weights, make_slots
+from foretell.models.weights import fill_weights, map_parameters
 from tests.models.checkpoints import folder as checkpoint_of
 
 
 def saved(model: Decoder) -> dict[str, torch.Tensor]:
     """Its tensors as a checkpoint has them."""
-    return {name: (slot.rows - slot.add).contiguous() for name, slot in make_slots(model, is_gguf=False).items()}
+    return {name: (slot.rows - slot.add).contiguous() for name, slot in map_parameters(model, is_gguf=False).items()}
 
 
 def checkpoint(model: Decoder) -> Checkpoint:
@@ -27,7 +27,7 @@ def checkpoint(model: Decoder) -> Checkpoint:
 
 def part_of(model: Decoder, shard: Shard) -> Decoder:
     """What a rank loads of it."""
-    part = take_memory(sketch(model.config, model.dtype, shard), torch.device("cpu"))
+    part = materialize(meta_model(model.config, model.dtype, shard), torch.device("cpu"))
     with torch.no_grad():
         fill_weights(part, checkpoint(model))
     return part.eval()

@@ -13,7 +13,7 @@ from foretell.errors import RequestError
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import BlockConfig, DraftHead, HeadConfig, MedusaConfig, TargetWeights, make_head
-from foretell.models.draft_heads.sharding import check_split_head, part_of_tensor
+from foretell.models.draft_heads.io import check_head_split, shard_tensor
 from foretell.models.sharding import Ranks, Shard
 from foretell.runner.heads.kv import HeadPages, beside
 from foretell.runner.heads.ops import (
@@ -56,14 +56,14 @@ def part_of(whole: DraftHead[Any], ranks: Baton, size: int) -> DraftHead[Any]:
     """What a rank loads of it."""
     shard, lender = Shard(ranks.rank, size), TargetWeights.of(target())
     part = make_head(whole.config, shard)
-    state = whole.own_state()
-    for name, tensor in part.own_state().items():
-        tensor.copy_(part_of_tensor(part, name, state[name]))
-    here = part.tokens_here
+    state = whole.own_state_dict()
+    for name, tensor in part.own_state_dict().items():
+        tensor.copy_(shard_tensor(part, name, state[name]))
+    here = part.local_tokens
     rows = (t[here.start : here.stop] for t in (lender.embed, lender.output))
-    part.borrow(TargetWeights(*rows, lender.norm, lender.norm_eps, lambda tokens: lender.output[tokens]))
+    part.share_weights(TargetWeights(*rows, lender.norm, lender.norm_eps, lambda tokens: lender.output[tokens]))
     part.prepare(CONTEXT)
-    part.meet(ranks)
+    part.join_ranks(ranks)
     return part
 
 
@@ -142,14 +142,16 @@ def in_every_rank(config: BlockConfig) -> int:
 
 def test_each_rank_holds_its_part_of_weights_and_pages() -> None:
     for name, config in THREE.items():
-        whole, parts = make_head(config), [make_head(config, rank) for rank in Shard(0, 3).others]
+        whole, parts = make_head(config), [make_head(config, rank) for rank in Shard(0, 3).all_ranks]
         matrices = [sum(t.numel() for t in head.parameters() if t.dim() > 1) for head in (whole, *parts)]
         spare = in_every_rank(config) if isinstance(config, BlockConfig) else 0
         assert sum(matrices[1:]) == matrices[0] + 2 * spare, name
         assert max(matrices[1:]) < 0.42 * matrices[0] + spare, name
         ranked = len(beside(config, Shard(0, 3)))  # a block's features wait until the first rank has them read
         assert ranked == len(beside(config)) + isinstance(config, BlockConfig), name
-        for shape, *dealt in zip(beside(config), *(beside(config, rank) for rank in Shard(0, 3).others), strict=False):
+        for shape, *dealt in zip(
+            beside(config), *(beside(config, rank) for rank in Shard(0, 3).all_ranks), strict=False
+        ):
             assert sum(each.kv_heads * each.head_dim for each in dealt) == shape.kv_heads * shape.head_dim
 
 
@@ -159,9 +161,9 @@ class Forgetful:
     def __init__(self, ranks: Ranks, left_out: int) -> None:
         self.ranks, self.left_out = ranks, left_out
 
-    def join(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         self.left_out -= 1
-        joined = self.ranks.join(x)
+        joined = self.ranks.all_reduce(x)
         return x if self.left_out == -1 else joined
 
     def gather(self, x: torch.Tensor, widths: tuple[int, ...]) -> torch.Tensor:
@@ -174,7 +176,7 @@ def test_a_sum_that_is_left_out_is_noticed(left_out: int) -> None:
 
     def one(ranks: Baton) -> list[torch.Tensor]:
         part = part_of(whole, ranks, 2)
-        part.meet(Forgetful(ranks, left_out))
+        part.join_ranks(Forgetful(ranks, left_out))
         return guesses(part)
 
     found = zip(run_ranks(2, one)[0], guesses(whole), strict=True)
@@ -184,8 +186,8 @@ def test_a_sum_that_is_left_out_is_noticed(left_out: int) -> None:
 def test_shares_are_right_where_one_token_has_all() -> None:
     def one(ranks: Baton) -> torch.Tensor:
         part = make_head(THREE["eagle"], Shard(ranks.rank, 2))
-        part.meet(ranks)
-        scores = torch.full((1, len(part.outputs_here)), -200.0)
+        part.join_ranks(ranks)
+        scores = torch.full((1, len(part.local_outputs)), -200.0)
         scores[0, 7] += 300.0 * ranks.rank
         return all_scores(part, scores, 2)
 
@@ -194,7 +196,7 @@ def test_shares_are_right_where_one_token_has_all() -> None:
 
 
 def test_more_ranks_than_a_head_has_parts_are_refused() -> None:
-    check_split_head(THREE["eagle"], 6, "eagle")
-    check_split_head(THREE["medusa"], 32, "medusa")
+    check_head_split(THREE["eagle"], 6, "eagle")
+    check_head_split(THREE["medusa"], 32, "medusa")
     with pytest.raises(RequestError, match="the head eagle can be split into 6 parts, and there are 7 ranks"):
-        check_split_head(THREE["eagle"], 7, "eagle")
+        check_head_split(THREE["eagle"], 7, "eagle")

@@ -13,7 +13,7 @@ from foretell.hub import Checkpoint, LazyTensor, open_checkpoint
 from foretell.models.decoder import Decoder
 from foretell.models.load import load_model
 from foretell.models.sharding import Shard
-from foretell.models.weights import make_slots
+from foretell.models.weights import map_parameters
 from tests.models import families
 from tests.models.gguf_files import write_gguf
 
@@ -37,11 +37,11 @@ def written(name: str, kind: str, path: Path) -> Checkpoint:
 def put_together(parts: list[Decoder], is_gguf: bool) -> dict[str, torch.Tensor]:
     """The tensors the parts were cut from; what several ranks have must be alike."""
     first, found = parts[0], dict[str, torch.Tensor]()
-    whole = {name: slot.rows for name, slot in make_slots(Decoder(first.config), is_gguf).items()}
+    whole = {name: slot.rows for name, slot in map_parameters(Decoder(first.config), is_gguf).items()}
     for name, rows in whole.items():
         rows.fill_(float("nan"))
         for part in parts:
-            slot = make_slots(part, is_gguf)[name]
+            slot = map_parameters(part, is_gguf)[name]
             if slot.cut.columns is not None:
                 rows[:, slot.cut.columns.start : slot.cut.columns.stop] = slot.rows
             elif slot.cut.rows is not None and len(slot.cut.rows):
@@ -56,9 +56,9 @@ def put_together(parts: list[Decoder], is_gguf: bool) -> dict[str, torch.Tensor]
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_parts_are_the_whole(name: str, kind: str, size: int, tmp_path: Path) -> None:
     checkpoint, is_gguf = written(name, kind, tmp_path), kind == "gguf"
-    whole = {name: slot.rows for name, slot in make_slots(load_model(checkpoint), is_gguf).items()}
+    whole = {name: slot.rows for name, slot in map_parameters(load_model(checkpoint), is_gguf).items()}
     with torch.inference_mode():
-        parts = [load_model(checkpoint, shard=shard) for shard in Shard(0, size).others]
+        parts = [load_model(checkpoint, shard=shard) for shard in Shard(0, size).all_ranks]
         found = put_together(parts, is_gguf)
     assert found.keys() == whole.keys()
     for tensor in whole:

@@ -12,8 +12,8 @@ from torch import Tensor
 from foretell.kernels.native.library import library
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
+from foretell.models.quantize import quantize_weights
 from foretell.models.sharding import Shard
-from foretell.models.variants import quantize_weights
 from foretell.runner.batch_layout import pack
 from foretell.runner.executor import EagerExecutor, Executor
 from foretell.runner.model_runner import ModelRunner
@@ -74,7 +74,7 @@ def split(model: Decoder, size: int, make: Callable[[ModelRunner], Executor] | N
 
     def one(ranks: Baton) -> tuple[Tensor, Tensor]:
         part = part_of(model, Shard(ranks.rank, size))
-        part.meet(ranks)
+        part.join_ranks(ranks)
         return run(part, make)
 
     return run_ranks(size, one)[0]
@@ -125,7 +125,7 @@ def test_a_row_of_integers_in_parts_has_the_same_bits_in_any_company() -> None:
 
     def one(ranks: Baton) -> tuple[Tensor, Tensor]:
         part = quantize_weights(part_of(model, Shard(ranks.rank, 2)), 8)
-        part.meet(ranks)
+        part.join_ranks(ranks)
         runner = ModelRunner(part, 32, 4, 128)
         seq = Sequence(0, Request("x", tuple(text()), SamplingParams(), 0, 4), text())
         assert runner.reserve(seq, 40)

@@ -11,7 +11,7 @@ import torch
 from foretell.errors import RequestError
 from foretell.models.config import ModelConfig
 from foretell.models.load import weight_bytes
-from foretell.models.sharding import Shard, check_split
+from foretell.models.sharding import Shard, check_tensor_parallel_size
 
 BASE = ModelConfig(vocab=320, width=64, layers=1, heads=9, kv_heads=3, head_dim=8, ffn=192, context=64)
 CONFIGS = {
@@ -26,13 +26,13 @@ CONFIGS = {
 def test_everything_is_dealt_once(config: ModelConfig) -> None:
     share = config.heads // config.kv_heads
     for size in range(1, min(config.heads, config.ffn) + 1):
-        check_split(config, size)
-        ranks = Shard(0, size).others
+        check_tensor_parallel_size(config, size)
+        ranks = Shard(0, size).all_ranks
         assert [h for rank in ranks for h in rank.heads(config)] == list(range(config.heads))
         assert [i for rank in ranks for i in rank.ffn(config)] == list(range(config.ffn))
         assert [i for rank in ranks for i in rank.vocab(config)] == list(range(config.vocab))
         for rank in ranks:
-            part, keys = rank.part_of(config), rank.kv_heads(config)
+            part, keys = rank.local_config(config), rank.kv_heads(config)
             assert part.heads > 0 and part.heads % part.kv_heads == 0
             assert {head // share for head in rank.heads(config)} == set(keys), "it has the keys its queries read"
         holders = Counter(head for rank in ranks for head in rank.kv_heads(config))
@@ -41,16 +41,16 @@ def test_everything_is_dealt_once(config: ModelConfig) -> None:
 
 
 def test_key_heads_that_do_not_divide_are_dealt_in_whole_groups() -> None:
-    assert [len(rank.kv_heads(BASE)) for rank in Shard(0, 2).others] == [2, 1]
-    assert [len(rank.heads(BASE)) for rank in Shard(0, 2).others] == [6, 3]
-    assert [list(rank.kv_heads(BASE)) for rank in Shard(0, 4).others] == [[0], [0], [1], [2]]
-    assert [len(rank.heads(BASE)) for rank in Shard(0, 4).others] == [2, 1, 3, 3]
+    assert [len(rank.kv_heads(BASE)) for rank in Shard(0, 2).all_ranks] == [2, 1]
+    assert [len(rank.heads(BASE)) for rank in Shard(0, 2).all_ranks] == [6, 3]
+    assert [list(rank.kv_heads(BASE)) for rank in Shard(0, 4).all_ranks] == [[0], [0], [1], [2]]
+    assert [len(rank.heads(BASE)) for rank in Shard(0, 4).all_ranks] == [2, 1, 3, 3]
 
 
 def test_runs_are_whole_units_where_there_are_enough() -> None:
     config = replace(BASE, ffn=1536, vocab=49152)
-    assert [len(rank.ffn(config)) for rank in Shard(0, 3).others] == [512, 512, 512]
-    assert all(rank.ffn(config).start % 32 == 0 for rank in Shard(0, 5).others)
+    assert [len(rank.ffn(config)) for rank in Shard(0, 3).all_ranks] == [512, 512, 512]
+    assert all(rank.ffn(config).start % 32 == 0 for rank in Shard(0, 5).all_ranks)
 
 
 def test_what_a_rank_holds_shrinks() -> None:
@@ -60,11 +60,11 @@ def test_what_a_rank_holds_shrinks() -> None:
     )
     whole = weight_bytes(config, torch.float32)
     for size, most in ((2, 0.53), (3, 0.34)):
-        held = [weight_bytes(rank.part_of(config), torch.float32) for rank in Shard(0, size).others]
+        held = [weight_bytes(rank.local_config(config), torch.float32) for rank in Shard(0, size).all_ranks]
         assert max(held) < most * whole
         assert whole <= sum(held) < 1.001 * whole
 
 
 def test_more_ranks_than_heads_are_refused() -> None:
     with pytest.raises(RequestError, match="take 9 or fewer"):
-        check_split(BASE, 10)
+        check_tensor_parallel_size(BASE, 10)

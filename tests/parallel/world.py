@@ -24,7 +24,7 @@ from foretell.models.draft_heads import HeadConfig, TargetWeights, write_head
 from foretell.models.draft_heads.loading import open_head, pack_head
 from foretell.models.load import load_model
 from foretell.models.sharding import Shard
-from foretell.models.tied_weights import lend
+from foretell.models.tied_weights import share_target_weights
 from foretell.runner.heads.kv import beside
 from foretell.runner.model_runner import ModelRunner
 from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup, lead
@@ -84,7 +84,7 @@ class Split:
         engine = self.engine(drafter, pages, nodes, levels)
         tracks = [add(engine, str(i), prompt, **params)[0] for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
         run(engine, after_step)
-        assert engine.runner.pool.held == 0, "all pages are back"
+        assert engine.runner.pool.num_held == 0, "all pages are back"
         return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 
@@ -108,7 +108,7 @@ def split(
     team = TensorParallelGroup(orders, torch.device(device), patience)
     try:
         model = load_model(open_checkpoint(folder), torch.float32, device, Shard(0, size))
-        model.meet(team.group)
+        model.join_ranks(team.group)
         placed = place(model, folder, heads)
         team.wait()
         yield Split(model, team, placed)
@@ -118,14 +118,18 @@ def split(
 
 def place(model: Decoder, folder: Path, heads: Mapping[str, HeadConfig]) -> dict[str, PlacedHead]:
     """The first rank's part of the heads in a folder."""
-    lender, placed, first = lend(open_checkpoint(folder), model), dict[str, PlacedHead](), model.config.layers
+    lender, placed, first = (
+        share_target_weights(open_checkpoint(folder), model),
+        dict[str, PlacedHead](),
+        model.config.layers,
+    )
     opened = {name: open_head(folder / name, model.config) for name in heads}
     loaded = {name: each.load(lender, model.dtype, CONTEXT, model.shard) for name, each in opened.items()}
     model.prepare(CONTEXT)
     for name, head in loaded.items():
         pack_head(head, model)
         assert model.ranks is not None
-        head.meet(model.ranks)
+        head.join_ranks(model.ranks)
         placed[name] = PlacedHead(head, first)
         first += len(beside(head.config, head.shard))
     return placed

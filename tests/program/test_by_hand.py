@@ -8,7 +8,7 @@ import pytest
 
 from foretell import LLM, SamplingParams
 from foretell import program as fp
-from foretell.sampling.noise import mix
+from foretell.sampling.noise import derive_seed
 from foretell.structured_output import GrammarSpec
 
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick"
@@ -39,10 +39,10 @@ def test_sampled_texts(backend: fp.Backend, llm: LLM) -> None:
     state = story(backend=backend, seed=11)
     text = PROMPT + (one := by_hand(llm, PROMPT, max_tokens=12, seed=11, **DRAWN))
     text += " She sells" + (two := by_hand(llm, text + " She sells", max_tokens=9, seed=5, **DRAWN))
-    three = [by_hand(llm, text + " sea", max_tokens=7, seed=mix(11, i), **DRAWN) for i in (1, 2)]
+    three = [by_hand(llm, text + " sea", max_tokens=7, seed=derive_seed(11, i), **DRAWN) for i in (1, 2)]
     assert (state["one"], state["two"], state["three"]) == (one, two, three)
     assert len({one, two, *three}) == 4
-    assert [meta["seed"] for meta in state.get_meta_info("three")] == [mix(11, 1), mix(11, 2)]
+    assert [meta["seed"] for meta in state.get_meta_info("three")] == [derive_seed(11, 1), derive_seed(11, 2)]
 
 
 def test_the_seed_that_was_drawn_is_told(backend: fp.Backend, llm: LLM) -> None:
@@ -68,7 +68,7 @@ def test_batches(backend: fp.Backend, llm: LLM) -> None:
 
     states = tell.run_batch([{"of": str(i)} for i in range(6)], backend=backend, seed=4)
     texts = [f"The quick brown {i}" for i in range(6)]
-    wanted = [by_hand(llm, text, max_tokens=10, seed=mix(4, i), **DRAWN) for i, text in enumerate(texts)]
+    wanted = [by_hand(llm, text, max_tokens=10, seed=derive_seed(4, i), **DRAWN) for i, text in enumerate(texts)]
     assert [state["x"] for state in states] == wanted
     assert tell.run_batch([], backend=backend) == []
 

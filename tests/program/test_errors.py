@@ -162,7 +162,7 @@ def test_cancelling_frees_the_pages(engine: fp.Engine, monkeypatch: pytest.Monke
         state.cancel()
         assert isinstance(state.error(), fp.Cancelled)
         release.set()
-        wait_for(lambda: not inner.busy and inner.runner.pool.held == 0)
+        wait_for(lambda: not inner.busy and inner.runner.pool.num_held == 0)
     assert count.made < LONG_GEN["max_tokens"] * 0.8
     with pytest.raises(fp.Cancelled):
         list(state.text_iter())
@@ -250,7 +250,7 @@ def test_a_closed_engine_ends_its_programs(folder: Path) -> None:
     wait_for(lambda: inner.busy or "x" in state)
     engine.close()
     assert state.error() is None or isinstance(state.error(), fp.Cancelled | fp.ProgramError)
-    assert not inner.busy and inner.runner.pool.held == 0
+    assert not inner.busy and inner.runner.pool.num_held == 0
     with pytest.raises(ForetellError, match="was closed"):
         tell("fox", backend=engine)
     engine.close()

@@ -16,7 +16,7 @@ from foretell.draft.heads.warmup import DummyHeads
 from foretell.models.config import Rope
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import HeadConfig
-from foretell.models.load import sketch, take_memory
+from foretell.models.load import materialize, meta_model
 from foretell.runner.cuda.graphs import PLAINLY, Capture
 from foretell.runner.cuda.warmup import EVEN, GROWN, GUESSED, PLAIN, BackgroundWarmup, few_layers, rehearse
 from foretell.runner.model_runner import ModelRunner
@@ -27,7 +27,7 @@ TURNS, SLOW = Rope(), Rope(theta=5e5)
 
 
 def blank() -> Decoder:
-    return take_memory(sketch(few_layers(CONFIG), torch.float32), torch.device("cpu"))
+    return materialize(meta_model(few_layers(CONFIG), torch.float32), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_steps_that_fit_are_run_and_others_left_out() -> None:
     fitting = [step for step in PLAIN + GUESSED if step.length <= 128]
     assert rehearse(runner, PLAIN + GUESSED) == len(fitting) < len(PLAIN + GUESSED)
     assert rehearse(runner, PLAIN, lambda: True) == 0
-    assert runner.pool.held == 0
+    assert runner.pool.num_held == 0
 
 
 def few(context: int = 256) -> ModelRunner:

@@ -58,7 +58,7 @@ def go(
         return engine
 
     engine = asyncio.run(scene())
-    assert engine.engine.runner.pool.held == 0 and engine.num_sequences == 0
+    assert engine.engine.runner.pool.num_held == 0 and engine.num_sequences == 0
     return engine
 
 
@@ -116,7 +116,7 @@ def test_who_leaves_frees_the_pages_before_the_next_step() -> None:
         await pieces.aclose()
         left.set()
         assert await written(engine, "b") == alone()
-        assert engine.engine.runner.pool.held == 0
+        assert engine.engine.runner.pool.num_held == 0
 
     go(play)
     assert len(late) > 2 and not any("a" in names for names in late[1:])

@@ -21,7 +21,7 @@ from foretell.engine.engine import Engine
 from foretell.engine.fault_isolation import PartialCommit, recover
 from foretell.engine.sequence_state import PendingDelta, SequenceState
 from foretell.engine.streams import StepFailed
-from foretell.sampling.grammar_matcher import Matcher
+from foretell.sampling.grammar_matcher import GrammarMatcher
 from foretell.types import Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 from tests.outruns import Outruns
 from tests.server.test_async_engine import PROMPT, WORLD, alone, go, requests, written
@@ -131,7 +131,7 @@ def bad_among_good(drafter: Drafter, place: Callable[[Engine], None]) -> AsyncEn
 def test_a_request_that_fails_takes_nobody_along(drafter: str) -> None:
     engine = bad_among_good(DRAFTERS[drafter](), fail_running).engine
     if isinstance(engine.drafter, ModelDrafter):
-        assert engine.drafter.runner.pool.held == 0, "nor does the draft model lose a page"
+        assert engine.drafter.runner.pool.num_held == 0, "nor does the draft model lose a page"
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -198,7 +198,7 @@ def finish(engine: Engine, tracks: list[SequenceState]) -> tuple[dict[str, list[
             told[f"{delta.request_id}{delta.choice}"] += delta.tokens
         for track in tracks:
             track.outbox.clear()
-    assert not engine.busy and engine.runner.pool.held == 0
+    assert not engine.busy and engine.runner.pool.num_held == 0
     return told, lost
 
 
@@ -261,8 +261,8 @@ def test_a_text_whose_grammar_went_ahead_of_it_is_lost() -> None:
     tracks = start(engine, "a", BAD)
     for _ in range(AFTER):
         engine.step()
-    matcher = Matcher(None, 1, ())  # type: ignore[arg-type]
-    matcher.followed, tracks[1].matcher = tracks[1].seq.num_output_tokens + 1, matcher
+    matcher = GrammarMatcher(None, 1, ())  # type: ignore[arg-type]
+    matcher.num_tokens, tracks[1].matcher = tracks[1].seq.num_output_tokens + 1, matcher
     for track in tracks:
         track.outbox.clear()
     found = recover(engine, tracks, RuntimeError("planted"))
@@ -325,7 +325,7 @@ def test_a_text_that_finds_no_page_alone_waits_and_goes_on() -> None:
     tracks = start(engine, "a", "b")
     for _ in range(len(PROMPT) % WORLD.page_size + 1):  # up to a page's end
         engine.step()
-    taken = engine.runner.pool.take(engine.runner.pool.available)
+    taken = engine.runner.pool.allocate(engine.runner.pool.num_available)
     assert taken
     for track in tracks:
         track.outbox.clear()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import TargetWeights, read_head
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.layer import init_weights
 from foretell.train.batches import Batches
 from foretell.train.block import BlockMethod
 from foretell.train.capture import Capture, KeptStates
@@ -35,7 +35,7 @@ def method_for(kind: str, model: Decoder, **settings: object) -> tuple[Method, C
     head: Any = head_for(kind, model, **settings)
     capture = capture_for(head, model)
     if kind == "distill":
-        initialise(head.layers, torch.Generator().manual_seed(0), spread=0.4)  # nor would it have to learn the rule
+        init_weights(head.layers, torch.Generator().manual_seed(0), spread=0.4)  # nor would it have to learn the rule
     made: dict[str, Any] = {
         "eagle": lambda: EagleMethod(head, capture, 4),
         "block": lambda: BlockMethod(head, capture),
@@ -55,8 +55,8 @@ def trained(kind: str, steps: int, folder: Path, dtype: torch.dtype = torch.floa
 
 
 def test_whole_texts_at_once_give_the_states_of_the_runner() -> None:
-    from foretell.kernels.attention import Layout, Span, group_spans
-    from foretell.models.batch import Batch
+    from foretell.kernels.attention import AttentionLayout, Span, group_spans
+    from foretell.models.decoder import ForwardBatch
 
     model = target()
     tokens = torch.tensor(texts()[0].tokens)
@@ -66,9 +66,9 @@ def test_whole_texts_at_once_give_the_states_of_the_runner() -> None:
     dense, tapped = run_dense(model, tables, tokens[None], places, attend, (0, 1, 2))
     model.tables = tables
     cache = KVCache(model.layer_shapes, 16, 4, model.dtype, CPU)
-    layout = Layout(4, CONFIG.heads // CONFIG.kv_heads, frozenset(CONFIG.windows), model.dtype)
+    layout = AttentionLayout(4, CONFIG.heads // CONFIG.kv_heads, frozenset(CONFIG.windows), model.dtype)
     groups = group_spans([Span(0, len(tokens), 0, tuple(range(10)))], layout)
-    paged, theirs = model(Batch(tokens, places, places, groups), cache, (0, 1, 2))
+    paged, theirs = model(ForwardBatch(tokens, places, places, groups), cache, (0, 1, 2))
     torch.testing.assert_close(dense[0], paged, rtol=1e-4, atol=1e-4)
     for mine, other in zip(tapped, theirs, strict=True):
         torch.testing.assert_close(mine[0], other, rtol=1e-4, atol=1e-4)
@@ -107,7 +107,7 @@ def test_what_is_written_says_what_was_trained(kind: str, tmp_path: Path) -> Non
     trainer.method.write(tmp_path / "head", (0.5, 0.25))
     model = target()
     head = read_head(tmp_path / "head")
-    head.borrow(TargetWeights.of(model))
+    head.share_weights(TargetWeights.of(model))
     head.prepare(CONTEXT + 16)
     assert head.config.accuracy == (0.5, 0.25)
     mine: Any = trainer.method

@@ -62,7 +62,7 @@ def test_a_better_head_is_taken_and_a_worse_one_is_not(place: Path, tmp_path: Pa
     put(place / "poor", tmp_path / "new", 2)
     worse = replacement.load_candidate()
     assert worse is not None and "not used" in replacement.replace_if_better(worse)
-    assert llm.engine.drafter.arms[better.name].head is better.head  # type: ignore[attr-defined]
+    assert llm.engine.drafter.drafters[better.name].head is better.head  # type: ignore[attr-defined]
 
 
 def test_what_cannot_be_read_is_told_and_nothing_changes(place: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_head_that_could_not_be_measured_is_tried_again(place: Path, tmp_path:
     put(place / "good", tmp_path / "new", 1)
     better = replacement.load_candidate()
     assert better is not None
-    held = pool.take(pool.available)
+    held = pool.allocate(pool.num_available)
     assert held is not None
     assert "not measured yet" in replacement.replace_if_better(better)
     assert replacement.load_candidate() is better and replacement.replace_if_better(better) == "", "it is reported once"

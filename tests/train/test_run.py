@@ -102,7 +102,7 @@ def test_an_older_block_head_goes_on_as_it_is(place: Path) -> None:
     assert main(words(place, "block", "new", "--steps", "1")) == 0
     said = replace(read_head(place / "new").config, look_back=0, anchored=False, fc_norm=False)
     head = make_head(said)
-    head.start(torch.Generator().manual_seed(0))
+    head.init_weights(torch.Generator().manual_seed(0))
     head.draft_ids.copy_(read_head(place / "new").draft_ids)
     write_head(head, place / "old")
     assert main(words(place, "block", "older", "--steps", "1", "--init", str(place / "old"))) == 0

@@ -38,7 +38,7 @@ def write(head: DraftHead[Any] | None, guesses: int) -> tuple[list[SequenceState
     runner = ModelRunner(model, 128, 4, 2 * CONTEXT, taps, layers)
     drafter: Drafter = NGramDrafter()
     if head is not None:
-        head.borrow(lender)
+        head.share_weights(lender)
         head.prepare(2 * CONTEXT)
         drafter = head_drafter(runner, head, model.config.layers, "head")
     engine = Engine(runner, drafter, FixedController(guesses), Scheduler(runner, None, 8, 64))

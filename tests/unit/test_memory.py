@@ -133,7 +133,7 @@ def test_what_heads_work_with_grows_with_what_is_asked_of_them(more: dict[str, i
 
     assert needed(replace(ASKED, **more)) > needed(ASKED)
     assert needed(ASKED, replace(HEAD, draft_vocab=500)) < needed(ASKED)
-    assert needed(ASKED, replace(HEAD, taps=(1, 2))) < needed(ASKED)
+    assert needed(ASKED, replace(HEAD, hidden_layers=(1, 2))) < needed(ASKED)
 
 
 def test_what_a_head_copies_of_its_pages_has_its_bounds() -> None:

@@ -49,8 +49,8 @@ def case(length: int, share_drawn: float) -> tuple[Draft, Tensor]:
 
 def judge_together(name: str, drafts: list[Draft], targets: list[Tensor], keys: Tensor) -> Verdicts:
     chains = Chains.of(drafts, torch.cat(targets))
-    coins = noise.coins(keys[0], keys[1], torch.arange(chains.width))
-    return BATCHED[name](chains, coins, noise.pick_noise(keys[0], keys[1], torch.arange(VOCAB)))
+    coins = noise.accept_uniforms(keys[0], keys[1], torch.arange(chains.width))
+    return BATCHED[name](chains, coins, noise.residual_noise(keys[0], keys[1], torch.arange(VOCAB)))
 
 
 def check(name: str, cases: list[tuple[Draft, Tensor]]) -> None:
@@ -93,7 +93,10 @@ def test_what_lies_behind_the_end_of_a_draft_is_not_read(name: str) -> None:
     cases = [case(length, 0.7) for length in (3, 1, 0, 2)]
     keys = torch.arange(8).view(2, 4)
     chains = Chains.of([draft for draft, _ in cases], torch.cat([target for _, target in cases]))
-    coins, race = noise.coins(keys[0], keys[1], torch.arange(3)), noise.pick_noise(*keys, torch.arange(VOCAB))
+    coins, race = (
+        noise.accept_uniforms(keys[0], keys[1], torch.arange(3)),
+        noise.residual_noise(*keys, torch.arange(VOCAB)),
+    )
     assert chains.draft is not None
     spoiled = Chains(chains.tokens.clone(), chains.lengths, chains.target.clone(), chains.draft.clone())
     for i, length in enumerate((3, 1, 0, 2)):

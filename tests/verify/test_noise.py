@@ -23,7 +23,7 @@ class ByPosition(ByRoot):
     """Coins and guesses by the place of the token they decide on."""
 
     def coins(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
-        return torch.cat([noise.coins(seeds, roots + node, torch.tensor([0])) for node in range(width)], 1)
+        return torch.cat([noise.accept_uniforms(seeds, roots + node, torch.tensor([0])) for node in range(width)], 1)
 
     def draft(self, seeds: Tensor, roots: Tensor, offset: int, vocab: int) -> Tensor:
         return noise.draft_noise(seeds, roots + offset, 0, torch.arange(vocab))
@@ -33,14 +33,14 @@ class OneCoin(ByRoot):
     """The same coin for every node of a draft."""
 
     def coins(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
-        return noise.coins(seeds, roots, torch.arange(1)).expand(-1, width)
+        return noise.accept_uniforms(seeds, roots, torch.arange(1)).expand(-1, width)
 
 
 class EveryStepAlike(ByRoot):
     """Coins that do not know which step it is."""
 
     def coins(self, seeds: Tensor, roots: Tensor, width: int) -> Tensor:
-        return noise.coins(seeds, roots * 0, torch.arange(width))
+        return noise.accept_uniforms(seeds, roots * 0, torch.arange(width))
 
 
 class GuessAndCoinAlike(ByRoot):
@@ -84,8 +84,8 @@ def test_the_streams_of_a_step_have_nothing_in_common() -> None:
     seeds, roots, lanes = torch.arange(3000), torch.full((3000,), 5), torch.arange(4)
     streams = [
         noise.exponential(seeds, roots, noise.TOKEN_STREAM, lanes),
-        noise.pick_noise(seeds, roots, lanes),
-        noise.coins(seeds, roots, lanes).log().neg(),
+        noise.residual_noise(seeds, roots, lanes),
+        noise.accept_uniforms(seeds, roots, lanes).log().neg(),
         *(noise.draft_noise(seeds, roots, offset, lanes) for offset in range(3)),
         noise.draft_noise(seeds, roots + 1, 0, lanes),
     ]

@@ -141,7 +141,11 @@ class HeadDrafter(Drafter):
         the head is split."""
         self.head, self.pages, self.name, self.context = head, pages, name, runner.context
         self._runner = runner
-        self.hidden_layers, self.device, self.vocab = head.config.taps, runner.device, runner.model.config.vocab
+        self.hidden_layers, self.device, self.vocab = (
+            head.config.hidden_layers,
+            runner.device,
+            runner.model.config.vocab,
+        )
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
         self.is_split = head.shard is not None
         self.whole = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
@@ -373,14 +377,16 @@ class HeadDrafter(Drafter):
 def _parts(tapped: tuple[int, ...], config: HeadConfig) -> list[int]:
     """Where what a head is given of a place begins, in parts of the target's width: the layers' states that it wants
     among all that are tapped, and behind those what else it wants to know."""
-    width, others = config.target_width, config.read_width // config.target_width - len(config.taps)
-    return [tapped.index(tap) * width for tap in config.taps] + [(len(tapped) + i) * width for i in range(others)]
+    width, others = config.target_width, config.input_width // config.target_width - len(config.hidden_layers)
+    return [tapped.index(tap) * width for tap in config.hidden_layers] + [
+        (len(tapped) + i) * width for i in range(others)
+    ]
 
 
 def _columns(tapped: tuple[int, ...], config: HeadConfig, device: torch.device, is_split: bool) -> Tensor | None:
     """All of those columns; None: just so. Where a head is split, what else it wants to know is each rank's to make."""
-    if tapped == config.taps:
+    if tapped == config.hidden_layers:
         return None
     width, parts = config.target_width, _parts(tapped, config)
-    some = parts[: len(config.taps)] if is_split else parts
+    some = parts[: len(config.hidden_layers)] if is_split else parts
     return torch.tensor([first + i for first in some for i in range(width)], device=device)

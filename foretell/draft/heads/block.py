@@ -59,7 +59,7 @@ class BlockDrafter(HeadDrafter):
             tokens = tokens.pin_memory().to(self.device, non_blocking=True)
         found = []
         for each, run in zip(readings, torch.split(tokens, [len(run) for run in runs]), strict=True):
-            beside = self.head.beside(run)[each.start - each.stop :]
+            beside = self.head.token_hints(run)[each.start - each.stop :]
             found.append(
                 PrefillRange(each.seq, each.start, each.stop, [torch.cat([torch.cat(each.states), beside], -1)])
             )
@@ -147,7 +147,7 @@ class BlockDrafter(HeadDrafter):
         """Run a block behind each text; what it guesses is asked for level by level."""
         if self._native is not None and len(seqs) <= self._native.most:
             states, scores = self._native.states(self.asked(seqs, chains))
-            return BlockForwardOutput(self.head, self.head.guessing(states)[:, :depth], scores).level
+            return BlockForwardOutput(self.head, self.head.draft_states(states)[:, :depth], scores).level
         text = [len(seq.tokens) - 1 for seq in seqs]
         self.work.run(BlockForwardOp([seq.tokens[-1] for seq in seqs], text, depth, *flat([seq.pages for seq in seqs])))
         return self.work.run

@@ -18,7 +18,7 @@ from foretell.runner.heads.kv import HeadPages
 from foretell.runner.heads.prefill import GraphPrefill
 from foretell.runner.heads.sampler import DraftOutput, TreeCandidates
 from foretell.runner.heads.tables import DraftRow, passes
-from foretell.sampling.sampling import restricts
+from foretell.sampling.sampling import truncates
 from foretell.types import Sequence
 
 
@@ -54,7 +54,7 @@ def goes_whole(seq: Sequence, temperature: DraftTemperature) -> bool:
     """Whether a text's guesses can be drawn without a look at them: tokens that are left out are found by sorting, and
     a temperature of the draft's own by their entropy."""
     params = seq.request.params
-    return params.temperature == 0 or (temperature == "fixed" and not restricts(params))
+    return params.temperature == 0 or (temperature == "fixed" and not truncates(params))
 
 
 def text_of(pages: HeadPages, seq: Sequence, depth: int, wide: int = 1) -> DraftRow:

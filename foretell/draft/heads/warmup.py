@@ -130,7 +130,9 @@ class DummyHeads:
 def _sketched(config: HeadConfig, model: Decoder, context: int) -> DraftHead[Any]:
     """A head over the ends of a model, as often as it taps places: which ones does not matter to any kernel."""
     dtype, device = model.dtype, model.embed.device
-    config = replace(config, taps=tuple(model.config.layers if i % 2 else 0 for i in range(len(config.taps))))
+    config = replace(
+        config, hidden_layers=tuple(model.config.layers if i % 2 else 0 for i in range(len(config.hidden_layers)))
+    )
     with torch.device("meta"):
         head = make_head(config).eval()
     for module in head.modules():
@@ -140,6 +142,6 @@ def _sketched(config: HeadConfig, model: Decoder, context: int) -> DraftHead[Any
                 module._parameters[name] = nn.Parameter(weight, requires_grad=False)
     head.like = torch.zeros(0, dtype=dtype, device=device)
     head.draft_ids = head.draft_ids.to(device)
-    head.borrow(TargetWeights.of(model))
+    head.share_weights(TargetWeights.of(model))
     head.prepare(context)
     return head

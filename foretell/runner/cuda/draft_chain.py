@@ -17,7 +17,7 @@ from foretell.runner.cuda.forward import CudaForward
 from foretell.runner.cuda.graph_shapes import ChainSizes
 from foretell.runner.cuda.graphs import GraphCache
 from foretell.runner.cuda.tables import Numbers, PageTable, Tiles, fill
-from foretell.sampling.cuda_sampler import Draws, settings
+from foretell.sampling.cuda_sampler import SamplingBatch, pack_settings
 
 Chains = tuple[list[list[int]], list[list[float]]]  # by sequence: tokens, and how sure the model was of each
 
@@ -58,7 +58,7 @@ class _Settings:
         self._host = torch.zeros(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._there = torch.zeros(shape, dtype=torch.int64, device=device)
 
-    def write(self, draws: Draws, counts: list[int]) -> None:
+    def write(self, draws: SamplingBatch, counts: list[int]) -> None:
         """For so many tokens of each sequence. What is run to fill up draws nothing: it may be no numbers at all."""
         places = [(step, i) for i, count in enumerate(counts) for step in range(count)]
         steps, sequences = zip(*places, strict=True)
@@ -66,7 +66,7 @@ class _Settings:
         positions = [draws.positions[i] + step for step, i in places]
         numbers = self._host.numpy()
         numbers[:] = 0
-        numbers[steps, sequences] = settings(Draws(params, seeds, positions))
+        numbers[steps, sequences] = pack_settings(SamplingBatch(params, seeds, positions))
 
     def fetch(self) -> Tensor:
         """[steps, sequences, FIELDS] on the device, in halves of words as all tables come."""
@@ -98,7 +98,12 @@ class CudaChain:
         self._settings: dict[tuple[int, int], _Settings] = {}
 
     def __call__(
-        self, packed: BatchLayout, tiles: Tiles | None, wanted: ChainSizes, ends: list[int], draws: Draws | None = None
+        self,
+        packed: BatchLayout,
+        tiles: Tiles | None,
+        wanted: ChainSizes,
+        ends: list[int],
+        draws: SamplingBatch | None = None,
     ) -> PendingChains:
         """For each sequence its tokens, and how sure the model is of each. `ends`: places where its pages end. `draws`:
         how the first token of each is drawn; those behind it stand at the places that follow."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.kernels.attention import Layout
+from foretell.kernels.attention import AttentionLayout
 from foretell.kernels.triton.argmax import finish
 from foretell.kernels.triton.row_tables import NO_PARTS, RowTables, Sizes
 from foretell.kernels.triton.scatter_tokens import take_up
@@ -22,7 +22,7 @@ from foretell.runner.cuda.graphs import Capture, GraphCache
 from foretell.runner.cuda.split_prefill import passes
 from foretell.runner.cuda.tables import Numbers, PageTable, Tiles, fill, make_tiles
 from foretell.runner.executor import AsyncStep, StepOutput, StepTokens
-from foretell.sampling.cuda_sampler import Draws, leave_there
+from foretell.sampling.cuda_sampler import SamplingBatch, sample_into
 
 Left = tuple[Tensor, Tensor | None]  # what a step leaves: logits, and features
 
@@ -30,10 +30,10 @@ Left = tuple[Tensor, Tensor | None]  # what a step leaves: logits, and features
 class CudaExecutor:
     """What `EagerExecutor` defines. Logits are good until the next call."""
 
-    def __init__(self, model: Decoder, cache: KVCache, layout: Layout) -> None:
-        self.layout, self.vocab = layout, model.outputs
+    def __init__(self, model: Decoder, cache: KVCache, layout: AttentionLayout) -> None:
+        self.layout, self.vocab = layout, model.num_logits
         self.forward = CudaForward(model, cache)
-        self.context = max(len(table) for table in model.tables.values())
+        self.context = max(len(table) for table in model.rope_tables.values())
         most_pages = min(len(cache.keys[0]), -(-self.context // layout.page_size))
         self.pages = PageTable(ROWS[-1], most_pages, layout.device)
         room = Sizes(ROWS[-1], 2 * ROWS[-1], HIGH, 0, DEEP[-1], ROWS[-1]).numbers
@@ -84,7 +84,7 @@ class CudaExecutor:
         return self._step(packed, taps, guesses)
 
     def _step(self, packed: BatchLayout, taps: tuple[int, ...], guesses: Tensor | None = None) -> StepOutput:
-        wanted, tiles = fit(packed, self.layout.share)
+        wanted, tiles = fit(packed, self.layout.queries_per_kv_head)
         if wanted.rows > ROWS[-1]:
             return self._run_unrecorded(packed, taps)
         sizes = self.recorder(taps).serving(wanted)
@@ -103,10 +103,10 @@ class CudaExecutor:
         return StepOutput(self._left, own, lambda: self._likeliest(count))
 
     def forward_async(
-        self, packed: BatchLayout, taps: tuple[int, ...], draws: Draws | None, top: int
+        self, packed: BatchLayout, taps: tuple[int, ...], draws: SamplingBatch | None, top: int
     ) -> AsyncStep | None:
         """See `Outrunner`. The host waits for an event between the two steps."""
-        wanted, tiles = fit(packed, self.layout.share)
+        wanted, tiles = fit(packed, self.layout.queries_per_kv_head)
         if wanted.rows > ROWS[-1]:
             return None
         self.num_steps += 1
@@ -114,7 +114,7 @@ class CudaExecutor:
         chosen = self._tokens
         if draws is not None:
             chosen = self._drawn
-            leave_there(self._left, draws, chosen[:count])
+            sample_into(self._left, draws, chosen[:count])
         best = self._best(top)
         self._send(packed, tiles, sizes)
         take_up(self._numbers[: sizes.rows], chosen, self._landed, count)
@@ -148,17 +148,19 @@ class CudaExecutor:
             torch.cuda.current_stream(self.layout.device).synchronize()
             self._idle = True
 
-    def chain(self, packed: BatchLayout, steps: int, vocab: int, draws: Draws | None = None) -> PendingChains | None:
+    def chain(
+        self, packed: BatchLayout, steps: int, vocab: int, draws: SamplingBatch | None = None
+    ) -> PendingChains | None:
         """After each sequence `steps` tokens, and how sure the model was; None if it is too much. See `CudaChain`.
 
         The spans hold all pages that their sequences may write to.
         """
-        sizes, tiles = fit(packed, self.layout.share)
+        sizes, tiles = fit(packed, self.layout.queries_per_kv_head)
         if sizes.rows > ROWS[-1] or sizes.deep:
             return None
         self._wait()
         ends = [min(len(span.pages) * self.layout.page_size, self.context) for span in packed.spans]
-        wanted = fit_chain(packed, sizes, self.layout.share, steps, vocab, draws is not None)
+        wanted = fit_chain(packed, sizes, self.layout.queries_per_kv_head, steps, vocab, draws is not None)
         made = self.chains(packed, tiles, wanted, ends, draws)
         self._sent.record()  # it has sent pages, too
         self._idle = False
@@ -197,8 +199,8 @@ class CudaExecutor:
 
     def _run_unrecorded(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         """A step too large to be recorded: tables of its own, one program for all keys of some rows."""
-        height = max(WHOLE, power(self.layout.share))
-        tiles = make_tiles(packed, height // self.layout.share, whole=True)
+        height = max(WHOLE, power(self.layout.queries_per_kv_head))
+        tiles = make_tiles(packed, height // self.layout.queries_per_kv_head, whole=True)
         sizes = Sizes(packed.rows, len(tiles.together), height, NO_PARTS, levels_for(tiles.deep), len(tiles.nodes))
         numbers = np.empty(sizes.numbers, np.int32)
         fill(numbers, packed, tiles, sizes)

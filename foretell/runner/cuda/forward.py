@@ -33,13 +33,13 @@ class CudaForward:
         head = rounding_of(self.model.head)
         _, normed = add_norm(x, change, self.model.norm.weight, self.eps, post, wanted, head)
         features = torch.cat([tapped[tap] for tap in taps], -1) if taps else None
-        return self.model.all_logits(self.products(self.model.head, normed, False)), features
+        return self.model.gather_logits(self.products(self.model.head, normed, False)), features
 
     def _layers(
         self, rows: RowTables, taps: tuple[int, ...]
     ) -> tuple[Tensor, Change, Tensor | None, dict[int, Tensor]]:
         """States before the last layer's change, that change, the norm it goes through, and what was tapped."""
-        x = self.model.embedded(rows.tokens)
+        x = self.model.embed_tokens(rows.tokens)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         tapped: dict[int, Tensor] = {}
@@ -65,7 +65,7 @@ class CudaForward:
         norms = None
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = HeadNorms(attention.q_norm.weight, attention.k_norm.weight, self.eps)
-        turns = self.model.tables[attention.rope]
+        turns = self.model.rope_tables[attention.rope]
         q = turn_and_store(self.products(attention.qkv, x, rows.reads), turns, rows, keys, values, norms)
         seen = attend(q, keys, values, rows, attention.config.scale, attention.window)
         return self._change(attention.out, seen, rows.reads)
@@ -74,7 +74,7 @@ class CudaForward:
         """In parts, for a reader that adds them up; with other ranks their parts are added here, in the same order."""
         if self.model.ranks is None:
             return self.products.in_parts(layer, x, reads)
-        return Change(self.model.ranks.join(self.products(layer, x, reads))[None])
+        return Change(self.model.ranks.all_reduce(self.products(layer, x, reads))[None])
 
 
 def _weight(norm: Norm | None) -> Tensor | None:

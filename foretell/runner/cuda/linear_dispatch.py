@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretell.kernels.quant import Rounded, Rounding, rounded_sums
+from foretell.kernels.quant import QuantFormat, QuantizedRows, unscaled_matmul
 from foretell.kernels.triton import quant_linear as rounded
 from foretell.kernels.triton.linear import FEW_ROWS, LIBRARY_ROWS, MOST_ROWS, gated_linear, linear
 from foretell.kernels.triton.norm import Change
 from foretell.kernels.triton.swiglu import gate
 from foretell.models.layers import Linear
-from foretell.models.quantize import RoundedLinear
+from foretell.models.quantize import CudaQuantizedLinear
 
 Shape = tuple[int, int, int]
-Rows = Tensor | Rounded  # [rows, in], in 8 bits for a layer that is
+Rows = Tensor | QuantizedRows  # [rows, in], in 8 bits for a layer that is
 
 
 class LinearDispatch:
@@ -26,7 +26,7 @@ class LinearDispatch:
 
     def __call__(self, layer: Linear, x: Rows, reads: bool) -> Tensor:
         """[rows, in] -> [rows, out]"""
-        if isinstance(layer, RoundedLinear):
+        if isinstance(layer, CudaQuantizedLinear):
             return self._rounded(layer, _in_8_bits(x, layer), reads)
         assert isinstance(x, Tensor), "8 bits are for layers in 8 bits"
         if reads or _outside(layer, x) or (len(x) > LIBRARY_ROWS and self._trusts(layer, x)):
@@ -35,14 +35,14 @@ class LinearDispatch:
         assert layer.weight is not None, "seen above"
         return linear(x, layer.weight, layer.bias)
 
-    def gated(self, layer: Linear, x: Rows, reads: bool, gelu: bool, rounding: Rounding | None) -> Rows:
+    def gated(self, layer: Linear, x: Rows, reads: bool, gelu: bool, rounding: QuantFormat | None) -> Rows:
         """[rows, in] -> [rows, out / 2]: what the gates, which come first, let through of the rest."""
         if reads or len(x) > FEW_ROWS:
             return gate(self(layer, x, reads), gelu, rounding)
-        if isinstance(layer, RoundedLinear):
+        if isinstance(layer, CudaQuantizedLinear):
             rows = _in_8_bits(x, layer)
-            through = rounded.gated_product(rows, layer.rounded, layer.bias, self.dtype, gelu)
-        elif isinstance(x, Rounded) or layer.weight is None or _outside(layer, x):
+            through = rounded.gated_product(rows, layer.quantized, layer.bias, self.dtype, gelu)
+        elif isinstance(x, QuantizedRows) or layer.weight is None or _outside(layer, x):
             return gate(self(layer, x, reads), gelu, rounding)
         else:
             through = gated_linear(x, layer.weight, layer.bias, gelu)
@@ -50,7 +50,7 @@ class LinearDispatch:
 
     def in_parts(self, layer: Linear, x: Rows, reads: bool) -> Change:
         """[rows, in] -> [parts, rows, out], for a reader that adds them up."""
-        if isinstance(layer, RoundedLinear):
+        if isinstance(layer, CudaQuantizedLinear):
             return self._rounded_parts(layer, _in_8_bits(x, layer), reads)
         assert isinstance(x, Tensor), "8 bits are for layers in 8 bits"
         if reads or _outside(layer, x):
@@ -59,20 +59,20 @@ class LinearDispatch:
         assert layer.weight is not None, "seen above"
         return Change(linear(x, layer.weight, layer.bias, parts=True))
 
-    def _rounded(self, layer: RoundedLinear, x: Rounded, reads: bool) -> Tensor:
+    def _rounded(self, layer: CudaQuantizedLinear, x: QuantizedRows, reads: bool) -> Tensor:
         if not reads and len(x) <= rounded.MOST_ROWS:
-            return rounded.product(x, layer.rounded, layer.bias, self.dtype)
-        if x.rounding == "int8":
-            return rounded.scaled(rounded_sums(x, layer.rounded), x, layer.rounded, layer.bias, self.dtype)
+            return rounded.product(x, layer.quantized, layer.bias, self.dtype)
+        if x.format == "int8":
+            return rounded.scaled(unscaled_matmul(x, layer.quantized), x, layer.quantized, layer.bias, self.dtype)
         return _float8(x, layer, self.dtype)
 
-    def _rounded_parts(self, layer: RoundedLinear, x: Rounded, reads: bool) -> Change:
+    def _rounded_parts(self, layer: CudaQuantizedLinear, x: QuantizedRows, reads: bool) -> Change:
         if layer.bias is not None:
             return Change(self._rounded(layer, x, reads)[None])
         if not reads and len(x) <= rounded.MOST_ROWS:
-            return Change(rounded.sums(x, layer.rounded), x.scales, layer.rounded.scales)
-        if x.rounding == "int8":
-            return Change(rounded_sums(x, layer.rounded)[None], x.scales, layer.rounded.scales)
+            return Change(rounded.sums(x, layer.quantized), x.scales, layer.quantized.scales)
+        if x.format == "int8":
+            return Change(unscaled_matmul(x, layer.quantized)[None], x.scales, layer.quantized.scales)
         return Change(_float8(x, layer, self.dtype)[None])
 
     def _trusts(self, layer: Linear, x: Tensor) -> bool:
@@ -86,21 +86,21 @@ class LinearDispatch:
         return self._trusted[shape]
 
 
-def rounding_of(layer: Linear) -> Rounding | None:
+def rounding_of(layer: Linear) -> QuantFormat | None:
     """In what its rows are to come."""
-    return layer.rounded.rounding if isinstance(layer, RoundedLinear) else None
+    return layer.quantized.format if isinstance(layer, CudaQuantizedLinear) else None
 
 
-def _in_8_bits(x: Rows, layer: RoundedLinear) -> Rounded:
-    return x if isinstance(x, Rounded) else rounded.round_rows(x, layer.rounded.rounding)
+def _in_8_bits(x: Rows, layer: CudaQuantizedLinear) -> QuantizedRows:
+    return x if isinstance(x, QuantizedRows) else rounded.round_rows(x, layer.quantized.format)
 
 
-def _float8(x: Rounded, layer: RoundedLinear, dtype: torch.dtype) -> Tensor:
+def _float8(x: QuantizedRows, layer: CudaQuantizedLinear, dtype: torch.dtype) -> Tensor:
     """Many rows: the library's product, where it takes these shapes and gives this type."""
-    weights, bias = layer.rounded, layer.bias
+    weights, bias = layer.quantized, layer.bias
     inputs, outputs = layer.inputs, layer.outputs
     if not x.values.is_cuda or inputs % 16 or outputs % 16 or dtype != torch.bfloat16:
-        return rounded.scaled(rounded_sums(x, weights), x, weights, bias, dtype)
+        return rounded.scaled(unscaled_matmul(x, weights), x, weights, bias, dtype)
     product = torch._scaled_mm(
         x.values, weights.values.T, scale_a=x.scales[:, None], scale_b=weights.scales[None], out_dtype=dtype
     )

@@ -18,8 +18,8 @@ from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.runner.cuda.graphs import plainly
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.cuda_sampler import Draws
-from foretell.sampling.sampling import Row, choose
+from foretell.sampling.cuda_sampler import SamplingBatch
+from foretell.sampling.sampling import SamplingRow, sample
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
 
@@ -108,7 +108,10 @@ def rehearse(runner: ModelRunner, steps: Iterable[DummyStep], stopped: Callable[
 def choose_and_move(runner: ModelRunner) -> None:
     """What comes behind a step: a token is drawn, another step is sent, and what was accepted of a tree moves up, one
     node or several."""
-    choose(torch.zeros(1, runner.model.outputs, device=runner.device), [Row(SamplingParams(temperature=1.0), 0, 0)])
+    sample(
+        torch.zeros(1, runner.model.num_logits, device=runner.device),
+        [SamplingRow(SamplingParams(temperature=1.0), 0, 0)],
+    )
     share = _share(0, DummyStep(), runner.layout.page_size)
     runner.forward([share], [Draft()])
     if runner.supports_async:
@@ -120,8 +123,8 @@ def choose_and_move(runner: ModelRunner) -> None:
 def go_on(runner: ModelRunner, drawn: bool) -> None:
     """A chain of one token, as a draft model makes them: mostly it is of this one's kind, and has its vocabulary."""
     share = _share(0, DummyStep(), runner.layout.page_size)
-    draws = Draws([SamplingParams(temperature=1.0)], [0], [share.length]) if drawn else None
-    runner.draft_chain([share], 1, runner.model.outputs, draws)
+    draws = SamplingBatch([SamplingParams(temperature=1.0)], [0], [share.length]) if drawn else None
+    runner.draft_chain([share], 1, runner.model.num_logits, draws)
 
 
 def _share(number: int, step: DummyStep, page_size: int) -> ScheduledSequence:

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from foretell.kernels.quant import Rounding
+from foretell.kernels.quant import QuantFormat
 from foretell.kernels.triton.draft_attention import Cells, Sight, glance
 from foretell.kernels.triton.draft_sample import Draw, guess
 from foretell.kernels.triton.eagle_inputs import Side, read_pairs
@@ -19,7 +19,7 @@ from foretell.kernels.triton.tree_topk import Branches, Noise, best_children, de
 from foretell.models.draft_heads import DraftHead, EagleHead
 from foretell.models.draft_heads.layer import HeadAttention, HeadLayer
 from foretell.models.layers import Linear
-from foretell.models.quantize import RoundedLinear
+from foretell.models.quantize import CudaQuantizedLinear
 from foretell.runner.cuda.linear_dispatch import LinearDispatch, Rows, rounding_of
 from foretell.runner.heads.graph_draft import GraphDraft
 from foretell.runner.heads.sampler import FOLLOWED, DraftOutput
@@ -135,7 +135,7 @@ class FusedLayers:
         room = (2, len(self.text), table.sizes.texts, table.guesses, *steps.keys[0].shape[2:])
         keys, values = torch.empty(room, dtype=self.head.like.dtype, device=table.device)
         self.own = [Cells(*both) for both in zip(keys, values, strict=True)]
-        self.levels = steps.levels[table.sizes].stand(table.field(PLACE), len(self.head.table) - 1)
+        self.levels = steps.levels[table.sizes].stand(table.field(PLACE), len(self.head.rope_table) - 1)
 
     def __call__(self, depth: int, tokens: Tensor, feature: Feature, branches: Branches | None) -> Stepped:
         """Of a level, which hangs on these branches, or of a chain's next tokens."""
@@ -170,18 +170,18 @@ class FusedLayers:
     def _attend(self, attention: HeadAttention, x: Rows, index: int, sight: Sight) -> Change:
         text, own, config = self.text[index], self.own[index], attention.config
         qkv, level = asked(self.products, attention, x), self.levels[sight.depth]
-        q = turn_and_store(qkv, self.head.table, level, own.keys, own.values, head_norms(attention))
+        q = turn_and_store(qkv, self.head.rope_table, level, own.keys, own.values, head_norms(attention))
         return in_parts(self.products, attention.out, glance(q, text, own, sight, config.scale, config.window))
 
 
 def product(products: LinearDispatch, layer: Linear, x: Rows) -> Tensor:
     """By the library, but in 8 bits: guesses may hang on how many rows stand beside them."""
-    return products(layer, x, reads=not isinstance(layer, RoundedLinear))
+    return products(layer, x, reads=not isinstance(layer, CudaQuantizedLinear))
 
 
 def in_parts(products: LinearDispatch, layer: Linear, x: Rows) -> Change:
     """A product whose parts are left to whoever adds it."""
-    return products.in_parts(layer, x, reads=not isinstance(layer, RoundedLinear))
+    return products.in_parts(layer, x, reads=not isinstance(layer, CudaQuantizedLinear))
 
 
 def asked(products: LinearDispatch, attention: HeadAttention, x: Rows) -> Tensor:
@@ -191,7 +191,7 @@ def asked(products: LinearDispatch, attention: HeadAttention, x: Rows) -> Tensor
     return torch.cat([product(products, attention.q, x), product(products, attention.kv, x)], -1)
 
 
-def rounding_asked(attention: HeadAttention) -> Rounding | None:
+def rounding_asked(attention: HeadAttention) -> QuantFormat | None:
     """In what `asked` wants its rows."""
     return None if attention.qkv is None else rounding_of(attention.qkv)
 

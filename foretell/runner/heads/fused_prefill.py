@@ -49,7 +49,7 @@ class FusedPrefill(GraphPrefill):
             x = self._run(others, last, table)
         kv = product(self.products, last.attention.kv, x)  # without queries, which nobody asks
         rows, norms = Level(table.field(PLACE), table.field(SLOT)), head_norms(last.attention)
-        turn_and_store(kv, self.head.table, rows, self.keys[-1], self.values[-1], norms)
+        turn_and_store(kv, self.head.rope_table, rows, self.keys[-1], self.values[-1], norms)
 
     def _read(self, table: PrefillTable) -> Tensor:
         """Features are kept, and the first layer has its pairs."""
@@ -87,8 +87,8 @@ class FusedPrefill(GraphPrefill):
     def _attend(self, layer: HeadLayer, x: Rows, index: int, look: Look) -> Change:
         attention, text = layer.attention, Cells(self.keys[index], self.values[index])
         qkv, norms = asked(self.products, attention, x), head_norms(attention)
-        turn_and_store(qkv, self.head.table, look.in_text, text.keys, text.values, norms)
-        q = turn_and_store(qkv, self.head.table, look.alone, look.own.keys, look.own.values, norms)
+        turn_and_store(qkv, self.head.rope_table, look.in_text, text.keys, text.values, norms)
+        q = turn_and_store(qkv, self.head.rope_table, look.alone, look.own.keys, look.own.values, norms)
         seen = glance(q, text, look.own, look.sight, attention.config.scale, attention.config.window)
         return in_parts(self.products, attention.out, seen)
 
@@ -117,8 +117,8 @@ def _norms_before(head: EagleHead) -> list[PartNorm]:
     """Those that stand between the target's states and their projection, in their order."""
     found, eps = [], head.config.layer.norm_eps
     if head.config.target_norm:
-        assert head.tap_norm is not None, "borrow first"
-        found.append(PartNorm(head.tap_norm[None], head.tap_eps))
+        assert head.target_norm is not None, "borrow first"
+        found.append(PartNorm(head.target_norm[None], head.target_norm_eps))
     if head.config.fc_norm:
         weights = [norm.weight.data for norm in head.tap_norms if isinstance(norm, Norm)]
         found.append(PartNorm(torch.stack(weights), eps))

@@ -97,7 +97,7 @@ class GraphBlockDraft(GraphForward[BlockHead]):
     def __init__(self, head: BlockHead, keys: list[Tensor], values: list[Tensor], most_children: int) -> None:
         super().__init__(head, keys[0].shape[1], keys[0].device, most_children)
         self.keys, self.values, self.guesses = keys, values, head.config.block
-        self.filler = head.filler.clone()  # made here, because it takes a number from the host
+        self.filler = head.mask_embeddings.clone()  # made here, because it takes a number from the host
 
     @property
     def is_told_tokens(self) -> bool:
@@ -107,13 +107,13 @@ class GraphBlockDraft(GraphForward[BlockHead]):
         config, head = self.head.config, self.head
         memory = HeadMemory(self.keys, self.values, config.layer, table.pages)
         anchors, block = table.field(TOKEN), config.block
-        x = head.enter_with(anchors, self.filler).flatten(0, 1)
+        x = head.block_inputs_with(anchors, self.filler).flatten(0, 1)
         rows = torch.arange(block, device=self.device)
-        turn = head.turn((table.field(PLACE)[:, None] + rows).flatten())
+        turn = head.rope_rows((table.field(PLACE)[:, None] + rows).flatten())
         glance = Glance(memory, memory.bias(self._seen(memory, table, rows)), table.columns)
-        states = head.run(x, turn, glance).view(len(anchors), block, -1)
-        states = head.guessing(states)[:, : table.sizes.depth]
-        return states, head.scores(states)
+        states = head.run_layers(x, turn, glance).view(len(anchors), block, -1)
+        states = head.draft_states(states)[:, : table.sizes.depth]
+        return states, head.output_logits(states)
 
     def _seen(self, memory: HeadMemory, table: DraftTable, rows: Tensor) -> Tensor:
         """[texts, block, columns]; a window is the anchor's."""
@@ -124,11 +124,11 @@ class GraphBlockDraft(GraphForward[BlockHead]):
         return torch.cat([text, own.expand(len(text), -1, -1)], -1)
 
     def nudged(self, logits: Tensor, before: Tensor) -> Tensor:
-        return logits + self.head.nudge(before) if self.head.config.markov_rank else logits
+        return logits + self.head.markov_logits(before) if self.head.config.markov_rank else logits
 
     def judge(self, states: Tensor, before: Tensor, sure: Tensor) -> None:
         if self.head.config.confidence:
-            sure.copy_(self.head.sure(states, before).sigmoid())
+            sure.copy_(self.head.confidence_logits(states, before).sigmoid())
 
 
 class GraphMedusaDraft(GraphForward[MedusaHead]):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell.models.draft_heads import DistilledHead, EagleHead, MtpHead
-from foretell.models.draft_heads.layer import Turn
+from foretell.models.draft_heads.layer import RopeRows
 from foretell.runner.cuda.graphs import GraphCache
 from foretell.runner.heads.kv import Glance, HeadMemory
 from foretell.runner.heads.sampler import DraftOutput, ExponentialRace, ProbsBuffer, TreeCandidates, TreeTopK, pick
@@ -114,10 +114,10 @@ class GraphDraft:
     def _memory(self, table: DraftTable) -> HeadMemory:
         return HeadMemory(self.keys, self.values, self.head.config.layer, table.pages)
 
-    def _turn(self, table: DraftTable, offset: int, rows: int = 1) -> Turn:
+    def _turn(self, table: DraftTable, offset: int, rows: int = 1) -> RopeRows:
         """Of as many rows for each text."""
         places = table.field(PLACE) + offset
-        return self.head.turn_behind(places[:, None].expand(-1, rows).flatten())
+        return self.head.rope_rows_clamped(places[:, None].expand(-1, rows).flatten())
 
     def _chain_seen(self, memory: HeadMemory, table: DraftTable) -> Tensor:
         """What the rows of all steps see, [texts, depth, columns]."""

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foretell.kv.cache import KVCache, LayerShape, slots_of
 from foretell.models.draft_heads import BlockConfig, DraftHead, HeadConfig, LayerConfig, MedusaConfig
-from foretell.models.draft_heads.base import part_of
+from foretell.models.draft_heads.base import local_layer_config
 from foretell.models.draft_heads.config import DistilledConfig, EagleConfig, MtpConfig
 from foretell.models.sharding import Shard
 from foretell.types import Sequence
@@ -102,8 +102,10 @@ def beside(config: HeadConfig, shard: Shard | None = None) -> tuple[LayerShape, 
     layers, features = _kept(config, shard is not None)
     # A block's own keys and values are dropped after its pass; a part's are never in pages.
     spare = SPARE if isinstance(config, BlockConfig) and shard is None else 0
-    own = (LayerShape(part_of(config.layer, shard).kv_heads, config.layer.head_dim, spare=spare),) * layers
-    columns = config.layer.width if shard is None else len(shard.run(config.layer.width))
+    own = (
+        LayerShape(local_layer_config(config.layer, shard).kv_heads, config.layer.head_dim, scratch_slots=spare),
+    ) * layers
+    columns = config.layer.width if shard is None else len(shard.split(config.layer.width))
     return own + ((LayerShape(1, columns, has_values=False),) if features else ())
 
 

@@ -50,5 +50,5 @@ def head_step_bytes(config: HeadConfig, shapes: tuple[LayerShape, ...], asked: M
     probs = asked.depth * texts * config.outputs * FLOAT
     # States wait until a page of each text is full; those of a prompt are there twice when they are put together.
     waiting = 2 * asked.tokens + (asked.page_size + 2) * LOGIT_ROWS
-    states = waiting * config.read_width * dtype.itemsize
+    states = waiting * config.input_width * dtype.itemsize
     return TWICE * (drafts + probs + WORKSPACE) + states

@@ -174,9 +174,9 @@ class EagleOps(TorchHeadOps):
         spans = self.spans(job, 1)  # the first place of a text has no feature before it
         tokens, own = self.numbers(job.tokens), self.slots(spans)
         features = self.features(self.slots(spans, back=1))
-        turn = self.head.turn(self.numbers([place for _, start, stop in spans for place in range(start, stop)]))
+        turn = self.head.rope_rows(self.numbers([place for _, start, stop in spans for place in range(start, stop)]))
         attend = Pass(self.pages, self.head.config.layer, spans, own)
-        self.pages.put(-1, own, *self.head.remember(tokens, features, turn, attend))
+        self.pages.put(-1, own, *self.head.keys_values(tokens, features, turn, attend))
 
     def _step(self, job: StepOp) -> Tensor:
         before = self.numbers(job.before)
@@ -187,7 +187,7 @@ class EagleOps(TorchHeadOps):
             feature = self._behind[before]
         seen = torch.tensor(job.seen, dtype=torch.bool, device=self.device).view(len(job.text), len(job.reach), -1)
         look = Look(self._memory, self.head.config.layer, job.text, seen, hidden=1, reach=tuple(job.reach))
-        turn = self.head.turn_behind(self.numbers(job.places))
+        turn = self.head.rope_rows_clamped(self.numbers(job.places))
         states = self.head.step(self.numbers(job.tokens), feature, turn, look)[self.numbers(job.wanted)]
         self._behind = self.head.carry(states)
         return all_scores(self.head, self.head.logits(states), job.top)
@@ -203,8 +203,8 @@ class BlockForwardOutput:
         owners, before = torch.tensor([job.owners, job.before], device=self.scores.device)
         logits = self.scores[owners, job.depth]
         if self.head.config.markov_rank:
-            logits = logits + self.head.nudge(before)
-        sure = self.head.sure(self.states[owners, job.depth], before) if job.judges else None
+            logits = logits + self.head.markov_logits(before)
+        sure = self.head.confidence_logits(self.states[owners, job.depth], before) if job.judges else None
         return HeadLogits(all_scores(self.head, logits, job.top), sure)
 
 
@@ -221,7 +221,7 @@ class BlockOps(TorchHeadOps):
         if isinstance(job, PrefillOp):
             spans = self.spans(job, 0)
             slots = self.slots(spans)
-            fused = self.head.normed_feature(self._kept(slots, job.tokens))
+            fused = self.head.normalize_projected(self._kept(slots, job.tokens))
             self.remember(slots, [place for _, start, stop in spans for place in range(start, stop)], fused)
         elif isinstance(job, BlockForwardOp):
             self._passed = BlockForwardOutput(self.head, *self._pass(job))
@@ -233,11 +233,11 @@ class BlockOps(TorchHeadOps):
     def _kept(self, slots: Tensor, tokens: Numbers) -> Tensor:
         """What is kept here of features, and of the tokens that stand beside them, where the head wants those."""
         kept, back = self.pages.features(slots), self.head.config.look_back
-        return kept + self.head.hinted(self.numbers(tokens).view(-1, back)) if back else kept
+        return kept + self.head.project_hints(self.numbers(tokens).view(-1, back)) if back else kept
 
     def remember(self, slots: Tensor, places: Numbers, fused: Tensor) -> None:
         """Keep keys and values of each layer."""
-        for layer, (keys, values) in enumerate(self.head.remember(fused, self.head.turn(self.numbers(places)))):
+        for layer, (keys, values) in enumerate(self.head.context_kv(fused, self.head.rope_rows(self.numbers(places)))):
             self.pages.put(layer, slots, keys, values)
 
     def _pass(self, job: BlockForwardOp) -> tuple[Tensor, Tensor]:
@@ -247,10 +247,10 @@ class BlockOps(TorchHeadOps):
         seen = seen.tril() if config.causal_in_block else seen
         look = Look(memory, config.layer, job.text, seen, reach=(-1,) * config.block)  # a window is the anchor's
         places = self.numbers(job.text)[:, None] + torch.arange(config.block, device=self.device)
-        rows = self.head.enter(self.numbers(job.anchors)).flatten(0, 1)
-        states = self.head.run(rows, self.head.turn(places.flatten()), look).view(texts, config.block, -1)
-        states = self.head.guessing(states)[:, : job.depth]
-        return states, self.head.scores(states)
+        rows = self.head.block_inputs(self.numbers(job.anchors)).flatten(0, 1)
+        states = self.head.run_layers(rows, self.head.rope_rows(places.flatten()), look).view(texts, config.block, -1)
+        states = self.head.draft_states(states)[:, : job.depth]
+        return states, self.head.output_logits(states)
 
 
 class MedusaOps(TorchHeadOps):

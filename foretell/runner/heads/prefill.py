@@ -172,8 +172,8 @@ class GraphPrefill:
     def run(self, table: PrefillTable) -> None:
         slots = table.field(SLOT)
         if isinstance(self.head, BlockHead):
-            turn = self.head.turn(table.field(PLACE))
-            for layer, both in enumerate(self.head.remember(self.head.fuse(table.inputs), turn)):
+            turn = self.head.rope_rows(table.field(PLACE))
+            for layer, both in enumerate(self.head.context_kv(self.head.fuse(table.inputs), turn)):
                 self._keep(layer, slots, *both)
             return
         if isinstance(self.head, MedusaHead):

@@ -167,11 +167,11 @@ def all_scores(head: DraftHead[Any], scores: Tensor, top: int) -> Tensor:
     """
     if head.ranks is None or head.shard is None:
         return scores
-    widths = tuple(len(each.run(head.config.outputs)) for each in head.shard.others)
+    widths = tuple(len(each.split(head.config.outputs)) for each in head.shard.all_ranks)
     if not 0 < top <= min(widths):
         return head.ranks.gather(scores, widths)
     best, at = scores.topk(top)
-    mine = torch.cat([best, (at + head.outputs_here.start).float(), scores.logsumexp(-1, keepdim=True)], 1)
+    mine = torch.cat([best, (at + head.local_outputs.start).float(), scores.logsumexp(-1, keepdim=True)], 1)
     every = head.ranks.gather(mine, (mine.shape[1],) * len(widths))
     if head.shard.rank:
         return scores

@@ -11,7 +11,7 @@ import torch
 
 from foretell.kernels.bounds import require
 from foretell.kernels.native.library import Library, library
-from foretell.kernels.native.records import JOIN, LayerRecord, ModelRecord, StepRecord, record_of
+from foretell.kernels.native.records import ALL_REDUCE, LayerRecord, ModelRecord, StepRecord, pack_record
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Block, Decoder
 from foretell.models.layers import Linear, Norm
@@ -37,10 +37,10 @@ class NativeExecutor:
         self._native, self._model, self._cache = native, model, cache
         self._vocab, self._width = model.config.vocab, model.config.width
         self._slots = cache.keys[0].shape[0] * cache.page_size
-        self._context = min(len(table) for table in model.tables.values())
+        self._context = min(len(table) for table in model.rope_tables.values())
         self._layers = (LayerRecord * model.config.layers)(*(self._layer(i) for i in range(model.config.layers)))
         self._record = self._model_record()
-        self._held = (*model.tables.values(), model.embed)  # the records have addresses only
+        self._held = (*model.rope_tables.values(), model.embed)  # the records have addresses only
         self._join = AllReduceCallback(model.ranks) if model.ranks is not None else None
 
     def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
@@ -55,7 +55,7 @@ class NativeExecutor:
         )
         logits = torch.empty(wanted, self._model.local.vocab)
         features = torch.empty(rows, len(taps) * self._width) if taps else None
-        step = record_of(
+        step = pack_record(
             StepRecord,
             *places[:-1],
             logits.data_ptr(),
@@ -67,11 +67,11 @@ class NativeExecutor:
             len(taps),
             None if self._join is None else self._join.address,
         )
-        self._native.step(self._record, step)
+        self._native.forward(self._record, step)
         if self._join is None:
             return StepOutput(logits, features, numbers[len(numbers) - wanted :].tolist)  # that the library wrote
         self._join.check()
-        return StepOutput(self._model.all_logits(logits), features)
+        return StepOutput(self._model.gather_logits(logits), features)
 
     def _layer(self, index: int) -> LayerRecord:
         block = self._model.blocks[index]
@@ -82,7 +82,7 @@ class NativeExecutor:
         return LayerRecord(
             *(_weights(linear) for linear in linears),
             *(_norm(norm) for norm in (*norms, block.attention_post_norm, block.ffn_post_norm)),
-            self._model.tables[attention.rope].data_ptr(),
+            self._model.rope_tables[attention.rope].data_ptr(),
             self._cache.keys[index].data_ptr(),
             self._cache.values[index].data_ptr(),
             attention.window or 0,
@@ -103,8 +103,8 @@ class NativeExecutor:
             config.head_dim,
             config.ffn,
             self._cache.page_size,
-            model.tokens_here.start,
-            len(model.tokens_here),
+            model.local_tokens.start,
+            len(model.local_tokens),
             config.norm_eps,
             config.scale,
             config.embed_scale,
@@ -131,14 +131,14 @@ class AllReduceCallback:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._error: BaseException | None = None
-        self._callback = JOIN(self._join)
+        self._callback = ALL_REDUCE(self._join)
         self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
 
     def _join(self, address: int, count: int) -> bool:
         """An error cannot go through the library: it is kept, and the library breaks off."""
         try:
             numbers = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
-            joined = self._ranks.join(numbers)
+            joined = self._ranks.all_reduce(numbers)
             if joined.data_ptr() != address:
                 numbers.copy_(joined)
         except BaseException as error:

@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.bounds import require
-from foretell.kernels.native.head_records import (
-    BlockChainRecord,
+from foretell.kernels.native.library import SAMPLING_ROW, Library, library
+from foretell.kernels.native.records import (
+    BlockDraftRecord,
     BlockHeadRecord,
-    ChainRecord,
+    DraftChainRecord,
     HeadRecord,
+    LayerRecord,
+    MedusaDraftRecord,
     MedusaRecord,
-    MedusaRowsRecord,
+    pack_record,
 )
-from foretell.kernels.native.library import DRAW, Library, library
-from foretell.kernels.native.records import LayerRecord, record_of
 from foretell.models.draft_heads import BlockHead, DraftHead, MedusaHead
 from foretell.models.draft_heads.layer import HeadLayer
 from foretell.models.layers import Linear, Norm
@@ -109,7 +110,7 @@ class NativeHead:
         self._layers = (LayerRecord * len(layers))(*layers)
         self._embed = head.embedding.contiguous()
         self._ids = head.draft_ids.contiguous()
-        self._held = (keys, values, head.table)  # the records have addresses only
+        self._held = (keys, values, head.rope_table)  # the records have addresses only
         self.page_size = keys[0].shape[1]
         self.record = self._head_record()
 
@@ -122,7 +123,7 @@ class NativeHead:
             *(norm_address(norm) for norm in norms),
             None,
             None,
-            self.head.table.data_ptr(),
+            self.head.rope_table.data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
             self.head.config.layer.window or 0,
@@ -195,12 +196,12 @@ class NativeChain(NativeHead):
         tree = (None, 0) if own is None else (own.buffer_info()[0], len(own) // desk.texts)
         draws = None if beside.draws is None else array("b", beside.draws)
         drawn_for = desk.texts * max(desk.depth, 1)
-        require(draws is None or len(draws) == drawn_for * DRAW.itemsize, "one DRAW for each draft token")
+        require(draws is None or len(draws) == drawn_for * SAMPLING_ROW.itemsize, "one DRAW for each draft token")
         drawn = (None if draws is None else draws.buffer_info()[0], _address(probs), self.head.config.vocab)
         along = None if beside.along is None else beside.along.record.buffer_info()[0]
         sizes = (desk.texts, desk.depth)
-        record = record_of(ChainRecord, *desk.asked, *places, *desk.out, *sizes, *tree, *drawn, along)
-        return self.library.chain(self.record, record)
+        record = pack_record(DraftChainRecord, *desk.asked, *places, *desk.out, *sizes, *tree, *drawn, along)
+        return self.library.draft_chain(self.record, record)
 
 
 class NativeBlock(NativeHead):
@@ -212,9 +213,9 @@ class NativeBlock(NativeHead):
         config = head.config
         self.most = (len(keys[0]) - pages) * keys[0].shape[1] // config.block  # texts at once
         self.record.join = self.record.feature_norm = None  # of features, which are no rows of a block
-        self._masks = head.filler.expand(config.block - 1, -1).contiguous()
+        self._masks = head.mask_embeddings.expand(config.block - 1, -1).contiguous()
         self._markov = None if head.markov_in is None else head.markov_in.data.contiguous()
-        self._surety = head.surety_weights
+        self._surety = head.confidence_weights
         with_markov = config.confidence and config.confidence_with_markov
         self._block = BlockHeadRecord(
             self.record,
@@ -250,8 +251,8 @@ class NativeBlock(NativeHead):
         require(desk.texts <= self.most, "a spare block of KV slots for each sequence")
         states = torch.empty(desk.texts, self.head.config.block, self._width)
         logits = torch.empty(desk.texts, depth, self._outputs)
-        record = BlockChainRecord(*desk.asked, states.data_ptr(), logits.data_ptr(), *desk.out, desk.texts, depth)
-        return self.library.blocks(self._block, record), states, logits
+        record = BlockDraftRecord(*desk.asked, states.data_ptr(), logits.data_ptr(), *desk.out, desk.texts, depth)
+        return self.library.draft_blocks(self._block, record), states, logits
 
 
 def native_for_head(head: DraftHead[Any]) -> Library | None:
@@ -291,11 +292,11 @@ class NativeMedusa:
         self._record = MedusaRecord(
             ctypes.addressof(self._blocks),
             ctypes.addressof(self._tops),
-            None if head.tap_norm is None or not head.config.target_norm else head.tap_norm.data_ptr(),
+            None if head.target_norm is None or not head.config.target_norm else head.target_norm.data_ptr(),
             None if head.config.draft_vocab is None else self._held[1].data_ptr(),
             head.config.layers,
             head.config.layer.width,
-            head.tap_eps,
+            head.target_norm_eps,
             level.level,
             len(outputs) == 1,
         )
@@ -313,8 +314,8 @@ class NativeMedusa:
     def _run(self, features: Tensor, depth: int, out: tuple[int | None, int | None]) -> Tensor:
         require(features.is_contiguous() and features.dtype == torch.float32, "contiguous float32 hidden states")
         logits = torch.empty(depth, len(features), self._outputs)
-        rows = MedusaRowsRecord(features.data_ptr(), logits.data_ptr(), *out, len(features), depth)
-        self._native.medusa(self._record, rows)
+        rows = MedusaDraftRecord(features.data_ptr(), logits.data_ptr(), *out, len(features), depth)
+        self._native.draft_medusa(self._record, rows)
         return logits
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.bounds import require
-from foretell.kernels.native.head_records import ReaderRecord, ReadingRecord
-from foretell.kernels.native.records import record_of
+from foretell.kernels.native.records import HeadPrefillRecord, PrefillHeadRecord, pack_record
 from foretell.kv.cache import slots_of
 from foretell.models.draft_heads import BlockHead, DistilledHead
 from foretell.models.draft_heads.layer import HeadLayer
@@ -43,7 +42,7 @@ class PrefillRange:
 
 @dataclass
 class PrefillTables:
-    """What `ReadingRecord` has addresses of: where states lie, the slots they are for, and the places; then of pairs
+    """What `HeadPrefillRecord` points to: where states lie, the slots they are for, and the places; then of pairs
     tokens, the slots before them and their own, places; all pages, where each text's begin, whose a pair is."""
 
     states: list[int] = field(default_factory=list)
@@ -86,7 +85,7 @@ class NativePrefill:
         self._norms, self._columns = _addresses(norms), np.array(columns, np.int64)
         joins = native.record.join is not None  # then what it joins is no feature of several taps
         self._held = (features, head.tap_norm)
-        self._record = ReaderRecord(
+        self._record = PrefillHeadRecord(
             native.record,
             ctypes.addressof(self._keeps),
             None if joins else weights_address(getattr(head, "fc", None)),
@@ -105,7 +104,7 @@ class NativePrefill:
     def read(self, readings: list[PrefillRange]) -> None:
         """Keep what these places are to be remembered by."""
         found = self.laid_out(readings)  # for as long as the library reads it
-        self._native.library.read(self._record, found.record)
+        self._native.library.head_prefill(self._record, found.record)
 
     def laid_out(self, readings: list[PrefillRange]) -> PrefillBuffers:
         """These places as the library wants them. Lists, not arrays: as a rule there are two or three of them."""
@@ -120,7 +119,7 @@ class NativePrefill:
                 tables.add_pairs(text, each, paired, slots)
         numbers, addresses = in_a_row(tuple(vars(tables).values()))
         counts = (len(tables.states), len(tables.tokens))
-        return PrefillBuffers(record_of(ReadingRecord, *addresses, *counts), numbers)
+        return PrefillBuffers(pack_record(HeadPrefillRecord, *addresses, *counts), numbers)
 
 
 def addresses_of(rows: Tensor, begin: int, end: int) -> range:
