@@ -263,7 +263,7 @@ def test_a_drafter_that_fails_costs_its_guesses_and_nothing_else(tiny_folder: Pa
         def propose(self, seqs: list[Sequence], budgets: list[Budget]) -> list[Draft]:
             return [self.script(*pair) for pair in zip(seqs, budgets, strict=True)]
 
-        def observe(self, outcomes: list[StepResult]) -> None:
+        def observe(self, results: list[StepResult]) -> None:
             raise RuntimeError("cannot learn")
 
     (wanted,) = plain.generate(PROMPT, SamplingParams(max_tokens=9))

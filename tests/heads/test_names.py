@@ -157,12 +157,12 @@ def test_a_distilled_model_needs_no_tokenizer_of_its_own(
 def test_auto_takes_what_comes_with_the_package_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads_module, "SHIPPED", tmp_path)
     auto, named = SpeculationConfig(), SpeculationConfig(drafter="ngram")
-    assert heads_module.settled(auto, "some-model") == auto
+    assert heads_module.with_shipped_heads(auto, "some-model") == auto
     (tmp_path / "some-model").mkdir()
     (tmp_path / "some-model" / "auto").write_text("eagle block\n")
-    assert heads_module.settled(auto, "some-model").drafter == "auto,eagle,block"
-    assert heads_module.settled(named, "some-model") == named
-    assert heads_module.settled(auto, "../some-model") == auto
+    assert heads_module.with_shipped_heads(auto, "some-model").drafter == "auto,eagle,block"
+    assert heads_module.with_shipped_heads(named, "some-model") == named
+    assert heads_module.with_shipped_heads(auto, "../some-model") == auto
 
 
 def test_an_embedding_that_is_the_targets_is_not_kept_twice(tmp_path: Path, tiny_folder: Path) -> None:

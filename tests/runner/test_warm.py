@@ -21,7 +21,7 @@ from foretell.runner.cuda.graphs import PLAINLY, Capture
 from foretell.runner.cuda.warmup import EVEN, GROWN, GUESSED, PLAIN, BackgroundWarmup, few_layers, rehearse
 from foretell.runner.model_runner import ModelRunner
 from tests.tiny import CONFIG, HEADS, tiny_decoder
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 TURNS, SLOW = Rope(), Rope(theta=5e5)
 
@@ -94,7 +94,7 @@ def test_a_failed_load_does_not_wait_for_all_of_it(monkeypatch: pytest.MonkeyPat
     go_on = Event()
 
     def slow() -> ModelRunner:
-        go_on.wait(PATIENCE)
+        go_on.wait(TIMEOUT)
         return few()
 
     def wait() -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from foretell.cli.main import main
 from tests.folder import write_tiny_folder
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 ASKS = [{"prompt": f"The quick brown fox number {i} jumps over the lazy dog."} for i in range(12)]
 FLAGS = ["--max-tokens", "24", "--context", "96", "--draft-vocab", "64", "--held-out", "2", "--long-share", "0.2"]
@@ -127,7 +127,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(place: Path) -> None:
     undisturbed = start(words(place, "eagle", "whole", *flags))
     process = start(words(place, "eagle", "killed", *flags), slowly=True)
     checkpoint = place / "killed" / "checkpoint.safetensors"
-    wait_for(lambda: checkpoint.is_file() or process.poll() is not None, 2 * PATIENCE)
+    wait_for(lambda: checkpoint.is_file() or process.poll() is not None, 2 * TIMEOUT)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert checkpoint.is_file() and not (place / "killed" / "run.json").is_file(), "it was killed on the way"
