@@ -116,15 +116,15 @@ def test_a_name_alone_means_the_one_that_comes_with_the_package(
         LLM(tiny_folder, drafter="eagle", quiet=True)
     monkeypatch.setattr(opening, "SHIPPED", heads.parent)
     with pytest.raises(RequestError, match="no distilled comes with the package for smollm2-135m"):
-        opening.shipped("smollm2-135m", "distilled")
-    assert opening.shipped(heads.name, "eagle") == heads / "eagle"
+        opening.shipped_head("smollm2-135m", "distilled")
+    assert opening.shipped_head(heads.name, "eagle") == heads / "eagle"
 
 
 def test_what_comes_with_the_package_is_small_and_has_a_card() -> None:
     folders = sorted(each for each in (opening.SHIPPED / "smollm2-135m").iterdir() if each.is_dir())
     assert [each.name for each in folders] == ["block", "distilled", "eagle", "medusa"]
     for folder in folders:
-        assert opening.recognised(folder) == folder.name and "Licence: Apache-2.0" in (folder / "README.md").read_text()
+        assert opening.head_kind(folder) == folder.name and "Licence: Apache-2.0" in (folder / "README.md").read_text()
     files = [each for each in opening.SHIPPED.rglob("*") if each.is_file()]
     assert sum(each.stat().st_size for each in files) <= 30_000_000
     assert max(each.stat().st_size for each in files) <= 16 << 20

@@ -206,7 +206,7 @@ assert library() is not None
 @pytest.mark.skipif(library() is None, reason="no native kernels here")
 def test_half_a_library_does_not_end_the_process(tmp_path: Path) -> None:
     """Loaded as it is, it would end with SIGBUS. The stand-in for a compiler copies a library that is whole."""
-    compiler = write_compiler(tmp_path / "cxx", f"cp {build.built_library()} $out")
+    compiler = write_compiler(tmp_path / "cxx", f"cp {build.build_library()} $out")
     env = os.environ | {"CXX": str(compiler), "FORETELL_HOME": str(tmp_path / "home")}
     done = subprocess.run([sys.executable, "-c", HALF], env=env, timeout=TIMEOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
