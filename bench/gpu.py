@@ -30,7 +30,7 @@ from foretell.engine.scheduler import Scheduler
 from foretell.kernels.quant import QuantFormat
 from foretell.models.decoder import Decoder
 from foretell.models.quantize import quantize_weights_cuda
-from foretell.runner.cuda.graphs import freely
+from foretell.runner.cuda.graphs import capture_now
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 
@@ -300,7 +300,7 @@ def main() -> None:
     costs(target, figures)
     runner = ModelRunner(target, 4096, PAGE, CONTEXT)
     draft = ModelRunner(base, 4096, PAGE, CONTEXT)
-    with freely():  # what a size costs in the end, whatever would have served for it
+    with capture_now():  # what a size costs in the end, whatever would have served for it
         rows_and_context(runner, figures)
         plain_and_oracle(runner, figures, rounds)
         drafts(runner, draft, figures, rounds)

@@ -29,7 +29,7 @@ from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
-from foretell.runner.batch_layout import logit_rows
+from foretell.runner.batch_layout import num_logits
 from foretell.runner.executor import StepOutput
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
@@ -49,7 +49,7 @@ class Chance(ModelRunner):
         self.rng, self.logits, self.set = random.Random(seed), torch.zeros(rows, VOCAB), (torch.tensor([0]),) * 2
 
     def forward(self, shares: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
-        rows = sum(logit_rows(share, draft) for share, draft in zip(shares, drafts, strict=True))
+        rows = sum(num_logits(share, draft) for share, draft in zip(shares, drafts, strict=True))
         self.logits[self.set] = 0.0
         tokens = [int(VOCAB ** self.rng.random()) - 1 for _ in range(rows)]
         self.set = (torch.arange(rows), torch.tensor(tokens))

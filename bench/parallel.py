@@ -31,7 +31,7 @@ from foretell.engine.engine import Engine
 from foretell.engine.stats import SpeculationStats
 from foretell.models.config import ModelConfig
 from foretell.models.draft_heads import EagleConfig, LayerConfig, make_head, write_head
-from foretell.tensor_parallel import head_bytes, held_bytes
+from foretell.tensor_parallel import head_bytes, weight_bytes
 from foretell.types import Budget, Draft, Sequence
 
 BEGINNING = 24  # tokens of a prompt
@@ -139,8 +139,8 @@ def record(llm: LLM, prompts: Texts, arms: list[str], args: argparse.Namespace) 
     team = llm.assembly.workers
     model, drafters = llm.engine.runner.model, llm.engine.drafter.drafters.values()
     heads = sum(head_bytes(each.head, model) for each in drafters if isinstance(each, HeadDrafter))
-    found["weights"] = [held_bytes(model) + heads, *([] if team is None else team.wait())]
-    found["heads"] = [heads, *([] if team is None else team.heads)]
+    found["weights"] = [weight_bytes(model) + heads, *([] if team is None else team.wait_ready())]
+    found["heads"] = [heads, *([] if team is None else team.head_weights)]
     truth: Texts = []
     steps = [0]
     for arm in ["none", *arms, "disturbed", "tree"]:

@@ -48,9 +48,9 @@ from foretell.models.draft_heads import TargetWeights
 from foretell.models.draft_heads.loading import open_head, pack_head
 from foretell.models.load import load_model
 from foretell.models.quantize import quantize_weights, quantize_weights_cuda
-from foretell.runner.cuda.graph_shapes import ROWS
-from foretell.runner.cuda.graphs import freely
-from foretell.runner.heads.kv import beside
+from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
+from foretell.runner.cuda.graphs import capture_now
+from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ class Bench:
         if args.inflate:
             head = inflate_head(head, model, args.inflate, CONTEXT)
         model = rounded(model, args)
-        runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.taps, beside(head.config))
+        runner = ModelRunner(model, PAGES, PAGE, CONTEXT, head.config.taps, head_layer_shapes(head.config))
         pack_head(head, runner.model)
         whole = False if args.by_steps else None  # None: as it is served
         self.head: HeadDrafter = head_drafter(runner, head, model.config.layers, kind, whole=whole)
@@ -123,7 +123,7 @@ class Bench:
             arms = self.drafter.drafters.items()
             traits = {name: DrafterTraits.of(arm) for name, arm in arms}
             on_gpu = self.args.device == "cuda"
-            costs = StepCosts(CostPrior(row=0.002 if on_gpu else 0.03), ROWS if on_gpu else ())
+            costs = StepCosts(CostPrior(row=0.002 if on_gpu else 0.03), CAPTURE_ROWS if on_gpu else ())
             found = AdaptiveController(traits, ControllerSettings(tree=way.nodes), costs, presence=self.drafter)
             CostProfiler(self.engine, found).run()
             self.controllers[setting] = found
@@ -144,7 +144,7 @@ class Bench:
         for number, setting in enumerate(settings):
             for text in list(sizes.values())[: 1 if number else None]:
                 for way in ways:
-                    with nullcontext() if way.free else freely():  # a controller finds what a server's would find
+                    with nullcontext() if way.free else capture_now():  # a controller finds what a server's would find
                         self.write(text, setting, way, SHORT)
 
     def masks_and_moves(self, nodes: int, cached: int = 512) -> dict[str, float]:

@@ -39,7 +39,7 @@ from foretell.models.draft_heads import (
 from foretell.models.draft_heads.layer import init_weights
 from foretell.models.draft_heads.loading import pack_head
 from foretell.models.quantize import Bits, quantized_copy
-from foretell.runner.heads.kv import beside
+from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
@@ -74,13 +74,13 @@ class World:
         variant = drafter.make(model) if isinstance(drafter, OwnVariant) else None  # before the weights are packed
         heads = [arm for arm in drafter.drafters.values() if isinstance(arm, OwnHead)] if drafter is not None else []
         taps = tuple(sorted({tap for arm in heads for tap in arm.hidden_layers}))
-        shapes = tuple(shape for arm in heads for shape in arm.beside)
+        shapes = tuple(shape for arm in heads for shape in arm.head_layer_shapes)
         lender = TargetWeights.of(model)  # before the weights are packed
         runner = ModelRunner(model, self.pages, self.page_size, CONTEXT, taps, shapes)
         first = self.config.layers
         for arm in heads:
             arm.bind(runner, lender, first)
-            first += len(arm.beside)
+            first += len(arm.head_layer_shapes)
         prefix = PrefixIndex(runner.pool) if self.prefix_cache else None
         scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
         kind = Turns if isinstance(drafter, MixDrafter) else FixedController
@@ -137,7 +137,11 @@ class OwnHead(Wrapper):
         """`packed`: with packed weights, as they are served, and so with native kernels where there are any."""
         super().__init__(NoDrafter())
         self.config, self.seed, self.packed, self.settings = config, seed, packed, settings
-        self.name, self.hidden_layers, self.beside = config.kind, config.hidden_layers, beside(config)
+        self.name, self.hidden_layers, self.head_layer_shapes = (
+            config.kind,
+            config.hidden_layers,
+            head_layer_shapes(config),
+        )
         self.draws = self.gives_probability = True
 
     def bind(self, runner: ModelRunner, lender: TargetWeights, first: int) -> None:

@@ -33,8 +33,8 @@ from foretell.models.draft_heads.loading import (
 from foretell.models.hf_config import read_config
 from foretell.models.sharding import Shard
 from foretell.models.tied_weights import read_target_weights, share_target_weights, target_weights_bytes
-from foretell.runner.heads.kv import beside
-from foretell.runner.heads.memory import HeadNeeds, MostAsked, head_step_bytes
+from foretell.runner.heads.kv import head_layer_shapes
+from foretell.runner.memory_plan import HeadLimits, HeadMemoryNeeds, head_workspace
 from foretell.runner.model_runner import ModelRunner
 from foretell.tokenizer import Tokenizer
 
@@ -100,18 +100,20 @@ class DraftHeadSet:
     @property
     def kv_layers(self) -> tuple[LayerShape, ...]:
         """Return the layers they need in the target's KV cache."""
-        return tuple(shape for head in self.found.values() for shape in beside(head.config, self.target.shard))
+        return tuple(
+            shape for head in self.found.values() for shape in head_layer_shapes(head.config, self.target.shard)
+        )
 
     @property
     def token_bytes(self) -> int:
         """Return the bytes of KV cache they need per token."""
         return sum(shape.bytes_per_token(self.target.dtype) for shape in self.kv_layers)
 
-    def needs(self, asked: MostAsked) -> HeadNeeds:
+    def needs(self, asked: HeadLimits) -> HeadMemoryNeeds:
         """Return their memory needs; workspace counts on a GPU only."""
         shard, dtype = self.target.shard, self.target.dtype
-        each = [head_step_bytes(config, beside(config, shard), asked, dtype) for config in self.configs]
-        return HeadNeeds(self.weight_bytes, self.token_bytes, sum(each), self.check_bytes)
+        each = [head_workspace(config, head_layer_shapes(config, shard), asked, dtype) for config in self.configs]
+        return HeadMemoryNeeds(self.weight_bytes, self.token_bytes, sum(each), self.check_bytes)
 
     def load(self, model: Decoder, context: int) -> None:
         """Load the weights and tie shared ones to the target's, before a runner packs those."""
@@ -130,7 +132,7 @@ class DraftHeadSet:
             if runner.model.ranks is not None:
                 head.join_ranks(runner.model.ranks)
             placed[name] = PlacedHead(head, first)
-            first += len(beside(head.config, head.shard))
+            first += len(head_layer_shapes(head.config, head.shard))
         runner.hidden_layers = tuple(
             sorted({layer for head in self.loaded.values() for layer in head.config.hidden_layers})
         )
@@ -148,7 +150,7 @@ class DraftHeadSet:
         message = examine(runner, full, prompts, name)
         head.config = full.config
         assert runner.workers is not None, "a sharded head has worker processes"
-        runner.workers.wire(first, full.config)
+        runner.workers.configure_head(first, full.config)
         return message
 
 

@@ -33,18 +33,26 @@ from foretell.kv.swap import Swap
 from foretell.models.config import ModelConfig
 from foretell.models.hf_config import eos_token_ids, sampling_defaults
 from foretell.models.quantize import quantized_copy
-from foretell.runner.heads.memory import HeadNeeds, MostAsked
-from foretell.runner.memory_plan import GIB, MemoryPlan, Needs, check_room, device_memory, plan_memory
+from foretell.runner.memory_plan import (
+    GIB,
+    HeadLimits,
+    HeadMemoryNeeds,
+    MemoryNeeds,
+    MemoryPlan,
+    check_draft_fits,
+    device_memory,
+    plan_memory,
+)
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.grammar import GrammarCompiler
 from foretell.tensor_parallel import (
     TensorParallelGroup,
     check_ranks,
+    describe_ranks,
     head_bytes,
-    held_bytes,
-    lead,
-    ranks_words,
-    start_team,
+    launch_workers,
+    make_leader,
+    weight_bytes,
 )
 from foretell.tokenizer import Tokenizer
 from foretell.utils.system import usable_cores
@@ -216,7 +224,7 @@ def _count_memory(
     draft_models: list[ModelSource],
     extra: int,
     context: int,
-    heads: HeadNeeds = HeadNeeds(),
+    heads: HeadMemoryNeeds = HeadMemoryNeeds(),
 ) -> MemoryPlan:
     """Plan the memory; `extra` is the size in bytes of copies of the target.
 
@@ -224,32 +232,32 @@ def _count_memory(
     """
     elsewhere = [model for model in draft_models if model.device != target.device]
     draft_models = [model for model in draft_models if model.device == target.device]
-    token_bytes = target.token_bytes + sum(model.token_bytes for model in draft_models) + heads.token
+    token_bytes = target.token_bytes + sum(model.token_bytes for model in draft_models) + heads.kv_bytes_per_token
     extra += heads.weights + sum(model.weight_bytes for model in draft_models)
     page_bytes = config.page_size * token_bytes
     loading = max(model.loading_bytes for model in (target, *draft_models)) + extra
-    if heads.examining:  # after the target's weights are quantized
-        loading = max(loading, target.weight_bytes + extra + heads.examining)
-    needs = Needs(target.weight_bytes, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
+    if heads.wiring_check:  # after the target's weights are quantized
+        loading = max(loading, target.weight_bytes + extra + heads.wiring_check)
+    needs = MemoryNeeds(target.weight_bytes, extra, page_bytes, config.page_size, context, config.max_num_seqs, loading)
     free = device_memory(target.device)
     if target.shard is not None and target.device.type == "cpu":
         free //= target.shard.size  # ranks share the machine's memory, and the first one also holds the drafter
     if target.device.type == "cuda":  # the KV cache takes all that is left, as far as `max_num_seqs` can fill it
         free = int(free * config.gpu_memory_utilization)
-        work = sum(model.step_bytes(config.max_num_batched_tokens, context) for model in (target, *draft_models))
-        needs = replace(needs, workspace=work + heads.workspace, texts=config.max_num_seqs, cache_share=1.0)
-        needs = replace(needs, taken=config.gpu_memory_utilization)
+        work = sum(model.step_workspace(config.max_num_batched_tokens, context) for model in (target, *draft_models))
+        needs = replace(needs, workspace=work + heads.workspace, sequences=config.max_num_seqs, cache_fraction=1.0)
+        needs = replace(needs, utilization=config.gpu_memory_utilization)
     plan = plan_memory(needs, free, config.kv_memory)
     for model in elsewhere:
-        check_room(model.weight_bytes + plan.pages * config.page_size * model.token_bytes, model.device)
+        check_draft_fits(model.weight_bytes + plan.pages * config.page_size * model.token_bytes, model.device)
     return plan
 
 
-def _most_asked(config: EngineConfig, speculation: SpeculationConfig, context: int) -> MostAsked:
+def _most_asked(config: EngineConfig, speculation: SpeculationConfig, context: int) -> HeadLimits:
     """Return the largest batch and draft that heads are asked for."""
     wide = MOST_WIDE if speculation.tree else 1
     tokens = config.max_num_batched_tokens
-    return MostAsked(config.max_num_seqs, context, tokens, max(1, speculation.budget), wide, config.page_size)
+    return HeadLimits(config.max_num_seqs, context, tokens, max(1, speculation.budget), wide, config.page_size)
 
 
 # Phase 3: load.
@@ -269,12 +277,12 @@ def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: E
     runner.set_device()
     worker_bytes: list[int] = []
     if workers is not None:
-        lead(runner, workers)
-        worker_bytes = workers.wait()
+        make_leader(runner, workers)
+        worker_bytes = workers.wait_ready()
     heads = models.heads.place(runner, progress) if models.custom_drafter is None else {}
     if workers is not None:
         own_bytes = sum(head_bytes(each.head, runner.model) for each in heads.values())
-        progress(ranks_words([held_bytes(runner.model) + own_bytes, *worker_bytes]))
+        progress(describe_ranks([weight_bytes(runner.model) + own_bytes, *worker_bytes]))
     if models.custom_drafter is not None:
         return _Loaded(runner, models.custom_drafter, workers)
     loader = draft.Loader(
@@ -300,7 +308,7 @@ def _start_workers(models: _Models, memory: MemoryPlan, on_failure: ExitStack) -
     cache_size = models.cache_size(memory)
     specs = [models.target.shard_spec(cache_size, models.heads.folders)]
     specs += [models.draft_models[name].shard_spec(cache_size) for name in _sharded_draft_models(models)]
-    workers = start_team(specs, models.target.device, ranks)
+    workers = launch_workers(specs, models.target.device, ranks)
     on_failure.callback(workers.close)
     return workers
 
@@ -327,7 +335,7 @@ def _run_draft_model(
     runner = source.make_runner(source.load_packed(workers), cache_size)
     runner.logits_device = models.target.device
     if workers is not None and source.shard is not None:
-        lead(runner, workers, 1 + _sharded_draft_models(models).index(name))
+        make_leader(runner, workers, 1 + _sharded_draft_models(models).index(name))
     return runner
 
 

@@ -31,9 +31,9 @@ from foretell.models.quantize import (
     quantized_bytes,
 )
 from foretell.models.sharding import Shard
-from foretell.runner.cuda.graph_shapes import ROWS
-from foretell.runner.cuda.warmup import EVEN, BackgroundWarmup, DraftGraphs, few_layers
-from foretell.runner.memory_plan import recorded_bytes, step_bytes
+from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
+from foretell.runner.cuda.warmup import DUMMY_WEIGHT, BackgroundWarmup, HeadWarmup, one_layer_per_kind
+from foretell.runner.memory_plan import graph_workspace, step_workspace
 from foretell.runner.model_runner import ModelRunner
 from foretell.tensor_parallel import ModelShardSpec, TensorParallelGroup
 from foretell.tokenizer import Tokenizer
@@ -86,14 +86,14 @@ class ModelSource:
     @property
     def padded_sizes(self) -> tuple[int, ...]:
         """Return the step sizes in rows that steps are padded to; empty if they are not padded."""
-        return ROWS if self.device.type == "cuda" and find_spec("triton") is not None else ()
+        return CAPTURE_ROWS if self.device.type == "cuda" and find_spec("triton") is not None else ()
 
-    def step_bytes(self, tokens: int, context: int) -> int:
+    def step_workspace(self, tokens: int, context: int) -> int:
         """Return the workspace of its steps on a GPU, including captured ones."""
         c, vocab, itemsize = self.local_config, self.config.vocab, self.dtype.itemsize
         width = 3 * c.width + 3 * c.ffn + (2 * c.heads + 2 * c.kv_heads) * c.head_dim
-        recorded = recorded_bytes(c.heads * c.head_dim, min(context, c.context), vocab, itemsize)
-        return step_bytes(width, tokens, vocab, itemsize) + recorded
+        captured = graph_workspace(c.heads * c.head_dim, min(context, c.context), vocab, itemsize)
+        return step_workspace(width, tokens, vocab, itemsize) + captured
 
     def load(self, team: TensorParallelGroup | None = None) -> Decoder:
         """Load the weights, or the first rank's shard, and join it to the other ranks."""
@@ -144,10 +144,10 @@ class ModelSource:
         return runner
 
     def background_warmup(
-        self, room: CacheSize, free: int, guesses: bool, heads: DraftGraphs | None = None
+        self, room: CacheSize, free: int, guesses: bool, heads: HeadWarmup | None = None
     ) -> AbstractContextManager[object]:
         """Compile kernels in the background while weights load, on a CUDA device whose `free` bytes allow it."""
-        few, context = few_layers(self.local_config), min(room.context, self.config.context)
+        few, context = one_layer_per_kind(self.local_config), min(room.context, self.config.context)
         needed = prepared_bytes(few, self.dtype, "meta") + room.context * self.token_bytes // self.config.layers
         if self.device.type != "cuda" or find_spec("triton") is None or self.shard is not None or 2 * needed > free:
             return nullcontext()
@@ -155,12 +155,12 @@ class ModelSource:
         def make() -> ModelRunner:
             model = materialize(meta_model(few, self.dtype), self.device)
             for weight in model.parameters():
-                weight.fill_(EVEN)
+                weight.fill_(DUMMY_WEIGHT)
             if heads is not None:
-                heads.borrow(model, context)
+                heads.share_weights(model, context)
             model = model if self.rounding is None else quantize_weights_cuda(model, self.rounding)
             pages = -(-context // room.page_size)  # page tables as wide as the real ones
-            ways = ((), ()) if heads is None else ((0, model.config.layers), heads.beside)
+            ways = ((), ()) if heads is None else ((0, model.config.layers), heads.extra_layers)
             return ModelRunner(model, pages, room.page_size, context, *ways)
 
         return BackgroundWarmup(make, self.device, guesses, heads)

@@ -130,7 +130,7 @@ class AsyncEngine:
         self._calls.open(self._loop)
         self._thread.start()
         if self.engine.runner.workers is not None:
-            self.engine.runner.workers.listen(lambda error: self._inbox.put(partial(_raise, error)))
+            self.engine.runner.workers.on_failure(lambda error: self._inbox.put(partial(_raise, error)))
 
     def submit(
         self,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from foretell.control.controller import Controller
 from foretell.draft.base import Drafter
-from foretell.runner.cuda.graphs import TimingGuard, note_odd
+from foretell.runner.cuda.graphs import TimingGuard, mark_outlier
 from foretell.runner.executor import StepOutput, StepTokens
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.cuda_sampler import SamplingBatch
@@ -133,7 +133,7 @@ class AsyncScheduler:
             LOG.warning("a step could not be launched early; the next step tries again", exc_info=True)
             return
         if following is not None:
-            following.is_outlier = guard.odd
+            following.is_outlier = guard.is_outlier
         self.in_flight = following
 
     def step_times(self, step: InFlightStep) -> StepTimes:
@@ -166,8 +166,8 @@ class AsyncScheduler:
         began_at = perf_counter()
         with TimingGuard() as guard:
             launched = self.runner.forward_async(scheduled, rows, _draws(step), top_k)
-        if guard.odd:  # the current step waited for it
-            note_odd()
+        if guard.is_outlier:  # the current step waited for it
+            mark_outlier()
         if launched is None:
             return None
         step.wait_tokens = launched.wait_previous_tokens
@@ -180,7 +180,7 @@ class AsyncScheduler:
             epoch=self.epoch,
             is_launched=True,
             is_async=True,
-            is_outlier=guard.odd,
+            is_outlier=guard.is_outlier,
         )
         following.output = launched.output
         return following

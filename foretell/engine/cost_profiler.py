@@ -14,8 +14,8 @@ from typing import Any
 
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.draft_latency import TREES as OF_TREES
-from foretell.runner.cuda.graphs import freely
-from foretell.runner.dummy_sequences import DummySequences
+from foretell.runner.cuda.graphs import capture_now
+from foretell.runner.cuda.warmup import DummySequences
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence
 
 from .engine import Engine
@@ -110,7 +110,7 @@ class CostProfiler:
         step = next(self._steps, None)
         if step is None:
             return False
-        with freely(), self._dummies.texts(step.num_sequences, step.cached, room=step.rows) as seqs:
+        with capture_now(), self._dummies.allocate(step.num_sequences, step.cached, extra_tokens=step.rows) as seqs:
             if seqs:
                 try:
                     self._measure(step, seqs)

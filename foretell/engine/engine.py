@@ -85,7 +85,7 @@ class Engine:
                 return []
             if self.runner.workers is not None:
                 self.runner.workers.check()
-            step.is_outlier |= guard.odd
+            step.is_outlier |= guard.is_outlier
             pending: list[PendingDelta] = []
             deltas: list[Delta] = []
             try:

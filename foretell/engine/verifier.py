@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretell.runner.batch_layout import logit_rows
+from foretell.runner.batch_layout import num_logits
 from foretell.runner.executor import StepOutput
 from foretell.sampling import noise
 from foretell.sampling.grammar_matcher import GrammarError
@@ -135,7 +135,7 @@ class Verifier:
         ends: list[int] = []
         end = 0
         for scheduled, draft in pairs:
-            first, end = end, end + logit_rows(scheduled, draft)
+            first, end = end, end + num_logits(scheduled, draft)
             ends.append(end)
             if not self.is_current(scheduled):
                 continue

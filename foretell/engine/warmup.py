@@ -15,9 +15,8 @@ from typing import Any
 from foretell.draft.base import Drafter
 from foretell.draft.heads.warmup import SERVING, TEXT, Guessing, chains, model_chains, rehearse_guess, trees
 from foretell.draft.tree_merge import MergedDrafter
-from foretell.runner.cuda.graphs import freely
-from foretell.runner.cuda.warmup import DummyStep, chain, tree
-from foretell.runner.dummy_sequences import DummySequences
+from foretell.runner.cuda.graphs import capture_now
+from foretell.runner.cuda.warmup import DummySequences, DummyStep, dummy_chain, dummy_tree
 from foretell.runner.executor import StepOutput
 from foretell.sampling.sampling import topk
 from foretell.sampling_params import SamplingParams
@@ -70,7 +69,7 @@ class Warmup:
             task = next(self._tasks, None)
             if task is None:
                 return False
-            with freely():
+            with capture_now():
                 task()
         except Exception:  # optional work must not stop the engine
             return self._failed()
@@ -89,9 +88,9 @@ class Warmup:
 
     def step(self, step: DummyStep) -> None:
         """Run a step of the target and what follows from its logits."""
-        cached = max(0, min(step.cached, self.engine.runner.context - step.take - len(step.draft)))
-        with self.dummies.texts(step.texts, cached, step.take, len(step.draft)) as seqs:
-            scheduled = [ScheduledSequence.of(seq, step.take) for seq in seqs]
+        cached = max(0, min(step.cached, self.engine.runner.context - step.num_new_tokens - len(step.draft)))
+        with self.dummies.allocate(step.sequences, cached, step.num_new_tokens, len(step.draft)) as seqs:
+            scheduled = [ScheduledSequence.of(seq, step.num_new_tokens) for seq in seqs]
             for _ in range(REPEATS if scheduled else 0):
                 output = self.engine.runner.forward(scheduled, [step.draft] * len(scheduled))
                 self._verify(scheduled, step.draft, output)
@@ -147,7 +146,7 @@ def warmup_tasks(warmup: Warmup, names: Container[str], max_draft: int, max_tree
     def steps(several: Iterable[DummyStep]) -> Iterator[Callable[[], None]]:
         return (partial(warmup.step, each) for each in several)
 
-    yield from steps((DummyStep(cached=0, take=PROMPT), DummyStep(cached=TEXT)))
+    yield from steps((DummyStep(cached=0, num_new_tokens=PROMPT), DummyStep(cached=TEXT)))
     yield from drafts()
     prefills = [Guessing(Budget(min(2, max_draft)), cached=cached) for cached in PREFILL_LENGTHS]
     yield from (partial(warmup.draft, name, each) for each in prefills for name in readers if max_draft)
@@ -159,12 +158,14 @@ def warmup_tasks(warmup: Warmup, names: Container[str], max_draft: int, max_tree
         yield from drafts(serving, cached=LONG_CONTEXT, temperature=temperature)
     if (batch := min(FULL_BATCH, max_num_seqs)) > 1:
         yield from steps(DummyStep(size, TEXT) for size in SMALL_BATCHES if size <= batch)
-        shared = (chain(3), tree(7), tree(11), tree(31)) if max_draft else ()  # 32, 64, 96 and 256 rows in a batch of 8
-        yield from steps(DummyStep(batch, LONG_CONTEXT, draft=each) for each in (chain(0), *shared))
-        yield from steps((DummyStep(batch, cached=0, take=PROMPT // batch),))
+        shared = (
+            (dummy_chain(3), dummy_tree(7), dummy_tree(11), dummy_tree(31)) if max_draft else ()
+        )  # 32, 64, 96 and 256 rows in a batch of 8
+        yield from steps(DummyStep(batch, LONG_CONTEXT, draft=each) for each in (dummy_chain(0), *shared))
+        yield from steps((DummyStep(batch, cached=0, num_new_tokens=PROMPT // batch),))
         for temperature in (0.0, 1.0):
             yield from drafts(serving, cached=LONG_CONTEXT, texts=batch, temperature=temperature)
-    yield from steps(DummyStep(cached=0, take=take) for take in SHORTER_PROMPTS)
+    yield from steps(DummyStep(cached=0, num_new_tokens=take) for take in SHORTER_PROMPTS)
     large = [size for size in LARGE_BATCHES if size <= max_num_seqs]
     contexts = (TEXT, *OTHER_CONTEXTS[:1], LONG_CONTEXT)
     yield from steps(DummyStep(size, cached) for size in large for cached in contexts)
@@ -185,10 +186,10 @@ def _steps_with_drafts(
 
     The last two serve all other sizes: the largest tree, and one that exceeds it by a node, as exploration does.
     """
-    yield from (DummyStep(cached=cached, draft=chain(count)) for count in chain_lengths if count <= max_draft)
-    yield from (DummyStep(cached=cached, draft=tree(count)) for count in tree_sizes if count < max_nodes)
+    yield from (DummyStep(cached=cached, draft=dummy_chain(count)) for count in chain_lengths if count <= max_draft)
+    yield from (DummyStep(cached=cached, draft=dummy_tree(count)) for count in tree_sizes if count < max_nodes)
     if max_draft:
-        yield from (DummyStep(cached=cached, draft=tree(count)) for count in (max_nodes, max_nodes + 1))
+        yield from (DummyStep(cached=cached, draft=dummy_tree(count)) for count in (max_nodes, max_nodes + 1))
 
 
 def _is_slow(drafter: Drafter) -> bool:

@@ -88,9 +88,9 @@ class Sent(Outruns):
 
     now = 0.0
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         self.now += 0.5
-        output = super().__call__(packed, taps)
+        output = super().forward(packed, taps)
         assert output.argmax is not None
         return replace(output, argmax=partial(self.wait, output.argmax))
 

@@ -15,7 +15,7 @@ from foretell.control.latency_model import StepCosts
 from foretell.control.length_optimizer import DrafterOption, DraftPlan, StepCostView, TreeOptions, best_plan, share_out
 from foretell.control.settings import TREE_ROWS, ControllerSettings, DrafterTraits
 from foretell.control.simulation import Always, Machine, Scenario, World, best_fixed, best_tree
-from foretell.runner.cuda.graph_shapes import ROWS
+from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes, VerifyResult
 from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adapted, adaptive, head, steady
 from tests.control.test_adaptive import Clock
@@ -143,11 +143,11 @@ def test_where_a_narrow_tree_is_hopeless_no_wider_one_is_looked_at() -> None:
 @pytest.mark.parametrize("rate", [0.4, 0.6, 0.75])
 def test_where_steps_are_filled_up_trees_fill_them(rate: float) -> None:
     """As on a GPU, which runs 16 rows where 13 are wanted: three more nodes cost nothing."""
-    filled = Machine(base=0.0039, row=0.00002, token=1e-8, sizes=ROWS)
+    filled = Machine(base=0.0039, row=0.00002, token=1e-8, sizes=CAPTURE_ROWS)
     scenario = replace(head(steady(rate), 0.0003, filled), requests=24)
     found = adapted(scenario, WITH_TREES)
     late = [nodes for nodes in found.lengths[len(found.lengths) // 2 :] if nodes > 8]
-    assert late and sum(nodes + 1 in ROWS for nodes in late) >= 0.95 * len(late)
+    assert late and sum(nodes + 1 in CAPTURE_ROWS for nodes in late) >= 0.95 * len(late)
     assert found.seconds < 0.99 * adapted(scenario, WITH_TREES, knowing=False).seconds
     chain, _ = best_fixed(scenario, (0, 1, 2, 4, 8))
     assert chain / found.seconds >= 1.05
@@ -162,16 +162,16 @@ def test_what_fills_a_step_up_is_counted_on() -> None:
         return [0.9, 0.8, 0.7, 0.6, 0.5]
 
     head = DrafterOption("head", [0.6, 0.4, 0.2], by_depth, TreeOptions((2,), 31, levels, by_depth))
-    alone = StepCostView(1, 1, [1.0] * 600, sizes=ROWS)
+    alone = StepCostView(1, 1, [1.0] * 600, sizes=CAPTURE_ROWS)
     plan = best_plan(alone, [head], 0.01)
     assert (plan.nodes, plan.depth) == (15, 5) and asked[:4] == [3, 3.5, 7 / 3, 3.75]
     assert best_plan(replace(alone, sizes=()), [head], 0.01).nodes == 10
 
 
 def test_requests_limit_what_fills_a_step_up() -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64), StepCosts(sizes=ROWS))
+    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64), StepCosts(sizes=CAPTURE_ROWS))
     controller, plan = clock.controller, DraftPlan("head", 20, 2.0, (0.5,) * 20, 5)
-    alone, seq = replace(market(), sizes=ROWS), clock.sequence(max_draft=24)
+    alone, seq = replace(market(), sizes=CAPTURE_ROWS), clock.sequence(max_draft=24)
     head = DrafterOption(
         "head", [0.5] * 5, by_depth, TreeOptions((4,), 24, lambda wide: [0.9, 0.8, 0.8, 0.8, 0.8], by_depth)
     )
@@ -186,18 +186,18 @@ def test_requests_limit_what_fills_a_step_up() -> None:
 
 
 def test_a_prompt_or_others_want_the_rows_that_would_fill_a_step_up() -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64), StepCosts(sizes=ROWS))
+    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=64), StepCosts(sizes=CAPTURE_ROWS))
     clock.controller.costs.observe(1, 10, 0.01, 0)
     alone, prompt = clock.sequence(), clock.sequence()
     prompt.tokens += [1] * 30
-    assert clock.controller._market([alone]).sizes == ROWS
+    assert clock.controller._market([alone]).sizes == CAPTURE_ROWS
     for crowd in ([alone, prompt], [alone, clock.sequence()], [prompt]):
         assert clock.controller._market(crowd).sizes == ()
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (4, 2), (8, 2), (16, 4)])
 @pytest.mark.parametrize("most", [1, 64])
-@pytest.mark.parametrize("sizes", [(), ROWS])
+@pytest.mark.parametrize("sizes", [(), CAPTURE_ROWS])
 def test_a_tree_that_is_tried_deeper_stays_a_tree(shape: tuple[int, int], most: int, sizes: tuple[int, ...]) -> None:
     clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(tree=max(most, shape[0])))
     plan, world = DraftPlan("head", shape[0], 2.0, (0.5,) * shape[0], shape[1]), replace(market(), sizes=sizes)

@@ -11,7 +11,7 @@ import torch
 from foretell.draft.heads.wiring_check import write
 from foretell.engine import async_scheduling
 from foretell.engine.async_scheduling import MAX_DEVICE_DRAFT_ROWS, InFlightStep, StepTimer, can_draft_on_device
-from foretell.runner.cuda.graphs import note_odd
+from foretell.runner.cuda.graphs import mark_outlier
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence, SpeculationChoice, StepResult, StepTimes
 from tests.engine.test_swap import swapping
@@ -97,7 +97,7 @@ def test_a_step_whose_launch_captured_a_graph_is_an_outlier(monkeypatch: pytest.
 
     def ahead(*args: Any) -> Any:
         if executor.sent == 5:
-            note_odd()
+            mark_outlier()
         return forward_async(*args)
 
     executor.forward_async = ahead  # type: ignore[method-assign]

@@ -27,10 +27,9 @@ from foretell.engine.scheduler import Scheduler
 from foretell.engine.warmup import MAX_FAILURES, Warmup, warmup_tasks
 from foretell.models.draft_heads import HeadConfig
 from foretell.runner.batch_layout import BatchLayout
-from foretell.runner.cuda.draft_chain import PendingChains
-from foretell.runner.cuda.graph_shapes import ChainSizes, fit, fit_chain
-from foretell.runner.cuda.warmup import chain, long_tree, tree
-from foretell.runner.executor import Executor, StepOutput
+from foretell.runner.cuda.graph_shapes import ChainShape, chain_shape, step_shape
+from foretell.runner.cuda.warmup import dummy_chain, dummy_long_tree, dummy_tree
+from foretell.runner.executor import Executor, PendingChains, StepOutput
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling.cuda_sampler import SamplingBatch
 from foretell.sampling_params import SamplingParams
@@ -78,28 +77,30 @@ def test_drafts_of_all_depths_and_prefills_of_a_head_are_captured(config: HeadCo
     drafter.grows = True
     engine.runner.executor = MadeUpSteps(VOCAB, CONFIG.width, Random(0))
     play(engine, head)
-    drafts, prefills = (recorder.recordings for recorder in make_up(head, VOCAB))
+    drafts, prefills = (recorder.graphs for recorder in make_up(head, VOCAB))
     Warmup(engine, partial(tasks, names=(drafter.name,))).run(60)
     assert None not in [*drafts.values(), *prefills.values()]
     depths = {min(each.budget.depth, head.deepest) for each in chains(NODES)}
     for sampled in (False, True):
-        assert {each.depth for each in drafts if each.drawn == sampled and not each.wide} >= depths
-        assert any(each.wide for each in drafts if each.drawn == sampled)
+        assert {each.depth for each in drafts if each.sampled == sampled and not each.width} >= depths
+        assert any(each.width for each in drafts if each.sampled == sampled)
     assert {each.rows for each in prefills} >= {1, 2, 4, 8, 16, 128}
 
 
-class ChainExecutor:
+class ChainExecutor(Executor):
     """An executor that records the sizes of draft chains and returns dummy ones."""
 
-    def __init__(self, inner: Executor, share: int) -> None:
-        self.inner, self.share, self.asked = inner, share, Counter[ChainSizes]()
+    supports_draft_chain = True
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
-        return self.inner(packed, taps)
+    def __init__(self, inner: Executor, share: int) -> None:
+        self.inner, self.share, self.asked = inner, share, Counter[ChainShape]()
+
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+        return self.inner.forward(packed, taps)
 
     def chain(self, packed: BatchLayout, steps: int, vocab: int, draws: SamplingBatch | None) -> PendingChains:
-        first, _ = fit(packed, self.share)
-        self.asked[fit_chain(packed, first, self.share, steps, vocab, draws is not None)] += 1
+        first, _ = step_shape(packed, self.share)
+        self.asked[chain_shape(packed, first, self.share, steps, vocab, draws is not None)] += 1
         batch_size = len(packed.spans)
         return PendingChains(torch.zeros(2, steps, batch_size), steps, batch_size, lambda: None)
 
@@ -112,7 +113,7 @@ def test_a_draft_model_has_chains_of_all_depths_greedy_and_sampled() -> None:
     engine.runner.executor = dummy_steps
     Warmup(engine, partial(tasks, names=("model",))).run(60)
     greedy, sampled = (
-        {replace(each, drawn=False) for each in executor.asked if each.drawn is mode} for mode in (False, True)
+        {replace(each, sampled=False) for each in executor.asked if each.sampled is mode} for mode in (False, True)
     )
     assert {each.steps for each in greedy} == {each.budget.depth for each in model_chains(NODES)} and sampled == greedy
     assert draft_runner.pool.num_held == 0
@@ -148,7 +149,7 @@ def test_a_draft_model_that_is_used_irregularly_waits_for_no_capture(temperature
 
 def of_all_sizes(seq: Sequence, budget: Budget) -> Draft:
     nodes = 1 + seq.num_output_tokens % NODES
-    make = (chain, tree, long_tree)[seq.num_output_tokens // NODES % 3] if nodes > 1 else chain
+    make = (dummy_chain, dummy_tree, dummy_long_tree)[seq.num_output_tokens // NODES % 3] if nodes > 1 else dummy_chain
     return replace(make(nodes), tokens=tuple(range(nodes)))  # equal siblings would be merged
 
 
@@ -217,6 +218,6 @@ def test_a_failed_step_frees_its_pages() -> None:
         tried.append(packed)
         raise RuntimeError("planted")
 
-    engine.runner.executor = fails
+    engine.runner.executor.forward = fails  # type: ignore[method-assign]
     Warmup(engine, tasks).run(60)
     assert tried and engine.runner.pool.num_held == 0

@@ -19,7 +19,7 @@ from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.warmup import Warmup, warmup_tasks
 from foretell.models.draft_heads import TargetWeights
-from foretell.runner.cuda.graph_shapes import ROWS
+from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Sequence, StepResult, StepTimes
@@ -51,7 +51,7 @@ class RandomBudgets(Controller):
         )
         budget = budget if wide > 1 else replace(budget, nodes=levels)
         if budget.is_tree and most == NODES and self.rng.random() < 0.5:  # a step of one sequence is padded
-            padded = next(size for size in ROWS if size > budget.nodes) - 1
+            padded = next(size for size in CAPTURE_ROWS if size > budget.nodes) - 1
             budget = replace(budget, nodes=min(NODES, padded))
         self.asked.add((budget.nodes, budget.max_depth))
         return budget
@@ -73,7 +73,9 @@ class Priced(AdaptiveController):
 
 def adaptive() -> Priced:
     drafters = {"eagle": DrafterTraits(share=0.1, prior=0.9, grows=True)}
-    found = Priced(drafters, ControllerSettings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002), ROWS))
+    found = Priced(
+        drafters, ControllerSettings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002), CAPTURE_ROWS)
+    )
     found.asked = set()
     return found
 

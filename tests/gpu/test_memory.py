@@ -21,7 +21,7 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.engine.engine import Engine
 from foretell.engine.scheduler import STEPS_TO_RESTORE
 from foretell.errors import CapacityError
-from foretell.runner.cuda.graphs import REST, Capture
+from foretell.runner.cuda.graphs import CAPTURE_BACKOFF, GraphCapture
 from foretell.runner.memory_plan import GIB, MemoryPlan
 from tests.engine.test_swap import (
     DRAFTERS,
@@ -211,13 +211,13 @@ def test_without_memory_for_a_step_texts_go_on_in_smaller_ones(
         assert texts(engine) == truth
     assert engine.oom_backoff.num_ooms == sheds
     assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == whole, "larger steps are back"
-    recordings: dict[Any, Any] = engine.runner.executor.recorder(engine.runner.taps).recordings  # type: ignore[attr-defined]
+    recordings: dict[Any, Any] = engine.runner.executor.graph_cache(engine.runner.hidden_layers).graphs  # type: ignore[attr-defined]
     assert any(recording is not None for recording in recordings.values()), "and steps are recorded"
 
 
 @pytest.mark.parametrize("shortage", SHORTAGES.values(), ids=SHORTAGES)
 def test_what_cannot_be_recorded_is_left_and_harms_nobody(shortage: Callable[[], Any]) -> None:
-    capture, counted = Capture(torch.device("cuda")), torch.zeros(8, device="cuda")
+    capture, counted = GraphCapture(torch.device("cuda")), torch.zeros(8, device="cuda")
 
     def hungry() -> torch.Tensor:
         counted.add_(1)
@@ -230,7 +230,7 @@ def test_what_cannot_be_recorded_is_left_and_harms_nobody(shortage: Callable[[],
         torch.randn(4, device="cuda")  # nothing is taken for a part of a recording
         first[0].replay()
     assert counted.tolist() == [1.0] * 8, "what is recorded is not run"
-    assert all(capture(hungry) is None for _ in range(REST)), "it is not tried at once again"
+    assert all(capture(hungry) is None for _ in range(CAPTURE_BACKOFF)), "it is not tried at once again"
     again = capture(hungry)
     assert again is not None and capture.failures == 1
     again[0].replay()

@@ -119,7 +119,7 @@ def remembered(drafter: HeadDrafter, seq: Sequence) -> list[torch.Tensor]:
     pages = drafter.pages
     slots = pages.slots(seq, 1, len(seq.tokens) - 1)
     found = [t.flatten(0, 1)[slots].clone() for t in (*pages.keys, *pages.values)]
-    return found if pages.kept_features is None else [*found, pages.kept_features.flatten(0, 1)[slots].clone()]
+    return found if pages.state_cache is None else [*found, pages.state_cache.flatten(0, 1)[slots].clone()]
 
 
 class Compared(OwnHead):

@@ -111,7 +111,7 @@ def test_more_texts_than_there_is_spare_room_for_are_guessed_all_the_same() -> N
     drafter, seqs = waiting(HEADS["block"], temperature=0.0)
     assert isinstance(drafter, BlockDrafter) and drafter._native is not None
     expected = [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))]
-    drafter._native.most = 1
+    drafter._native.max_sequences = 1
     assert [draft.tokens for draft in drafter.propose(seqs, [Budget(3)] * len(seqs))] == expected
 
 

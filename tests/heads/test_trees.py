@@ -112,14 +112,16 @@ def branch(tree: Draft, node: int) -> list[int]:
 def along(drafter: HeadDrafter, seq: Sequence, tokens: list[int]) -> dict[int, float]:
     """How likely the head finds each token behind a branch, step by step as the head's own definition has it."""
     from foretell.draft.heads.eagle import EagleDrafter
-    from foretell.runner.heads.kv import Look
+    from foretell.runner.heads.kv import DraftAttention
 
     assert isinstance(drafter, EagleDrafter)
     head, text = drafter.head, len(seq.tokens)
     with torch.inference_mode():
-        memory, feature = drafter.pages.memory([seq.pages], text + len(tokens)), drafter.features_before([seq])
+        memory, feature = drafter.pages.gather([seq.pages], text + len(tokens)), drafter.features_before([seq])
         for at, token in enumerate([seq.tokens[-1], *tokens]):
-            look = Look(memory, head.config.layer, [text - 1 + at], torch.ones(1, 1, dtype=torch.bool), hidden=1)
+            look = DraftAttention(
+                memory, head.config.layer, [text - 1 + at], torch.ones(1, 1, dtype=torch.bool), first_position=1
+            )
             states = head.step(torch.tensor([token]), feature, head.rope_rows(torch.tensor([text - 1 + at])), look)
             feature = head.carry(states)
         shares = head.logits(states)[0].softmax(-1)

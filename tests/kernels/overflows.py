@@ -63,27 +63,27 @@ def a_draft_past_the_pages() -> None:
 def a_slot_past_the_cache() -> None:
     runner = desk(PLAIN).runner
     slots = len(runner.cache.keys[0]) * runner.cache.page_size
-    runner.executor(BatchLayout([1], [0], [slots], [Span(0, 1, 0, (0,))], [0]), ())
+    runner.executor.forward(BatchLayout([1], [0], [slots], [Span(0, 1, 0, (0,))], [0]), ())
 
 
 def a_token_past_the_vocabulary() -> None:
-    desk(PLAIN).runner.executor(BatchLayout([PLAIN.vocab], [0], [0], [Span(0, 1, 0, (0,))], [0]), ())
+    desk(PLAIN).runner.executor.forward(BatchLayout([PLAIN.vocab], [0], [0], [Span(0, 1, 0, (0,))], [0]), ())
 
 
 def a_head_past_the_pages() -> None:
     drafter, _ = waiting(HEADS["eagle"], temperature=0.0)
     if not isinstance(drafter._native, NativeChain):
         raise TypeError("an EAGLE head runs natively")
-    asked = DraftRequest(tokens=[1], places=[3], pages=[[0]], depths=[2], floors=[0.0])
-    drafter._native.guess(asked, torch.zeros(1, drafter.head.config.layer.width))
+    asked = DraftRequest(tokens=[1], positions=[3], pages=[[0]], depths=[2], min_probabilities=[0.0])
+    drafter._native.draft(asked, torch.zeros(1, drafter.head.config.layer.width))
 
 
 def more_blocks_than_spare_slots() -> None:
     drafter, _ = waiting(HEADS["block"], temperature=0.0)
     if not isinstance(drafter._native, NativeBlock):
         raise TypeError("a block head runs natively")
-    count = drafter._native.most + 1
-    drafter._native.guess(DraftRequest([1] * count, [1] * count, [[0]] * count, [1] * count, [0.0] * count))
+    count = drafter._native.max_sequences + 1
+    drafter._native.draft(DraftRequest([1] * count, [1] * count, [[0]] * count, [1] * count, [0.0] * count))
 
 
 OVERFLOWS: dict[str, Callable[[], None]] = {

@@ -15,7 +15,7 @@ from foretell.draft.heads.medusa import MedusaDrafter
 from foretell.draft.heads.sampling import draws_of
 from foretell.kernels.native.library import OUT_OF_MEMORY, library
 from foretell.kernels.native.packed import PackedLinear
-from foretell.runner.native.head_draft import NativeBlock, NativeChain, TreeSlots
+from foretell.runner.native.head_draft import DraftOptions, NativeBlock, NativeChain
 from foretell.runner.native.head_prefill import PrefillRange
 from foretell.sampling import noise
 from foretell.sampling.native_sampler import pack_sampling_rows, sample_native
@@ -76,13 +76,13 @@ def chain(faulty: FaultyLibrary) -> Case:
     drafter, seqs = waiting(HEADS["eagle"], rules=("rejection",), temperature=1.0, top_k=9)
     assert isinstance(drafter, EagleDrafter) and isinstance(drafter._native, NativeChain)
     native, asked = drafter._native, drafter.asked(seqs, drafter.chains([Budget(4)] * len(seqs)))
-    drawing = TreeSlots(draws=draws_of(seqs, 4), tells=True)
+    drawing = DraftOptions(draws=draws_of(seqs, 4), returns_probs=True)
     features = torch.randn(len(seqs), drafter.head.config.layer.width, generator=torch.Generator().manual_seed(0))
 
     def run() -> Any:
-        found = native.guess(asked, features.clone(), drawing)
+        found = native.draft(asked, features.clone(), drawing)
         assert found.probs is not None
-        return found.tokens, found.sure, bits(found.probs)
+        return found.tokens, found.confidence, bits(found.probs)
 
     return run
 
@@ -93,8 +93,8 @@ def blocks(faulty: FaultyLibrary) -> Case:
     native, asked = drafter._native, drafter.asked(seqs, drafter.chains([Budget(3)] * len(seqs)))
 
     def run() -> Any:
-        found = native.guess(asked)
-        return found.tokens, found.sure
+        found = native.draft(asked)
+        return found.tokens, found.confidence
 
     return run
 
@@ -108,7 +108,7 @@ def read(faulty: FaultyLibrary) -> Case:
     readings = [PrefillRange(seq, 0, seq.cached, [torch.randn(seq.cached, width, generator=rng)]) for seq in seqs]
 
     def run() -> Any:
-        reader.read(readings)
+        reader.prefill(readings)
         return [bits(each) for seq in seqs for each in remembered(drafter, seq)]
 
     return run
@@ -121,8 +121,8 @@ def medusa(faulty: FaultyLibrary) -> Case:
     features = torch.randn(3, drafter.head.config.layer.width, generator=rng)
 
     def run() -> Any:
-        found = native.guess(features, 2)
-        return found.tokens, found.sure
+        found = native.draft(features, 2)
+        return found.tokens, found.confidence
 
     return run
 

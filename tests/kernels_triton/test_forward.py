@@ -22,8 +22,8 @@ from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.runner.batch_layout import BatchLayout, pack
 from foretell.runner.cuda.forward import CudaForward
-from foretell.runner.cuda.graph_shapes import fit
-from foretell.runner.cuda.tables import PageTable, fill, make_tiles
+from foretell.runner.cuda.graph_shapes import step_shape
+from foretell.runner.cuda.tables import PageTable, make_tiles, write_tables
 from foretell.runner.executor import EagerExecutor
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
@@ -79,23 +79,23 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """The step as the executor runs it when nothing is recorded."""
     most = sizes.height // (model.config.heads // model.config.kv_heads)
-    tiles = make_tiles(packed, most, whole=sizes.splits == NO_PARTS)
+    tiles = make_tiles(packed, most, unsplit=sizes.splits == NO_PARTS)
     numbers = np.full(sizes.numbers, -77, np.int32)  # what an earlier step left
-    fill(numbers, packed, tiles, sizes)
+    write_tables(numbers, packed, tiles, sizes)
     pages = PageTable(len(packed.spans), 400, DEVICE).update(packed.spans)
     rows = RowTables.over(torch.from_numpy(numbers).to(DEVICE), sizes, pages)
     with torch.inference_mode():
         logits, features = CudaForward(model, cache)(rows, rows.wanted, taps)
     assert features is not None
-    return logits[: len(packed.wanted)].float(), features[: packed.rows]
+    return logits[: len(packed.logits_indices)].float(), features[: packed.rows]
 
 
 def exact_fit(packed: BatchLayout, share: int, whole: bool = False) -> Sizes:
     """As `fit`, for the very keys there are: the interpreter runs every program of a grid."""
-    sizes, tiles = fit(packed, share)
+    sizes, tiles = step_shape(packed, share)
     if whole:
-        tiles = make_tiles(packed, 16 // share, whole=True)
-        return replace(sizes, rows=packed.rows, tiles=len(tiles.together), height=16, splits=NO_PARTS)
+        tiles = make_tiles(packed, 16 // share, unsplit=True)
+        return replace(sizes, rows=packed.rows, tiles=len(tiles.shared), height=16, splits=NO_PARTS)
     return replace(sizes, splits=parts(max(span.stop for span in packed.spans)))
 
 
@@ -166,10 +166,10 @@ def attended(
     """Attention of a step's rows over a first layer's keys and values; `more`: what tables have beyond them."""
     share = q.shape[1] // cache.keys[0].shape[2]
     tiles = make_tiles(packed, height // share)
-    sizes = replace(exact_fit(packed, share), height=height, tiles=len(tiles.together) + more)
+    sizes = replace(exact_fit(packed, share), height=height, tiles=len(tiles.shared) + more)
     sizes = replace(sizes, rows=sizes.rows + 5 * more, splits=sizes.splits + more)
     numbers = np.full(sizes.numbers, -77, np.int32)
-    fill(numbers, packed, tiles, sizes)
+    write_tables(numbers, packed, tiles, sizes)
     pages = PageTable(len(packed.spans), 800, DEVICE).update(packed.spans)
     rows = RowTables.over(torch.from_numpy(numbers).to(DEVICE), sizes, pages)
     filled = torch.zeros(sizes.rows, *q.shape[1:], dtype=q.dtype, device=DEVICE)

@@ -28,7 +28,7 @@ from foretell.models.quantize import (
     quantize_weights,
     quantized_copy,
 )
-from foretell.runner.memory_plan import GIB, Needs, plan_memory
+from foretell.runner.memory_plan import GIB, MemoryNeeds, plan_memory
 from foretell.runner.native import executor as native
 from foretell.runner.native.executor import NativeExecutor
 
@@ -91,7 +91,7 @@ def test_the_bytes_are_known_before_anything_is_loaded(config: ModelConfig, bits
 
 
 def test_floats_must_fit_until_they_are_rounded() -> None:
-    needs = Needs(GIB, 0, 1_000_000, 16, 100, 1, loading=4 * GIB)
+    needs = MemoryNeeds(GIB, 0, 1_000_000, 16, 100, 1, loading=4 * GIB)
     assert plan_memory(needs, 5 * GIB, None).weights == GIB
     with pytest.raises(CapacityError, match="before they are rounded"):
         plan_memory(needs, 3 * GIB, None)
@@ -132,7 +132,7 @@ def test_a_decoder_in_8_bits_of_a_cuda_device_says_nearly_the_same() -> None:
     bounds: dict[QuantFormat, float] = {"int8": 0.02, "fp8": 0.06}
     for rounding, within in bounds.items():
         rounded = quantize_linear_cuda(layer, rounding)
-        assert rounded.quantized.nbytes == cuda_linear_bytes(64, 48)
+        assert rounded.quantized_copy.nbytes == cuda_linear_bytes(64, 48)
         error = (rounded(x) - exact).norm() / exact.norm()
         assert 0 < error < within, f"{rounding}: {float(error)}"
     alone = quantize_linear_cuda(layer, "int8")

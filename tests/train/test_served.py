@@ -16,7 +16,7 @@ from foretell.engine.engine import Engine
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
 from foretell.models.draft_heads import DraftHead, TargetWeights, read_head
-from foretell.runner.heads.kv import beside
+from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.train.batches import Batches
 from foretell.train.token_dataset import Document
@@ -34,7 +34,7 @@ def write(head: DraftHead[Any] | None, guesses: int) -> tuple[list[SequenceState
     """Texts of the toy target, with a head's guesses or with n-grams; and tokens a step."""
     model = target()
     lender = TargetWeights.of(model)
-    taps, layers = ((), ()) if head is None else (head.config.taps, beside(head.config))
+    taps, layers = ((), ()) if head is None else (head.config.taps, head_layer_shapes(head.config))
     runner = ModelRunner(model, 128, 4, 2 * CONTEXT, taps, layers)
     drafter: Drafter = NGramDrafter()
     if head is not None:

@@ -17,7 +17,7 @@ from foretell.draft.heads.tree import EagleTree, FixedTree, RankAcceptance
 from foretell.draft.reserved import check_reserved
 from foretell.models.draft_heads import DraftHead, HeadConfig
 from foretell.runner.heads.kv import HeadPages
-from foretell.runner.heads.ops import PrefillOp, flat, head_work
+from foretell.runner.heads.ops import PrefillOp, flatten_pages, make_head_ops
 from foretell.runner.model_runner import ModelRunner
 from foretell.runner.native.head_draft import DraftRequest, NativeHead
 from foretell.runner.native.head_prefill import NativePrefill, PrefillRange, addresses_of
@@ -89,7 +89,7 @@ class WholeReading(PrefillRange):
 
     runs: list[Rows]
 
-    def rows(self) -> list[int]:
+    def row_addresses(self) -> list[int]:
         found: list[int] = []
         for states, begin, end in self.runs:
             found += addresses_of(states, begin, end)
@@ -149,7 +149,7 @@ class HeadDrafter(Drafter):
         self.draft_temperature, self.min_confidence = draft_temperature, min_confidence
         self.is_split = head.shard is not None
         self.whole = not self.is_split and (runner.device.type == "cuda" if whole is None else whole)
-        self.work = runner.lead_head_ops(head_work(head, pages)) if self.is_split else head_work(head, pages)
+        self.work = runner.leader_head_ops(make_head_ops(head, pages)) if self.is_split else make_head_ops(head, pages)
         self._columns = _columns(runner.hidden_layers, head.config, runner.device, self.is_split)
         self._reader: NativePrefill | None = None  # where the native library can read for it
         self._whole_reader = whole_reader(head, pages) if self.whole else None
@@ -221,10 +221,10 @@ class HeadDrafter(Drafter):
     def _read(self, readings: list[PrefillRange]) -> None:
         if not readings:
             return
-        if self._whole_reader is not None and self._whole_reader.read(readings, self._columns):
+        if self._whole_reader is not None and self._whole_reader.prefill(readings, self._columns):
             return
         if self._reader is not None:
-            self._reader.read(readings)
+            self._reader.prefill(readings)
             return
         slots = [slot for each in readings for slot in self.pages.slots(each.seq, each.start, each.stop)]
         pieces = [piece for each in readings for piece in each.states]
@@ -238,7 +238,7 @@ class HeadDrafter(Drafter):
         begins = stops if first is None else [max(start, first) for start in starts]
         spans = zip(readings, begins, stops, strict=True)
         tokens = [token for each, start, stop in spans for token in each.seq.tokens[start:stop]]
-        return PrefillOp(starts, stops, tokens, *flat([each.seq.pages for each in readings]))
+        return PrefillOp(starts, stops, tokens, *flatten_pages([each.seq.pages for each in readings]))
 
     def catch_up(self, readings: list[PrefillRange]) -> None:
         """Read these places before the guesses that are wanted now, or with them."""
@@ -318,7 +318,7 @@ class HeadDrafter(Drafter):
     def read_natively(self, native: NativeHead, tapped: tuple[int, ...]) -> None:
         """Let the library that guesses read, too; the target taps these layers."""
         columns = _parts(tapped, self.head.config)
-        self._reader = NativePrefill(native, self.pages.kept_features, columns)
+        self._reader = NativePrefill(native, self.pages.state_cache, columns)
 
     def chains(self, budgets: list[Budget]) -> list[ChainBuilder]:
         return [ChainBuilder(budget, max(budget.min_probability, self.min_confidence)) for budget in budgets]
@@ -329,10 +329,10 @@ class HeadDrafter(Drafter):
             last, depth = len(seq.tokens) - 1, chain.budget.depth
             check_reserved(seq, last + depth, self.pages.page_size)
             asked.tokens.append(seq.tokens[last])
-            asked.places.append(last)
+            asked.positions.append(last)
             asked.pages.append(seq.pages)
             asked.depths.append(depth)
-            asked.floors.append(chain.floor)
+            asked.min_probabilities.append(chain.floor)
         return asked
 
     def slots_before(self, seqs: list[Sequence]) -> list[int]:

@@ -118,7 +118,7 @@ def write(runner: ModelRunner, beginnings: list[list[int]]) -> list[GeneratedSam
 def _thought(runner: ModelRunner, seq: Sequence, taps: tuple[int, ...], first: int) -> GeneratedSample:
     seq.cached = 0
     share = ScheduledSequence.of(seq, len(seq.tokens))
-    features = runner.executor(pack([share], [Draft()], runner.layout.page_size), taps).hidden_states
+    features = runner.executor.forward(pack([share], [Draft()], runner.layout.page_size), taps).hidden_states
     assert features is not None, "all layers were tapped"
     tokens = torch.tensor(seq.tokens, device=features.device)
     return GeneratedSample(tokens, features.view(len(tokens), len(taps), -1), first)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from foretell.tensor_parallel.collectives import find_store, open_store
-from tests.parallel.splitting import write_folder
-from tests.parallel.test_lost import PROGRAM
+from foretell.tensor_parallel.collectives import join_store, open_store
+from tests.tensor_parallel.splitting import write_folder
+from tests.tensor_parallel.test_lost import PROGRAM
 from tests.tiny import tiny_decoder
 
 LISTENING = "0A"  # a TCP state, as /proc/net/tcp has it
@@ -50,4 +50,4 @@ def test_only_this_user_opens_the_store() -> None:
     assert set(listeners(os.getpid())) == before, "the store has no port"
     assert os.stat(path).st_mode & 0o077 == 0 and os.stat(Path(path).parent).st_mode & 0o077 == 0
     store.set("key", "value")
-    assert find_store(path, 5.0).get("key") == b"value"
+    assert join_store(path, 5.0).get("key") == b"value"

@@ -11,7 +11,7 @@ from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.engine import Engine
-from tests.parallel.world import Split, SplitHead, split
+from tests.tensor_parallel.world import Split, SplitHead, split
 from tests.tiny import HEADS, PROMPTS, World, add, generate, model_drafter, random_tree, run, tree_around
 
 Texts = list[list[int]]
@@ -84,4 +84,4 @@ def test_rows_are_as_exact_as_those_of_one_process(ranks: Split) -> None:
 
 
 def test_an_interrupt_of_a_terminal_is_the_first_ranks_alone(ranks: Split) -> None:
-    assert os.getpgid(0) not in {os.getpgid(process) for process in ranks.team.processes}
+    assert os.getpgid(0) not in {os.getpgid(process) for process in ranks.team.pids}

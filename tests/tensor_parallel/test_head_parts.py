@@ -15,7 +15,7 @@ from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import BlockConfig, DraftHead, HeadConfig, MedusaConfig, TargetWeights, make_head
 from foretell.models.draft_heads.io import check_head_split, shard_tensor
 from foretell.models.sharding import Ranks, Shard
-from foretell.runner.heads.kv import HeadPages, beside
+from foretell.runner.heads.kv import HeadPages, head_layer_shapes
 from foretell.runner.heads.ops import (
     BlockForwardOp,
     BlockLevelOp,
@@ -23,10 +23,10 @@ from foretell.runner.heads.ops import (
     MedusaForwardOp,
     PrefillOp,
     StepOp,
-    head_work,
+    make_head_ops,
 )
-from foretell.runner.heads.sampler import all_scores
-from tests.parallel.baton import Baton, run_ranks
+from foretell.runner.heads.sampler import gather_logits
+from tests.tensor_parallel.baton import Baton, run_ranks
 from tests.tiny import CONFIG, CONTEXT, HEADS, random_head, tiny_decoder
 
 VOCAB = 70
@@ -89,25 +89,25 @@ def jobs(config: HeadConfig, top: int) -> Iterator[HeadOp]:
 @torch.inference_mode()
 def guesses(head: DraftHead[Any], top: int = 0) -> list[torch.Tensor]:
     """Logits of all that is asked for."""
-    shapes = beside(head.config, head.shard)
+    shapes = head_layer_shapes(head.config, head.shard)
     cache = KVCache(shapes, 8, PAGE_SIZE, torch.float32, torch.device("cpu"))
-    work = head_work(head, HeadPages.of(head, cache, 0))
+    work = make_head_ops(head, HeadPages.of(head, cache, 0))
     generator = torch.Generator().manual_seed(3)
     states = torch.randn(len(TEXT) - 1, len(head.config.taps) * head.config.target_width, generator=generator)
     slots = [PAGES[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for at in range(len(states))]
     found: list[torch.Tensor] = []
     if isinstance(head.config, BlockConfig) and head.shard is None:  # it keeps no features
         whole: Any = head
-        remember: Any = work
+        block_ops: Any = work
         given = whole.known(states, torch.tensor(TEXT[:-1]))
-        remember.remember(torch.tensor(slots), list(range(len(slots))), whole.fuse(given))
+        block_ops.store_kv(torch.tensor(slots), list(range(len(slots))), whole.fuse(given))
     else:
-        work.keep(torch.tensor(slots), states)
+        work.store_hidden_states(torch.tensor(slots), states)
     for job in jobs(head.config, top):
         if isinstance(head.config, BlockConfig) and head.shard is None and isinstance(job, PrefillOp):
             continue
         answer = work.run(job)
-        found += [each for each in (answer.logits, answer.sure) if each is not None and len(each)]
+        found += [each for each in (answer.logits, answer.confidence) if each is not None and len(each)]
     return found
 
 
@@ -147,10 +147,14 @@ def test_each_rank_holds_its_part_of_weights_and_pages() -> None:
         spare = in_every_rank(config) if isinstance(config, BlockConfig) else 0
         assert sum(matrices[1:]) == matrices[0] + 2 * spare, name
         assert max(matrices[1:]) < 0.42 * matrices[0] + spare, name
-        ranked = len(beside(config, Shard(0, 3)))  # a block's features wait until the first rank has them read
-        assert ranked == len(beside(config)) + isinstance(config, BlockConfig), name
+        ranked = len(
+            head_layer_shapes(config, Shard(0, 3))
+        )  # a block's features wait until the first rank has them read
+        assert ranked == len(head_layer_shapes(config)) + isinstance(config, BlockConfig), name
         for shape, *dealt in zip(
-            beside(config), *(beside(config, rank) for rank in Shard(0, 3).all_ranks), strict=False
+            head_layer_shapes(config),
+            *(head_layer_shapes(config, rank) for rank in Shard(0, 3).all_ranks),
+            strict=False,
         ):
             assert sum(each.kv_heads * each.head_dim for each in dealt) == shape.kv_heads * shape.head_dim
 
@@ -189,7 +193,7 @@ def test_shares_are_right_where_one_token_has_all() -> None:
         part.join_ranks(ranks)
         scores = torch.full((1, len(part.local_outputs)), -200.0)
         scores[0, 7] += 300.0 * ranks.rank
-        return all_scores(part, scores, 2)
+        return gather_logits(part, scores, 2)
 
     logits = run_ranks(2, one)[0]
     assert logits.softmax(-1).argmax() == 25 + 7 and float(logits.softmax(-1).max()) == pytest.approx(1.0)

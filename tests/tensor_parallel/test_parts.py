@@ -19,9 +19,9 @@ from foretell.runner.executor import EagerExecutor, Executor
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Draft, Request, ScheduledSequence, Sequence
-from tests.parallel.baton import Baton, run_ranks
-from tests.parallel.splitting import part_of
 from tests.runner.desk import random_model
+from tests.tensor_parallel.baton import Baton, run_ranks
+from tests.tensor_parallel.splitting import part_of
 
 BASE = ModelConfig(vocab=70, width=24, layers=2, heads=6, kv_heads=3, head_dim=8, ffn=44, context=128)
 CONFIGS = {
@@ -48,9 +48,9 @@ def run(model: Decoder, make: Callable[[ModelRunner], Executor] | None) -> tuple
     request = Request("x", tuple(text()), SamplingParams(), 0, 4)
     seq = Sequence(0, request, text())
     assert runner.reserve(seq, 40)
-    runner.executor(pack([ScheduledSequence.of(seq, 12)], [Draft()], 4), taps)
+    runner.executor.forward(pack([ScheduledSequence.of(seq, 12)], [Draft()], 4), taps)
     seq.cached = 12
-    output = runner.executor(pack([ScheduledSequence.of(seq, 8)], [TREE], 4), taps)
+    output = runner.executor.forward(pack([ScheduledSequence.of(seq, 8)], [TREE], 4), taps)
     assert output.hidden_states is not None
     return output.logits, output.hidden_states
 
@@ -110,7 +110,7 @@ def test_the_cuda_executor_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         for name in ("Event", "Stream", "current_stream", "graph_pool_handle"):
             monkeypatch.setattr(torch.cuda, name, Still)
-    monkeypatch.setattr("foretell.runner.cuda.executor.ROWS", (1, 2, 4, 8, 16))
+    monkeypatch.setattr("foretell.runner.cuda.executor.CAPTURE_ROWS", (1, 2, 4, 8, 16))
     model = random_model(replace(CONFIGS["all norms"], layers=1, windows=(5,), ropes=()))
     found = split(model, 2, cuda)
     with torch.inference_mode():
@@ -129,9 +129,11 @@ def test_a_row_of_integers_in_parts_has_the_same_bits_in_any_company() -> None:
         runner = ModelRunner(part, 32, 4, 128)
         seq = Sequence(0, Request("x", tuple(text()), SamplingParams(), 0, 4), text())
         assert runner.reserve(seq, 40)
-        together = runner.executor(pack([ScheduledSequence.of(seq, 20)], [Draft.chain([7, 8, 9])], 4), ()).logits[0]
+        together = runner.executor.forward(
+            pack([ScheduledSequence.of(seq, 20)], [Draft.chain([7, 8, 9])], 4), ()
+        ).logits[0]
         for _ in range(20):
-            alone = runner.executor(pack([ScheduledSequence.of(seq, 1)], [Draft()], 4), ()).logits
+            alone = runner.executor.forward(pack([ScheduledSequence.of(seq, 1)], [Draft()], 4), ()).logits
             seq.cached += 1
         return together, alone[0]
 

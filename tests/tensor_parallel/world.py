@@ -25,10 +25,10 @@ from foretell.models.draft_heads.loading import open_head, pack_head
 from foretell.models.load import load_model
 from foretell.models.sharding import Shard
 from foretell.models.tied_weights import share_target_weights
-from foretell.runner.heads.kv import beside
+from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
-from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup, lead
-from tests.parallel.splitting import write_folder
+from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelGroup, make_leader
+from tests.tensor_parallel.splitting import write_folder
 from tests.tiny import CONFIG, CONTEXT, PROMPTS, add, random_head, run, tiny_decoder
 
 PAGES, PAGE_SIZE = 256, 4
@@ -63,9 +63,9 @@ class Split:
         """A fresh one; what lies in the other ranks' pages from the last one must not matter."""
         heads = [each.head for each in self.heads.values()]
         taps = tuple(sorted({tap for head in heads for tap in head.config.taps}))
-        shapes = tuple(shape for head in heads for shape in beside(head.config, head.shard))
+        shapes = tuple(shape for head in heads for shape in head_layer_shapes(head.config, head.shard))
         runner = ModelRunner(self.model, pages, PAGE_SIZE, CONTEXT, taps, shapes)
-        lead(runner, self.team)
+        make_leader(runner, self.team)
         if isinstance(drafter, SplitHead):
             drafter.bind(runner, self.heads[drafter.name])
         scheduler = Scheduler(runner, PrefixIndex(runner.pool), 16, 64)
@@ -110,7 +110,7 @@ def split(
         model = load_model(open_checkpoint(folder), torch.float32, device, Shard(0, size))
         model.join_ranks(team.group)
         placed = place(model, folder, heads)
-        team.wait()
+        team.wait_ready()
         yield Split(model, team, placed)
     finally:
         team.close()
@@ -131,5 +131,5 @@ def place(model: Decoder, folder: Path, heads: Mapping[str, HeadConfig]) -> dict
         assert model.ranks is not None
         head.join_ranks(model.ranks)
         placed[name] = PlacedHead(head, first)
-        first += len(beside(head.config, head.shard))
+        first += len(head_layer_shapes(head.config, head.shard))
     return placed

@@ -9,7 +9,13 @@ from foretell.kernels.attention import Span
 from foretell.models.draft_heads import HeadConfig
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.heads.ops import BlockForwardOp, BlockLevelOp, HeadOp, MedusaForwardOp, PrefillOp, StepOp
-from foretell.tensor_parallel.messages import job_message, move_message, read_message, step_message, wire_message
+from foretell.tensor_parallel.messages import (
+    head_config_message,
+    head_op_message,
+    move_message,
+    parse_message,
+    step_message,
+)
 from tests.tiny import HEADS
 
 SPANS = {
@@ -24,7 +30,7 @@ def test_steps(spans: list[Span], wanted: list[int]) -> None:
     rows = sum(span.rows for span in spans)
     tokens, positions, slots = np.arange(3 * rows).reshape(3, rows).tolist()
     packed = BatchLayout(tokens, positions, slots, spans, wanted)
-    model, found = read_message(step_message(3, packed))
+    model, found = parse_message(step_message(3, packed))
     assert isinstance(found, BatchLayout)
     assert (model, found) == (3, packed)
 
@@ -42,13 +48,13 @@ JOBS_TOLD: list[HeadOp] = [
 
 @pytest.mark.parametrize("job", JOBS_TOLD, ids=lambda job: type(job).__name__)
 def test_jobs(job: HeadOp) -> None:
-    assert read_message(job_message(7, job)) == (7, job)
+    assert parse_message(head_op_message(7, job)) == (7, job)
 
 
 @pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
 def test_how_a_head_is_connected(config: HeadConfig) -> None:
-    assert read_message(wire_message(5, config)) == (5, config)
+    assert parse_message(head_config_message(5, config)) == (5, config)
 
 
 def test_moves() -> None:
-    assert read_message(move_message(1, [5, 9, 11], [4, 5, 6])) == (1, ([5, 9, 11], [4, 5, 6]))
+    assert parse_message(move_message(1, [5, 9, 11], [4, 5, 6])) == (1, ([5, 9, 11], [4, 5, 6]))

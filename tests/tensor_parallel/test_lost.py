@@ -16,8 +16,8 @@ from foretell.errors import RankError
 from foretell.runner.batch_layout import BatchLayout
 from foretell.runner.executor import StepOutput
 from foretell.tensor_parallel.leader import LeaderExecutor
-from tests.parallel.splitting import write_folder
-from tests.parallel.world import split
+from tests.tensor_parallel.splitting import write_folder
+from tests.tensor_parallel.world import split
 from tests.tiny import VOCAB, add, tiny_decoder
 
 SOON = 60.0  # seconds; it takes less than one where the machine is free
@@ -30,8 +30,8 @@ from foretell.tensor_parallel import LaunchSpec, ModelShardSpec, TensorParallelG
 torch.set_num_threads(1)
 part = ModelShardSpec(pathlib.Path(sys.argv[1]), torch.float32, None, None, 64, 4, 128)
 team = TensorParallelGroup([LaunchSpec(Shard(1, 2), "cpu", 1, (part,))], torch.device("cpu"))
-team.wait()
-print(*team.processes, flush=True)
+team.wait_ready()
+print(*team.pids, flush=True)
 while not select.select([0], [], [], 0.1)[0]:
     pass
 """
@@ -53,10 +53,10 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     with split(tmp_path, 2) as ranks:
         engine, told = ranks.engine(), list[RankError]()
         assert engine.runner.workers is not None
-        engine.runner.workers.listen(told.append)
+        engine.runner.workers.on_failure(told.append)
         add(engine, "0", [1, 2, 3])
         engine.step()
-        os.kill(ranks.team.processes[0], signal.SIGKILL)
+        os.kill(ranks.team.pids[0], signal.SIGKILL)
         with pytest.raises(RankError, match="rank 1 of 2 was ended by SIGKILL"):
             for _ in range(100):
                 engine.step()
@@ -66,7 +66,7 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
             if told:
                 break
             time.sleep(0.05)
-        assert [str(error) for error in told] == [str(ranks.team._crew.failure)]
+        assert [str(error) for error in told] == [str(ranks.team._workers.failure)]
 
 
 def test_what_a_step_gives_whose_rank_is_lost_is_not_written(tmp_path: Path) -> None:
@@ -78,15 +78,15 @@ def test_what_a_step_gives_whose_rank_is_lost_is_not_written(tmp_path: Path) -> 
         written, lead = list(track.seq.tokens), engine.runner.executor
 
         def go_on_alone(packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
-            os.kill(ranks.team.processes[0], signal.SIGKILL)
+            os.kill(ranks.team.pids[0], signal.SIGKILL)
             for _ in range(int(SOON * 20)):
-                if ranks.team._crew.failure is not None:
+                if ranks.team._workers.failure is not None:
                     break
                 time.sleep(0.05)
-            return StepOutput(torch.zeros(len(packed.wanted), VOCAB), None)
+            return StepOutput(torch.zeros(len(packed.logits_indices), VOCAB), None)
 
         assert isinstance(lead, LeaderExecutor)
-        lead.own = go_on_alone
+        lead.executor.forward = go_on_alone  # type: ignore[method-assign]
         with pytest.raises(RankError, match="was ended by SIGKILL"):
             engine.step()
         assert track.seq.tokens == written
@@ -97,7 +97,7 @@ def test_the_right_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
     with split(tmp_path, 4) as ranks:
         engine = ranks.engine()
         add(engine, "0", [1, 2, 3])
-        first, second, third = ranks.team.processes
+        first, second, third = ranks.team.pids
         os.kill(second, signal.SIGKILL)
         with pytest.raises(RankError, match="rank 2 of 4 was ended by SIGKILL"):
             for _ in range(100):
@@ -110,10 +110,10 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> N
     with split(tmp_path, 2, patience=1.0) as ranks:
         engine = ranks.engine()
         add(engine, "0", [1, 2, 3])
-        os.kill(ranks.team.processes[0], signal.SIGSTOP)
+        os.kill(ranks.team.pids[0], signal.SIGSTOP)
         with pytest.raises(RankError, match="a step broke off"):
             engine.step()
-        assert gone(ranks.team.processes[0])
+        assert gone(ranks.team.pids[0])
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_a_step_that_fails_in_one_rank_ends_all(tmp_path: Path) -> None:
         engine.runner.executor.own = fail  # type: ignore[attr-defined]
         with pytest.raises(RankError, match="no room"):
             engine.step()
-        assert all(gone(process) for process in ranks.team.processes)
+        assert all(gone(process) for process in ranks.team.pids)
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.errors import ForetellError, RankError, RequestError
-from foretell.tensor_parallel.launch import check_devices
+from foretell.tensor_parallel.tp_group import check_devices
 from tests.folder import write_tiny_folder
-from tests.parallel.test_lost import gone
 from tests.server.process import ServerProcess
+from tests.tensor_parallel.test_lost import gone
 
 PROMPTS = ["The quick brown fox", "She sells", "the the the"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -38,7 +38,7 @@ def test_a_split_model_writes_the_same_text(tiny_folder: Path, capsys: pytest.Ca
         plain = texts(llm, enabled=False)
         assert plain == texts(whole, enabled=False)
         assert texts(llm) == texts(llm, drafter="ngram") == plain
-        (process,) = llm.assembly.workers.processes  # type: ignore[union-attr]
+        (process,) = llm.assembly.workers.pids  # type: ignore[union-attr]
     assert gone(process)
     with pytest.raises(RankError, match="were ended"):
         texts(llm)
@@ -94,7 +94,7 @@ def test_a_draft_model_split_as_the_target_is(tiny_folder: Path) -> None:
 @pytest.mark.slow
 def test_an_engine_that_is_dropped_leaves_no_process(tiny_folder: Path) -> None:
     llm = LLM(tiny_folder, drafter="ngram", kv_memory=0.01, tensor_parallel_size=2, quiet=True)
-    (process,) = llm.assembly.workers.processes  # type: ignore[union-attr]
+    (process,) = llm.assembly.workers.pids  # type: ignore[union-attr]
     del llm
     gc.collect()
     assert gone(process)
@@ -105,10 +105,10 @@ def test_a_failed_start_leaves_no_process(tiny_folder: Path, monkeypatch: pytest
     started: list[int] = []
 
     def fail(runner: object, team: object) -> None:
-        started.extend(team.processes)  # type: ignore[attr-defined]
+        started.extend(team.pids)  # type: ignore[attr-defined]
         raise ForetellError("planted")
 
-    monkeypatch.setattr("foretell.build.engine_builder.lead", fail)
+    monkeypatch.setattr("foretell.build.engine_builder.make_leader", fail)
     with pytest.raises(ForetellError, match="planted"):
         LLM(tiny_folder, drafter="ngram", kv_memory=0.01, tensor_parallel_size=2, quiet=True)
     assert started and all(gone(process) for process in started)

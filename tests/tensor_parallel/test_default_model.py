@@ -7,7 +7,7 @@ import torch
 
 from foretell import LLM, SamplingParams, SpeculationChoice
 from foretell.certify.text_equality import NEAR_TIE, PROMPTS, scores_after
-from foretell.tensor_parallel import held_bytes
+from foretell.tensor_parallel import weight_bytes
 
 MODEL = "smollm2-135m"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -32,12 +32,12 @@ def near_tie(whole: LLM, prompt: str, mine: tuple[int, ...], theirs: tuple[int, 
 @pytest.mark.parametrize(("size", "share"), [(2, 0.54), (3, 0.35)])
 def test_floats(size: int, share: float) -> None:
     whole = LLM(MODEL, drafter="none", quantization="none", kv_memory=0.3, max_model_len=512, quiet=True)
-    alone, weights = texts(whole), held_bytes(whole.engine.runner.model)
+    alone, weights = texts(whole), weight_bytes(whole.engine.runner.model)
     with LLM(MODEL, drafter=f"ngram,model:{MODEL}", quantization="none", tensor_parallel_size=size, **OPTIONS) as llm:
         plain = texts(llm, enabled=False)
         assert texts(llm, drafter="ngram") == texts(llm, drafter=f"model:{MODEL}") == plain
         assert llm.assembly.workers is not None
-        held = [held_bytes(llm.engine.runner.model), *llm.assembly.workers.wait()]
+        held = [weight_bytes(llm.engine.runner.model), *llm.assembly.workers.wait_ready()]
     assert max(held) < share * weights
     differ = [i for i, (a, b) in enumerate(zip(plain, alone, strict=True)) if a != b]
     assert all(near_tie(whole, PROMPTS[i], plain[i], alone[i]) for i in differ)

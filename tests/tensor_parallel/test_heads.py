@@ -14,8 +14,8 @@ from foretell.draft.heads.base import HeadDrafter
 from foretell.engine.engine import Engine
 from foretell.errors import RankError
 from foretell.models.draft_heads import HeadConfig
-from tests.parallel.test_lost import gone
-from tests.parallel.world import Split, SplitHead, split
+from tests.tensor_parallel.test_lost import gone
+from tests.tensor_parallel.world import Split, SplitHead, split
 from tests.tiny import CONFIG, HEADS, PROMPTS, World, add, generate, run
 
 Texts = list[list[int]]
@@ -91,8 +91,8 @@ def test_a_rank_that_is_lost_while_a_head_guesses_is_named(tmp_path: Path) -> No
         run_job = drafter.inner.work.run
 
         def run_without_one(job: object) -> object:
-            os.kill(ranks.team.processes[0], signal.SIGKILL)
-            assert gone(ranks.team.processes[0])
+            os.kill(ranks.team.pids[0], signal.SIGKILL)
+            assert gone(ranks.team.pids[0])
             return run_job(job)  # type: ignore[arg-type]
 
         drafter.inner.work.run = run_without_one  # type: ignore[method-assign, assignment]
