@@ -98,7 +98,7 @@ class ChainExecutor(Executor):
     def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         return self.inner.forward(packed, taps)
 
-    def chain(self, packed: BatchLayout, steps: int, vocab: int, draws: SamplingBatch | None) -> PendingChains:
+    def draft_chain(self, packed: BatchLayout, steps: int, vocab: int, draws: SamplingBatch | None) -> PendingChains:
         first, _ = step_shape(packed, self.share)
         self.asked[chain_shape(packed, first, self.share, steps, vocab, draws is not None)] += 1
         batch_size = len(packed.spans)

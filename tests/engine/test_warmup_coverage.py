@@ -84,7 +84,7 @@ def adaptive() -> Priced:
 def warmed_up() -> tuple[Engine, Tape]:
     model = tiny_decoder(config=replace(CONFIG, context=CONTEXT))
     drafter, lender = OwnHead(HEADS["eagle"], whole=True), TargetWeights.of(model)
-    runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.hidden_layers, drafter.beside)
+    runner = ModelRunner(model, 8 * CONTEXT // 16, 16, CONTEXT, drafter.hidden_layers, drafter.head_layer_shapes)
     drafter.bind(runner, lender, CONFIG.layers)
     head: Any = drafter.inner
     head.head.prepare(CONTEXT)
