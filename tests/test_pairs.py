@@ -15,14 +15,12 @@ from tokenizers import decoders, normalizers, pre_tokenizers
 
 from foretell.build.draft_compat import check_draft_compat, check_model_names, look_up, parameters
 from foretell.build.model_source import no_progress, open_model
-from foretell.cli.check_pair import CHECK_PAIR
-from foretell.cli.command import Command
+from foretell.cli.common import Command
 from foretell.cli.main import main
-from foretell.cli.pairs import PAIRS
+from foretell.cli.pairs import CHECK_PAIR, PAIRS
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import ModelError
-from foretell.hub.catalog import BUILTINS
-from foretell.hub.installed import LocalModel
+from foretell.hub.catalog import BUILTINS, LocalModel
 from foretell.hub.pairs import FOR_ANY, Suggestion, find_target, is_here, known_targets
 from foretell.models.hf_config import from_hf
 from foretell.models.load import meta_model

@@ -12,7 +12,7 @@ from foretell.draft.cross_tokenizer.vocab_map import VocabMap, VocabSide, first_
 from foretell.errors import ModelError, UnsupportedModelError
 from foretell.hub import Checkpoint, huggingface, open_checkpoint, resolve
 from foretell.hub.catalog import BUILTINS
-from foretell.hub.folder import CONFIG, read_generation, read_json, read_tokenizer_files
+from foretell.hub.checkpoint import CONFIG, read_generation, read_json, read_tokenizer_files
 from foretell.hub.resolve import REPO, better_words
 from foretell.models.config import ModelConfig
 from foretell.models.hf_config import read_config

@@ -12,7 +12,7 @@ from foretell.draft.heads.base import HeadDrafter
 from foretell.draft.heads.wiring_check import OPENINGS, accuracy, write
 from foretell.engine.engine import Engine
 from foretell.errors import ForetellError, ModelError
-from foretell.hub.folder import CONFIG, WEIGHTS
+from foretell.hub.checkpoint import CONFIG, WEIGHTS
 from foretell.models.draft_heads import DraftHead, HeadConfig, TargetWeights
 from foretell.models.draft_heads.loading import open_head, pack_head
 

@@ -12,7 +12,7 @@ from foretell.bench.peers import Endpoint
 from foretell.bench.workloads import load, take
 
 from .bench_common import add_result_arguments, tell
-from .command import Command
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.check import CheckFindings

@@ -17,7 +17,7 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 
 from .bench_common import add_result_arguments, add_workload_arguments, look_at, tell
-from .command import Command
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.compare import CompareFindings

@@ -19,7 +19,7 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
 from .bench_common import add_result_arguments, add_workload_arguments, numbers, tell, wholes
-from .command import Command
+from .common import Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

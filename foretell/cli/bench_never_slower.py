@@ -23,7 +23,7 @@ from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
 
 from .bench_common import add_result_arguments, look_at, tell, wholes, words
-from .command import Command
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.never_slower import Findings

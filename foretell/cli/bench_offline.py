@@ -23,7 +23,7 @@ from .bench_common import (
     wholes,
     words,
 )
-from .command import Command
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.measure import Variant

@@ -15,8 +15,7 @@ from foretell.options import given_options
 from foretell.vllm_config import speculation_from_vllm
 
 from .bench_common import look_at
-from .command import Command
-from .common import add_engine_arguments, add_output_arguments, check_out, give, load_llm
+from .common import Command, add_engine_arguments, add_output_arguments, check_out, give, load_llm, log
 
 if TYPE_CHECKING:
     from foretell.certify.certificate import Certificate, CertifyJob
@@ -48,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
     from foretell.certify.certificate import certify
 
     sys.path.insert(0, "")  # a rule from outside is looked for where the user stands, too
-    say = _say_aside if args.json else print
+    report = log if args.json else print
     order = _order(args)
     check_drafter(args)
     if order.writes:
         check_length(args, order)
     with redirect_stdout(sys.stderr if args.json else sys.stdout):  # a rule from outside may print
-        found = certify(order, lambda: load_llm(_for_certificate(args)), say)
-        say(verdict(found))
+        found = certify(order, lambda: load_llm(_for_certificate(args)), report)
+        report(verdict(found))
     give(found.as_json(), args)
     return EXIT[found.verdict]
 
@@ -139,10 +138,6 @@ def _for_certificate(args: argparse.Namespace) -> argparse.Namespace:
     if "speculative_config" not in given and "num_speculative_tokens_per_batch_size" not in given:
         given.setdefault("num_speculative_tokens", GUESSED)
     return argparse.Namespace(**given)
-
-
-def _say_aside(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def verdict(found: Certificate) -> str:

@@ -7,6 +7,8 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +50,11 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of a command that runs a model and reports."""
     add_output_arguments(parser)
     add_engine_arguments(parser)
+
+
+def log(line: str) -> None:
+    """Print a progress line on standard error."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def load_llm(args: argparse.Namespace) -> LLM:
@@ -120,3 +127,12 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@dataclass(frozen=True)
+class Command:
+    """Its line in `foretell --help`, its flags, and the function that runs it and gives the exit code."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]

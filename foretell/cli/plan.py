@@ -18,8 +18,7 @@ from foretell.plan.planner import Forecast, forecast
 from foretell.plan.query import PlanQuery
 from foretell.plan.table import markdown, plots
 
-from .command import Command
-from .common import add_output_arguments, check_out, give, write_whole
+from .common import Command, add_output_arguments, check_out, give, write_whole
 
 FLEET = "fleet"
 MOST_TEXTS = 1 << 16

@@ -16,8 +16,7 @@ from foretell.server.config import ServerConfig
 from foretell.utils.system import gc_paused
 from foretell.vllm_config import speculation_from_vllm
 
-from .command import Command
-from .common import add_engine_arguments
+from .common import Command, add_engine_arguments
 
 Settings = tuple[ServerConfig, EngineConfig, SpeculationConfig, list[str]]
 
@@ -129,3 +128,26 @@ def _words(parser: FileParser, path: Path, name: Any, value: Any) -> list[str]:
 
 
 SERVE = Command("serve a model over HTTP, as OpenAI's API", add_arguments, run)
+
+
+def add_deploy_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "config", metavar="FILE", type=Path, help="YAML with the settings of `foretell serve`, those of replicas too"
+    )
+    parser.add_argument("--remove", action="store_true", help="take the application down instead")
+
+
+def run_deploy(args: argparse.Namespace) -> int:
+    if not vars(read_file(args.config)):
+        raise RequestError("config", f"{args.config} is empty; say at least what to serve: 'model: smollm2-135m'")
+    args = with_file(args)
+    server, engine, speculation, _ = settings(args)
+    given = given_options(args, ClusterConfig)
+    cluster = ClusterConfig(**({"replicas": 1} if "autoscaling" not in given else {}) | given)
+    from foretell.cluster.replica_spec import ReplicaSpec
+    from foretell.cluster.run import deploy_app, remove_app
+
+    return remove_app(cluster) if args.remove else deploy_app(cluster, ReplicaSpec(server, engine, speculation))
+
+
+DEPLOY = Command("put replicas of a model on Ray, or another version in their place", add_deploy_arguments, run_deploy)

@@ -17,8 +17,7 @@ from foretell.options import add_options, given_options
 from foretell.tune.space import LENGTHS
 
 from .bench_common import look_at, wholes, words
-from .command import Command
-from .common import check_out, write_whole
+from .common import Command, check_out, write_whole
 
 if TYPE_CHECKING:
     from foretell.bench.measure import Variant

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from foretell.hub.home import packed_folder
+from foretell.hub.catalog import packed_folder
 from foretell.hub.mapped_file import (
     MappedFileError,
     OutdatedError,

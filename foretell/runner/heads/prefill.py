@@ -168,7 +168,7 @@ class GraphPrefill:
     def _table(self, sizes: PrefillShape, dtype: torch.dtype) -> PrefillTable:
         if sizes not in self.tables:
             if self._inputs is None:  # one for all sizes: they are read one after the other
-                width = self.head.config.read_width
+                width = self.head.config.input_width
                 self._inputs = torch.zeros(MAX_ROWS, width, dtype=dtype, device=self.head.draft_ids.device)
             self.tables[sizes] = PrefillTable(sizes, self.page_size, self._inputs[: sizes.rows], self.skips_padding)
         return self.tables[sizes]

@@ -1,4 +1,4 @@
-"""A tiny target with one rule, that each token is followed by its own other token; and documents of what it says."""
+"""A tiny target that follows every token by one fixed token, and documents of its output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from foretell.certify.distribution_test import random_decoder
 from foretell.models.decoder import Decoder
 from foretell.models.draft_heads import DraftHead
-from foretell.train.capture import Capture
+from foretell.train.capture import HiddenStateCapture
 from foretell.train.init_head import head_config, new_head
 from foretell.train.settings import TrainConfig
 from foretell.train.token_dataset import Document, draft_vocabulary
@@ -22,11 +22,11 @@ CPU = torch.device("cpu")
 RULED = replace(CONFIG, tied=False)
 ORDER = np.random.default_rng(3).permutation(CONFIG.vocab)
 NEXT = np.empty_like(ORDER)
-NEXT[ORDER] = np.roll(ORDER, -1)  # one round through all tokens: nothing comes twice in a short text
+NEXT[ORDER] = np.roll(ORDER, -1)  # a cycle through all tokens: a short document repeats none
 
 
 def target() -> Decoder:
-    """Layers that say next to nothing between an embedding and an output that know the rule."""
+    """Return a decoder whose embedding and output matrix encode the rule; its layers do almost nothing."""
     model = random_decoder(RULED, 0, 0.02)
     with torch.no_grad():
         model.embed.copy_(torch.nn.init.orthogonal_(torch.empty(CONFIG.vocab, CONFIG.width)) * 6)
@@ -35,8 +35,8 @@ def target() -> Decoder:
     return model
 
 
-def texts(count: int = 24, length: int = 32, seed: int = 0) -> list[Document]:
-    """What the target says from any token on."""
+def documents(count: int = 24, length: int = 32, seed: int = 0) -> list[Document]:
+    """Return the target's output from random first tokens."""
     rng, found = np.random.default_rng(seed), []
     for index in range(count):
         tokens = [int(rng.integers(0, CONFIG.vocab))]
@@ -47,12 +47,12 @@ def texts(count: int = 24, length: int = 32, seed: int = 0) -> list[Document]:
 
 
 def head_for(kind: str, model: Decoder, **settings: object) -> DraftHead[Any]:
-    """A head of that kind, as a run makes it."""
+    """Return an untrained head, made as in a run."""
     config = TrainConfig(**{"draft_vocab": 28, **settings})  # type: ignore[arg-type]
     outputs = min(config.draft_vocab or CONFIG.vocab, CONFIG.vocab)
-    said = head_config(kind, model.config, config, outputs, "tiny")
-    return new_head(said, draft_vocabulary(texts(), outputs, CONFIG.vocab), model, 0, CONTEXT + 16)
+    shape = head_config(kind, model.config, config, outputs, "tiny")
+    return new_head(shape, draft_vocabulary(documents(), outputs, CONFIG.vocab), model, 0, CONTEXT + 16)
 
 
-def capture_for(head: DraftHead[Any], model: Decoder) -> Capture:
-    return Capture(model, head.config.taps, CONTEXT)
+def capture_for(head: DraftHead[Any], model: Decoder) -> HiddenStateCapture:
+    return HiddenStateCapture(model, head.config.taps, CONTEXT)

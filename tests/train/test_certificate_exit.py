@@ -1,4 +1,4 @@
-"""How a training run ends: by the verdict of its certificate."""
+"""The exit code of a training run is that of its certificate."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from foretell.certify.certificate import Certificate, CertifyJob
 from foretell.certify.distribution_test import DistributionResult
 from foretell.certify.text_equality import Difference, TextResult
 from foretell.cli.train import finish
-from foretell.train.measure import Worth
-from foretell.train.run import RECORD
+from foretell.train.measure import MeasuredAcceptance
+from foretell.train.run import RUN_FILE
 
-DRAWS = DistributionResult("toy", 300, 60.0, 63, 0.5, 2e-4, 0.05, 0.077, 0.5, 200, 100)
+DISTRIBUTION = DistributionResult("toy", 300, 60.0, 63, 0.5, 2e-4, 0.05, 0.077, 0.5, 200, 100)
 WRONG = (Difference(0, 3, 1, 2, margin=1.0, bound=0.0),)
 
 
@@ -41,20 +41,20 @@ def test_the_exit_code_is_the_certificates(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    bench = SimpleNamespace(
-        worth=lambda drafter: Worth(2.0, 3, 4),
-        certified=lambda drafter: Certificate(CertifyJob(quick=True), draws=[DRAWS], texts=[result]),
+    evaluator = SimpleNamespace(
+        measure=lambda drafter: MeasuredAcceptance(2.0, 3, 4),
+        certify=lambda drafter: Certificate(CertifyJob(quick=True), draws=[DISTRIBUTION], texts=[result]),
     )
     run: Any = SimpleNamespace(
-        order=SimpleNamespace(out=tmp_path),
+        job=SimpleNamespace(out=tmp_path),
         config=SimpleNamespace(measure=True, certify=True),
-        corpus=SimpleNamespace(reporting=[]),
+        corpus=SimpleNamespace(report_documents=[]),
         drafter="eagle:head",
-        bench=lambda held_out: bench,
+        evaluator=lambda held_out: evaluator,
     )
-    (tmp_path / RECORD).write_text("{}")
+    (tmp_path / RUN_FILE).write_text("{}")
     assert finish(run) == code
-    record = json.loads((tmp_path / RECORD).read_text())
+    record = json.loads((tmp_path / RUN_FILE).read_text())
     assert record["lossless"] is lossless
     assert record["certificate"]["settings"][0]["rejected"] == result.drafted - result.accepted
     err = capsys.readouterr().err

@@ -12,20 +12,28 @@ import pytest
 import torch
 
 from foretell.cli.main import main
-from foretell.train.data import Ask
-from foretell.train.fingerprint import BLOCK, BLOCKS, answers_fingerprint, target_fingerprint
-from foretell.train.kept_answers import KeptAnswers
-from foretell.train.regenerate import STRIDE, RegenerateSettings, documents_of
-from foretell.train.token_dataset import FILE, Document, load_documents, load_fingerprint, save_documents
+from foretell.train.data import TrainPrompt
+from foretell.train.regenerate import INDEX_STRIDE, AnswerCache, RegenerateSettings, regenerate
+from foretell.train.token_dataset import (
+    ANSWERS_FILE,
+    HASH_BLOCK,
+    HASH_BLOCKS,
+    Document,
+    answers_fingerprint,
+    load_documents,
+    load_fingerprint,
+    save_documents,
+    target_fingerprint,
+)
 from tests.folder import write_tiny_folder
 
-ASKS = [Ask(tokens=(1, 2, 3)), Ask(tokens=(4, 5, 6))]
-OTHERS = [Ask(tokens=(7, 8, 9)), Ask(tokens=(4, 5, 6))]
-WRITING = RegenerateSettings(6, 64, 1.0, 0.0, 0)
+PROMPTS = [TrainPrompt(tokens=(1, 2, 3)), TrainPrompt(tokens=(4, 5, 6))]
+OTHER_PROMPTS = [TrainPrompt(tokens=(7, 8, 9)), TrainPrompt(tokens=(4, 5, 6))]
+SETTINGS = RegenerateSettings(6, 64, 1.0, 0.0, 0)
 
 
 class FakeLLM:
-    """Answers each prompt with its own mark."""
+    """Answers every prompt with one repeated token."""
 
     def __init__(self, mark: int) -> None:
         self.mark, self.asked = mark, 0
@@ -36,74 +44,76 @@ class FakeLLM:
 
 
 def answer(
-    llm: FakeLLM, asks: list[Ask], folder: Path, target: str = "a", writing: RegenerateSettings = WRITING
+    llm: FakeLLM, prompts: list[TrainPrompt], folder: Path, target: str = "a", settings: RegenerateSettings = SETTINGS
 ) -> tuple[list[list[int]], list[str]]:
-    opened: Any = SimpleNamespace(tokenizer=None, device=torch.device("cpu"))
-    said: list[str] = []
+    source: Any = SimpleNamespace(tokenizer=None, device=torch.device("cpu"))
+    logged_lines: list[str] = []
     engine: Any = lambda: llm  # noqa: E731
-    kept = KeptAnswers(folder, answers_fingerprint(target, writing), said.append)
-    found = documents_of(asks, opened, engine, engine, writing, kept, lambda count, total: None)
-    return [each.tokens.tolist() for each in found], said
+    cache = AnswerCache(folder, answers_fingerprint(target, settings), logged_lines.append)
+    found = regenerate(prompts, source, engine, engine, settings, cache, lambda count, total: None)
+    return [each.tokens.tolist() for each in found], logged_lines
 
 
 def test_the_same_run_reuses_its_answers(tmp_path: Path) -> None:
     first, again = FakeLLM(11), FakeLLM(22)
-    sequences, said = answer(first, ASKS, tmp_path)
-    assert said == [] and first.asked == 2
-    same, said = answer(again, ASKS, tmp_path)
+    sequences, logged_lines = answer(first, PROMPTS, tmp_path)
+    assert logged_lines == [] and first.asked == 2
+    same, logged_lines = answer(again, PROMPTS, tmp_path)
     assert same == sequences and again.asked == 0
-    assert said == [f"{tmp_path / FILE}: 2 of 2 answers reused"]
+    assert logged_lines == [f"{tmp_path / ANSWERS_FILE}: 2 of 2 answers reused"]
 
 
 @pytest.mark.parametrize(
-    ("target", "writing", "named"),
+    ("target", "settings", "named"),
     [
-        ("b", WRITING, "target not the same"),
-        ("a", RegenerateSettings(6, 64, 1.0, 0.0, 5), "seed not the same"),
-        ("a", RegenerateSettings(5, 64, 0.0, 0.9, 0), "max_tokens, greedy, temperature not the same"),
+        ("b", SETTINGS, "target changed"),
+        ("a", RegenerateSettings(6, 64, 1.0, 0.0, 5), "seed changed"),
+        ("a", RegenerateSettings(5, 64, 0.0, 0.9, 0), "max_tokens, greedy, temperature changed"),
     ],
 )
 def test_another_target_or_other_settings_reuse_nothing(
-    tmp_path: Path, target: str, writing: RegenerateSettings, named: str
+    tmp_path: Path, target: str, settings: RegenerateSettings, named: str
 ) -> None:
-    answer(FakeLLM(11), ASKS, tmp_path)
+    answer(FakeLLM(11), PROMPTS, tmp_path)
     other = FakeLLM(22)
-    sequences, said = answer(other, ASKS, tmp_path, target, writing)
+    sequences, logged_lines = answer(other, PROMPTS, tmp_path, target, settings)
     assert other.asked == 2 and all(text[-1] == 22 for text in sequences)
-    assert len(said) == 1 and "none of 2 answers is reused" in said[0] and named in said[0]
-    assert {int(each.tokens[-1]) for each in load_documents(tmp_path / FILE)} == {22}
+    assert len(logged_lines) == 1 and "none of 2 answers reused" in logged_lines[0] and named in logged_lines[0]
+    assert {int(each.tokens[-1]) for each in load_documents(tmp_path / ANSWERS_FILE)} == {22}
     assert {int(each.tokens[-1]) for each in load_documents(tmp_path / "answers.old.npz")} == {11}
 
 
 def test_other_prompts_are_answered_and_equal_ones_reused(tmp_path: Path) -> None:
-    answer(FakeLLM(11), ASKS, tmp_path)
+    answer(FakeLLM(11), PROMPTS, tmp_path)
     other = FakeLLM(22)
-    sequences, said = answer(other, OTHERS, tmp_path)
+    sequences, logged_lines = answer(other, OTHER_PROMPTS, tmp_path)
     assert [text[0] for text in sequences] == [7, 4] and [text[-1] for text in sequences] == [22, 11]
-    assert other.asked == 1 and said == [f"{tmp_path / FILE}: 1 of 2 answers reused, 1 not: their prompts differ"]
+    assert other.asked == 1 and logged_lines == [
+        f"{tmp_path / ANSWERS_FILE}: 1 of 2 answers reused, 1 not: their prompts differ"
+    ]
 
 
 def test_answers_without_a_fingerprint_are_not_reused(tmp_path: Path) -> None:
-    save_documents([Document(np.array([1, 2, 3, 9, 9, 9, 9]), 3)], tmp_path / FILE)
+    save_documents([Document(np.array([1, 2, 3, 9, 9, 9, 9]), 3)], tmp_path / ANSWERS_FILE)
     llm = FakeLLM(22)
-    _, said = answer(llm, ASKS, tmp_path)
-    assert llm.asked == 2 and "older version" in said[0]
+    _, logged_lines = answer(llm, PROMPTS, tmp_path)
+    assert llm.asked == 2 and "older version" in logged_lines[0]
 
 
 def test_what_is_in_the_data_is_never_taken_from_the_file(tmp_path: Path) -> None:
-    answer(FakeLLM(11), ASKS, tmp_path)
-    logged = [Ask(tokens=(1, 2, 3), answer=(50, 51, 52, 53)), ASKS[1]]
+    answer(FakeLLM(11), PROMPTS, tmp_path)
+    logged = [TrainPrompt(tokens=(1, 2, 3), answer_tokens=(50, 51, 52, 53)), PROMPTS[1]]
     sequences, _ = answer(FakeLLM(22), logged, tmp_path)
     assert sequences[0] == [1, 2, 3, 50, 51, 52, 53]
 
 
 def test_a_probe_of_some_prompts_keeps_the_answers_of_the_rest(tmp_path: Path) -> None:
-    answer(FakeLLM(11), ASKS, tmp_path)
+    answer(FakeLLM(11), PROMPTS, tmp_path)
     llm = FakeLLM(22)
-    sequences, _ = answer(llm, OTHERS[:1], tmp_path)
+    sequences, _ = answer(llm, OTHER_PROMPTS[:1], tmp_path)
     assert len(sequences) == 1 and llm.asked == 1
-    assert [each.index for each in load_documents(tmp_path / FILE)] == [0, STRIDE]
-    sequences, _ = answer(llm, OTHERS, tmp_path)
+    assert [each.index for each in load_documents(tmp_path / ANSWERS_FILE)] == [0, INDEX_STRIDE]
+    sequences, _ = answer(llm, OTHER_PROMPTS, tmp_path)
     assert llm.asked == 1 and [text[-1] for text in sequences] == [22, 11]
 
 
@@ -116,7 +126,7 @@ def test_a_target_is_known_by_what_its_files_hold(tmp_path: Path) -> None:
 
 
 def test_large_files_are_hashed_from_the_first_byte_to_the_last(tmp_path: Path) -> None:
-    size = BLOCK * (BLOCKS + 1)
+    size = HASH_BLOCK * (HASH_BLOCKS + 1)
     file, seen = tmp_path / "model.gguf", set()
     for at in (None, 0, size - 1):
         data = bytearray(size)
@@ -137,8 +147,8 @@ def test_a_second_run_in_the_same_folder_asks_its_own_target(
     for name, seed in (("a", 0), ("b", 1), ("b", 1)):
         write_tiny_folder(tmp_path / name, seed)
         assert main(["train", "eagle", "--target", str(tmp_path / name), *flags, "--answers-only"]) == 0
-        seen.append((load_fingerprint(tmp_path / "out" / FILE) or {})["target"])
+        seen.append((load_fingerprint(tmp_path / "out" / ANSWERS_FILE) or {})["target"])
         err = capsys.readouterr().err
-        reused = {"a": "", "b": "target not the same" if len(seen) == 2 else "4 of 4 answers reused"}[name]
+        reused = {"a": "", "b": "target changed" if len(seen) == 2 else "4 of 4 answers reused"}[name]
         assert reused in err
     assert seen[0] != seen[1] == seen[2]

@@ -1,4 +1,4 @@
-"""A running engine takes a better head, and no worse one; the text stays the same."""
+"""Head hot-swap: a running engine takes a better head, not a worse one, and its output stays the same."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PROMPTS = ["The quick brown fox", "She sells sea shells"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, a head that was trained for a moment, and one that was trained longer."""
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model, a barely trained head, and a better one."""
     folder = tmp_path_factory.mktemp("replacing")
     write_tiny_folder(folder / "model")
     rows = [{"prompt": f"{text} {i}"} for i in range(8) for text in PROMPTS]
@@ -39,51 +39,51 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def put(head: Path, folder: Path, when: int) -> None:
-    """A head as somebody who trains would leave it there; `when` tells one from the next."""
+    """Copy a head into a folder, with `when` as its modification time."""
     folder.mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors"):
         shutil.copy(head / name, folder / name)
         os.utime(folder / name, (when, when))
 
 
-def test_a_better_head_is_taken_and_a_worse_one_is_not(place: Path, tmp_path: Path) -> None:
-    llm = LLM(place / "model", drafter=f"eagle:{place / 'poor'}", num_speculative_tokens=3, quiet=True)
+def test_a_better_head_is_taken_and_a_worse_one_is_not(heads: Path, tmp_path: Path) -> None:
+    llm = LLM(heads / "model", drafter=f"eagle:{heads / 'poor'}", num_speculative_tokens=3, quiet=True)
     before = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
     replacement = HeadHotSwap(tmp_path / "new", llm.engine)
     assert replacement.load_candidate() is None, "there is nothing there yet"
-    put(place / "good", tmp_path / "new", 1)
+    put(heads / "good", tmp_path / "new", 1)
     better = replacement.load_candidate()
-    assert better is not None and ": replaced the head of eagle" in replacement.replace_if_better(better)
-    arm: Any = llm.engine.drafter.drafters[better.name]
-    assert arm.head is arm.work.head is better.head
-    assert arm._native is None or arm._native.head is better.head, "and it is the one that guesses"
-    assert replacement.load_candidate() is None, "it was looked at already"
+    assert better is not None and ": taken for eagle" in replacement.replace_if_better(better)
+    drafter: Any = llm.engine.drafter.drafters[better.name]
+    assert drafter.head is drafter.work.head is better.head
+    assert drafter._native is None or drafter._native.head is better.head, "and native drafting uses it"
+    assert replacement.load_candidate() is None, "it was read already"
     assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)] == before
-    put(place / "poor", tmp_path / "new", 2)
+    put(heads / "poor", tmp_path / "new", 2)
     worse = replacement.load_candidate()
     assert worse is not None and "not used" in replacement.replace_if_better(worse)
     assert llm.engine.drafter.drafters[better.name].head is better.head  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_read_is_told_and_nothing_changes(place: Path, tmp_path: Path) -> None:
-    llm = LLM(place / "model", drafter=f"eagle:{place / 'poor'}", num_speculative_tokens=3, quiet=True)
+def test_what_cannot_be_read_is_told_and_nothing_changes(heads: Path, tmp_path: Path) -> None:
+    llm = LLM(heads / "model", drafter=f"eagle:{heads / 'poor'}", num_speculative_tokens=3, quiet=True)
     replacement = HeadHotSwap(tmp_path / "new", llm.engine)
-    put(place / "good", tmp_path / "new", 1)
+    put(heads / "good", tmp_path / "new", 1)
     (tmp_path / "new" / "model.safetensors").write_bytes(b"half a file")
     found = load_or_report(replacement)
     assert isinstance(found, str) and found
     with pytest.raises(ModelError, match="no head guesses here"):
-        HeadHotSwap(tmp_path, LLM(place / "model", drafter="ngram", quiet=True).engine)
+        HeadHotSwap(tmp_path, LLM(heads / "model", drafter="ngram", quiet=True).engine)
 
 
-def test_a_head_that_could_not_be_measured_is_tried_again(place: Path, tmp_path: Path) -> None:
-    llm = LLM(place / "model", drafter=f"eagle:{place / 'poor'}", num_speculative_tokens=3, quiet=True)
+def test_a_head_that_could_not_be_measured_is_tried_again(heads: Path, tmp_path: Path) -> None:
+    llm = LLM(heads / "model", drafter=f"eagle:{heads / 'poor'}", num_speculative_tokens=3, quiet=True)
     replacement, pool, tokenizer = (
         HeadHotSwap(tmp_path / "new", llm.engine),
         llm.engine.runner.pool,
         llm.engine.tokenizer,
     )
-    put(place / "good", tmp_path / "new", 1)
+    put(heads / "good", tmp_path / "new", 1)
     better = replacement.load_candidate()
     assert better is not None
     held = pool.allocate(pool.num_available)
