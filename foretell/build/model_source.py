@@ -144,7 +144,7 @@ class ModelSource:
         return runner
 
     def background_warmup(
-        self, room: CacheSize, free: int, guesses: bool, heads: HeadWarmup | None = None
+        self, room: CacheSize, free: int, has_drafts: bool, heads: HeadWarmup | None = None
     ) -> AbstractContextManager[object]:
         """Compile kernels in the background while weights load, on a CUDA device whose `free` bytes allow it."""
         few, context = one_layer_per_kind(self.local_config), min(room.context, self.config.context)
@@ -163,7 +163,7 @@ class ModelSource:
             ways = ((), ()) if heads is None else ((0, model.config.layers), heads.extra_layers)
             return ModelRunner(model, pages, room.page_size, context, *ways)
 
-        return BackgroundWarmup(make, self.device, guesses, heads)
+        return BackgroundWarmup(make, self.device, has_drafts, heads)
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""
