@@ -99,7 +99,7 @@ class Turns(FixedController):
         self.step = 0
 
     def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
-        return (seqs[::2], self.nodes - 1) if self.step % 3 else ([], 0)
+        return (seqs[::2], self.num_tokens - 1) if self.step % 3 else ([], 0)
 
     def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         self.step += 1

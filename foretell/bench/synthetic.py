@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
+from foretell.utils.speculation_math import expected_tokens
 
 from .batch_result import Batch, BatchBackend, BatchResult
 from .intervals import Estimate, Pairs, interval, mean_ratio, over_rounds
@@ -24,11 +25,6 @@ TOLERANCE = 0.02
 # advance a batch in step.
 Mode = Literal["sequence", "batch"]
 MODES: tuple[Mode, ...] = ("sequence", "batch")
-
-
-def expected_tokens(rate: float, length: int) -> float:
-    """Tokens a step yields where each of so many guesses stands with that rate, the target's own included."""
-    return float(length + 1) if rate == 1 else (1 - rate ** (length + 1)) / (1 - rate)
 
 
 @dataclass(frozen=True)

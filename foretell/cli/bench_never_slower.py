@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     items = load("own")
     by_task = {scene.task: [item for item in items if item.task == scene.task] for scene in scenes}
     llm = open_with(arms_to_load(scenes), **given_options(args, EngineConfig))
-    if not llm.assembly.profiler.controller.costs.known:
+    if not llm.assembly.profiler.controller.costs.is_known:
         llm.measure()
     # Without schemas: a grammar guesses as well, and this one is about drafters.
     stage = EngineBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=extent.max_tokens, schemas=False))

@@ -151,7 +151,7 @@ def measure(
     from foretell.bench.run import BenchJob, run
 
     llm = open_with(arms, **given_options(args, EngineConfig))
-    if not llm.assembly.profiler.controller.costs.known:
+    if not llm.assembly.profiler.controller.costs.is_known:
         llm.measure()
     order = BenchJob(args.bench, arms, items, plan, conditions(args, llm, target, arms, plan))
     done = run(order, EngineBackend(llm, DrafterSlots(llm, target)), Progress())

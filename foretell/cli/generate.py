@@ -68,7 +68,7 @@ def _prompt_text(args: argparse.Namespace, llm: LLM, text: str) -> str:
     if args.raw or not llm.tokenizer.chat_template:
         return text
     messages = [{"role": "system", "content": args.system}] if args.system else []
-    return llm.tokenizer.render_chat([*messages, {"role": "user", "content": text}])
+    return llm.tokenizer.apply_chat_template([*messages, {"role": "user", "content": text}])
 
 
 def _stream(llm: LLM, tokens: list[int], params: SamplingParams, show: bool) -> None:

@@ -11,7 +11,7 @@ from foretell.cluster.config import ClusterConfig
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
-from foretell.server.compat_flags import CompatFlags, add_foreign_flags, check_speculation, merge
+from foretell.server.compat_flags import CompatFlags, add_ignored_flags, check_speculation, merge_options
 from foretell.server.config import ServerConfig
 from foretell.utils.system import gc_paused
 from foretell.vllm_config import speculation_from_vllm
@@ -37,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     group = parser.add_argument_group("words of other engines")
     add_options(group, CompatFlags)
-    add_foreign_flags(group)
+    add_ignored_flags(group)
 
 
 def run(args: argparse.Namespace) -> int:
     args = with_file(args)
     server, engine, speculation, foreign = settings(args)
     cluster = ClusterConfig(**given_options(args, ClusterConfig))
-    if cluster.asked:
+    if cluster.enabled:
         from foretell.cluster.replica_spec import ReplicaSpec
         from foretell.cluster.run import serve_replicas
 
@@ -59,12 +59,12 @@ def settings(args: argparse.Namespace) -> Settings:
     """Everything the flags and the file say of a server."""
     args = with_file(args)
     theirs = CompatFlags(**given_options(args, CompatFlags))
-    engine = merge(given_options(args, EngineConfig), theirs.engine_options())
-    guesses = merge(given_options(args, SpeculationConfig), theirs.speculation_options())
+    engine = merge_options(given_options(args, EngineConfig), theirs.engine_options())
+    guesses = merge_options(given_options(args, SpeculationConfig), theirs.speculation_options())
     config = getattr(args, "speculative_config", None)
     speculation = SpeculationConfig(**guesses) if config is None else speculation_from_vllm(config, **guesses)
     check_speculation(speculation)
-    foreign = [*dict.fromkeys(getattr(args, "foreign", [])), *theirs.remarks]
+    foreign = [*dict.fromkeys(getattr(args, "ignored_flags", [])), *theirs.ignored]
     server = ServerConfig(**given_options(args, ServerConfig))
     if len(server.served_model_name) > 1 and "model" not in engine:  # the last name may be meant for the model
         raise RequestError("served_model_name", "has several names; say by --model which model has them")

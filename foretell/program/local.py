@@ -62,12 +62,12 @@ class LocalEngine(ProgramBackend):
         tokenizer = self.llm.tokenizer
         if not prompt.is_chat:
             return tokenizer.encode(prompt.text)
-        before = tokenizer.render_chat([message.as_json() for message in prompt.messages])
+        before = tokenizer.apply_chat_template([message.as_json() for message in prompt.messages])
         return tokenizer.encode(before + prompt.text, add_special=False)
 
     async def render(self, prompt: PromptState) -> str:
         messages = [message.as_json() for message in prompt.messages]
-        return self.llm.tokenizer.render_chat(messages, add_generation_prompt=False)
+        return self.llm.tokenizer.apply_chat_template(messages, add_generation_prompt=False)
 
     async def generate(self, prompt: PromptState, settings: GenSettings, on_text: OnText | None) -> GenOutput:
         defaults = DEFAULTS | self.llm.assembly.sampling_defaults

@@ -195,17 +195,17 @@ def _encode_logged(request: Mapping[str, Any], tokenizer: Tokenizer) -> list[int
     """Tokenize a chat from a server's log with the server's own functions: its answer follows exactly this prompt."""
     from pydantic import ValidationError  # a dependency of the server, which other runs do not need
 
-    from foretell.server.chat_messages import render, tools_of
-    from foretell.server.openai.chat_requests import ChatBody
+    from foretell.server.chat_template import apply_chat_template, select_tools
+    from foretell.server.openai.chat_requests import ChatCompletionRequest
 
     try:
-        body = ChatBody.model_validate(request)
+        body = ChatCompletionRequest.model_validate(request)
     except ValidationError as error:
         reason = error.errors()[0]
         where = ".".join(map(str, reason["loc"]))
         raise RequestError("from_log", f"has an invalid chat request: {where}: {reason['msg']}") from None
-    tools = tools_of(body, family="as logged")
-    return tokenizer.encode(render(tokenizer, body, tools or None), add_special=False)
+    tools = select_tools(body, tool_parser="as logged")
+    return tokenizer.encode(apply_chat_template(tokenizer, body, tools or None), add_special=False)
 
 
 def _by_engine(

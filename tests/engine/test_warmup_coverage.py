@@ -13,7 +13,7 @@ from foretell.control.acceptance_model import WIDTHS
 from foretell.control.adaptive import AdaptiveController
 from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import CostPrior, StepCosts
-from foretell.control.settings import TREE_ROWS, ControllerSettings, DrafterTraits
+from foretell.control.settings import MAX_TREE_ROWS, ControllerSettings, DrafterTraits
 from foretell.engine.engine import Engine
 from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
@@ -37,7 +37,7 @@ class RandomBudgets(Controller):
         self.asked: set[tuple[int, int]] = set()
 
     def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
-        return [self._budget(seq, min(NODES, TREE_ROWS // len(seqs))) for seq in seqs]
+        return [self._budget(seq, min(NODES, MAX_TREE_ROWS // len(seqs))) for seq in seqs]
 
     def _budget(self, seq: Sequence, most: int) -> Budget:
         longest = min(LONGEST, seq.remaining_tokens - 1)
@@ -74,7 +74,9 @@ class Priced(AdaptiveController):
 def adaptive() -> Priced:
     drafters = {"eagle": DrafterTraits(share=0.1, prior=0.9, grows=True)}
     found = Priced(
-        drafters, ControllerSettings(most=LONGEST, tree=NODES), StepCosts(CostPrior(row=0.002), CAPTURE_ROWS)
+        drafters,
+        ControllerSettings(max_draft_tokens=LONGEST, max_tree_nodes=NODES),
+        StepCosts(CostPrior(row=0.002), CAPTURE_ROWS),
     )
     found.asked = set()
     return found

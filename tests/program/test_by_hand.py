@@ -86,10 +86,10 @@ def test_chats(backend: fp.Backend, llm: LLM) -> None:
     (first,) = llm.chat(messages, params)
     assert state["x"] == first.outputs[0].text
     messages += [{"role": "assistant", "content": state["x"]}, {"role": "user", "content": "Where?"}]
-    prompt = llm.tokenizer.encode(llm.tokenizer.render_chat(messages) + "By", add_special=False)
+    prompt = llm.tokenizer.encode(llm.tokenizer.apply_chat_template(messages) + "By", add_special=False)
     assert state["y"] == llm.generate(prompt, params)[0].outputs[0].text
     closed = [*messages, {"role": "assistant", "content": "By" + state["y"]}]
-    assert state.text() == llm.tokenizer.render_chat(closed, add_generation_prompt=False)
+    assert state.text() == llm.tokenizer.apply_chat_template(closed, add_generation_prompt=False)
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,14 @@ BLOCK, AUTO, DEFAULT_RULE = "block", "auto", SpeculationConfig.rule
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """The names and numbers that arms are made of."""
 
     drafters: Sequence[str]
     lengths: Sequence[int]
     sampled: bool  # whether tokens are drawn, so that `block` may accept more than `match`
 
-    def arms(self, base: SpeculationConfig) -> list[Variant]:
+    def variants(self, base: SpeculationConfig) -> list[Variant]:
         """Each drafter adapting and at each length, and by another rule where that can matter."""
         found: dict[str, Variant] = {}
         for name in self.drafters:
@@ -61,7 +61,7 @@ def is_sampled(items: Sequence[BenchPrompt], temperature: float | None) -> bool:
     return any(item.sampling.get("temperature", 0) for item in items)
 
 
-def mixed(items: Sequence[BenchPrompt]) -> list[BenchPrompt]:
+def interleave_tasks(items: Sequence[BenchPrompt]) -> list[BenchPrompt]:
     """Tasks in turn, so that any beginning of the list is of all kinds."""
     by_task: dict[str, list[BenchPrompt]] = {}
     for item in items:
@@ -70,7 +70,7 @@ def mixed(items: Sequence[BenchPrompt]) -> list[BenchPrompt]:
     return [group[i] for i in range(longest) for group in by_task.values() if i < len(group)]
 
 
-def settings(arm: Variant, engine: dict[str, Any], rule: str = DEFAULT_RULE) -> dict[str, Any]:
+def serve_settings(arm: Variant, engine: dict[str, Any], rule: str = DEFAULT_RULE) -> dict[str, Any]:
     """What `foretell serve --config` reads: what was given for the engine, and the arm's own.
 
     `rule` is the one that was asked for. Where `block` is faster than that, `auto` is served: requests with a seed,

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from foretell.errors import ModelError, UnsupportedModelError
+from foretell.errors import ModelError, RequestError, UnknownModelError, UnsupportedModelError
+from foretell.hub.catalog import BUILTINS
+from foretell.hub.gguf_file import open_gguf
+from foretell.hub.resolve import begins_as_gguf
 from foretell.models.config_fields import ConfigFields
+from foretell.options import nearest
+from foretell.plan.devices import catalog
 
 GATED, UNGATED = 3, 2  # matrices of a feed-forward
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertShape:
     """A mixture: each row goes through `used` feed-forwards of `count`, and through one that all share."""
 
     count: int
@@ -24,14 +32,14 @@ class Experts:
     shared_ffn: int = 0
     dense_layers: int = 0  # of the layers, those that have one ordinary feed-forward
 
-    def touched(self, rows: float) -> float:
+    def active_experts(self, rows: float) -> float:
         """How many of them so many rows need, where each row's choice is as good as drawn at random."""
         missed: float = (1 - self.used / self.count) ** rows
         return self.count * (1 - missed)
 
 
 @dataclass(frozen=True)
-class Latent:
+class LatentAttention:
     """Keys and values kept as one small vector a token, as DeepSeek's models do."""
 
     rank: int
@@ -42,7 +50,7 @@ class Latent:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of a decoder."""
 
     name: str
@@ -58,8 +66,8 @@ class Shape:
     matrices: int = GATED
     window: int | None = None  # tokens that `windowed` of the layers see
     windowed: int = 0
-    experts: Experts | None = None
-    latent: Latent | None = None
+    experts: ExpertShape | None = None
+    latent: LatentAttention | None = None
     bits: float | None = None  # a weight as the file has it; None leaves it to who plans
 
     @property
@@ -74,7 +82,7 @@ class Shape:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return self.width * (2 * queries + 2 * keys)
 
-    def _latent_weights(self, latent: Latent) -> int:
+    def _latent_weights(self, latent: LatentAttention) -> int:
         """Queries and what is cached are made in two products each, the first of them small."""
         query = self.heads * (latent.plain + latent.rope)
         through = latent.query_rank * (self.width + query) if latent.query_rank else self.width * query
@@ -94,47 +102,50 @@ class Shape:
     def weights(self) -> float:
         """All of them."""
         embeddings = self.head_weights * (1 if self.tied else 2)
-        return self._but_embeddings(self.experts.count if self.experts else 1) + embeddings
+        return self._weights_without_embeddings(self.experts.count if self.experts else 1) + embeddings
 
     @property
-    def row_weights(self) -> float:
+    def active_weights(self) -> float:
         """Those that one row is multiplied with, the head included."""
-        return self._but_embeddings(self.experts.used if self.experts else 1) + self.head_weights
+        return self._weights_without_embeddings(self.experts.used if self.experts else 1) + self.head_weights
 
-    def read_weights(self, rows: float) -> float:
+    def weights_read(self, rows: float) -> float:
         """Those that a step of so many rows reads, the head included."""
-        return self._but_embeddings(self.experts.touched(rows) if self.experts else 1) + self.head_weights
+        return (
+            self._weights_without_embeddings(self.experts.active_experts(rows) if self.experts else 1)
+            + self.head_weights
+        )
 
-    def _but_embeddings(self, experts: float) -> float:
+    def _weights_without_embeddings(self, experts: float) -> float:
         norms = (2 * self.layers + 1) * self.width
         return self.layers * self.attention_weights + self.ffn_weights(experts) + norms
 
     @property
-    def token_values(self) -> int:
+    def kv_values_per_layer(self) -> int:
         """What one layer keeps of a token."""
         if self.latent is not None:
             return self.latent.rank + self.latent.rope
         return 2 * self.kv_heads * self.head_dim
 
     @property
-    def cached_values(self) -> int:
+    def kv_values_per_token(self) -> int:
         """What the cache keeps of a token; our pages keep all of it, windows or not."""
-        return self.layers * self.token_values
+        return self.layers * self.kv_values_per_layer
 
-    def seen_tokens(self, context: float) -> float:
+    def attended_tokens(self, context: float) -> float:
         """Over all layers, the tokens that a row attends to."""
         if self.window is None:
             return self.layers * context
         return (self.layers - self.windowed) * context + self.windowed * min(context, self.window)
 
-    def seen_values(self, context: float) -> float:
+    def attended_values(self, context: float) -> float:
         """What a step reads of the cache for a text of so many tokens."""
-        return self.seen_tokens(context) * self.token_values
+        return self.attended_tokens(context) * self.kv_values_per_layer
 
     def attention_operations(self, context: float) -> float:
         """Of one row over so many tokens, in all layers."""
         each = 2 * self.head_dim if self.latent is None else 2 * self.latent.rank + self.latent.rope
-        return 2 * self.heads * each * self.seen_tokens(context)
+        return 2 * self.heads * each * self.attended_tokens(context)
 
 
 MOST_LAYERS = 10_000
@@ -156,7 +167,7 @@ QUANTIZED_BITS = {"fp8": 8, "fbgemm_fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4.25,
 NO_WRITER = "is no language model; give the config.json of a model that writes text"
 
 
-def from_hf(name: str, values: Mapping[str, Any]) -> Shape:
+def from_hf(name: str, values: Mapping[str, Any]) -> ModelShape:
     """The sizes in a config.json, or an error that says what is missing."""
     outer = ConfigFields(values)
     config = outer.section("text_config") if isinstance(values.get("text_config"), Mapping) else outer
@@ -164,7 +175,7 @@ def from_hf(name: str, values: Mapping[str, Any]) -> Shape:
     kind = str(config.get("model_type", outer.get("model_type", "")))
     width, heads = _count(config, WIDTH), _count(config, HEADS)
     layers = _count(config, LAYERS, most=MOST_LAYERS)
-    return Shape(
+    return ModelShape(
         name=name,
         vocab=_count(config, ("vocab_size",), default=outer.get("vocab_size")),
         width=width,
@@ -207,12 +218,12 @@ def _one_key_head(config: ConfigFields) -> bool:
     return config.get("multi_query") is True and config.get("new_decoder_architecture") is not True
 
 
-def _experts(config: ConfigFields) -> Experts | None:
+def _experts(config: ConfigFields) -> ExpertShape | None:
     if all(not config.get(name) for name in EXPERTS):
         return None
     each = config.integer("moe_intermediate_size", _count(config, FFN))
     shared = config.integer("shared_expert_intermediate_size", config.get("n_shared_experts", 0) * each, least=0)
-    return Experts(
+    return ExpertShape(
         count=_count(config, EXPERTS),
         used=_count(config, EXPERTS_USED),
         ffn=each,
@@ -221,10 +232,10 @@ def _experts(config: ConfigFields) -> Experts | None:
     )
 
 
-def _latent(config: ConfigFields) -> Latent | None:
+def _latent(config: ConfigFields) -> LatentAttention | None:
     if config.get("kv_lora_rank") is None:
         return None
-    return Latent(
+    return LatentAttention(
         rank=config.integer("kv_lora_rank"),
         rope=config.integer("qk_rope_head_dim"),
         plain=config.integer("qk_nope_head_dim"),
@@ -264,7 +275,7 @@ def _bits(outer: ConfigFields) -> float | None:
     return float(bits)
 
 
-def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], size: int) -> Shape:
+def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], size: int) -> ModelShape:
     """The sizes in a GGUF file's keys; `size` is how many bytes all its tensors take."""
     kind = ConfigFields(metadata, "general.").string("architecture")
     config = ConfigFields(metadata, f"{kind}.")
@@ -275,10 +286,10 @@ def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple
     experts = None
     if config.get("expert_count"):
         ffn = config.integer("expert_feed_forward_length", config.integer("feed_forward_length"))
-        experts = Experts(config.integer("expert_count"), config.integer("expert_used_count"), ffn)
+        experts = ExpertShape(config.integer("expert_count"), config.integer("expert_used_count"), ffn)
     window = config.integer("attention.sliding_window", 0, least=0) or None
     values = sum(math.prod(shape) for shape in shapes.values())
-    return Shape(
+    return ModelShape(
         name=name,
         vocab=shapes["token_embd.weight"][0],
         width=width,
@@ -294,3 +305,69 @@ def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple
         experts=experts,
         bits=8 * size / values,
     )
+
+
+FORMS = "a model is a known name, a config.json, the folder of one, or a .gguf file"
+OUR_NAMES = {"gemma3-270m": "gemma-3-270m"}  # built-in models that the table has under their makers' names
+ENDINGS = re.compile(r"-(instruct|it|chat|base|hf|pt|text|v\d(\.\d)?|\d{4})$")
+CONFIG = "config.json"
+
+
+def find_model_shape(spec: str, field: str) -> ModelShape:
+    """The sizes of what a user named in `field`."""
+    if not spec.strip():
+        raise RequestError(field, f"is empty; {FORMS}")
+    models = catalog()["models"]
+    if spec.lower() in models or spec in BUILTINS:
+        name = OUR_NAMES.get(spec, spec.lower())
+        return _from_table(name, models[name])
+    path = Path(os.path.expanduser(spec))
+    if os.path.isdir(path):
+        return _from_config(path / CONFIG)
+    if os.path.isfile(path):
+        return _from_gguf(path) if path.suffix == ".gguf" or begins_as_gguf(path) else _from_config(path)
+    if path.suffix in (".json", ".gguf") or spec.startswith(("/", "./", "../", "~")):
+        raise RequestError(field, f"there is no {spec}; {FORMS}")
+    name = plain_name(spec)
+    if name in models:
+        return _from_table(name, models[name])
+    raise UnknownModelError(f"{field}: {spec!r} is not known; {nearest(name, models)} {FORMS}")
+
+
+def plain_name(spec: str) -> str:
+    """A Hugging Face id as the table would have it: without owner, and without what does not change sizes."""
+    name = spec.rsplit("/", 1)[-1].lower().removeprefix("meta-")
+    while True:
+        shorter = ENDINGS.sub("", name)
+        if shorter == name:
+            return name
+        name = shorter
+
+
+def _from_table(name: str, entry: Mapping[str, Any]) -> ModelShape:
+    sizes = dict(entry)
+    if "experts" in sizes:
+        sizes["experts"] = ExpertShape(**sizes["experts"])
+    if "latent" in sizes:
+        sizes["latent"] = LatentAttention(**sizes["latent"])
+    return ModelShape(name, **sizes)
+
+
+def _from_config(path: Path) -> ModelShape:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent}: has no {CONFIG}; {FORMS}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    except json.JSONDecodeError as error:
+        raise ModelError(f"{path} is not JSON: {error.msg} in line {error.lineno}; {FORMS}") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} is no model's config: it must be a JSON object with hidden_size and its like")
+    return from_hf(str(path), values)
+
+
+def _from_gguf(path: Path) -> ModelShape:
+    file = open_gguf(path)
+    shapes = {place.name: place.shape for place in file.places}
+    return from_gguf(path.name, file.metadata, shapes, sum(place.size for place in file.places))
