@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.certify.toy import Context, bias, world
-from foretell.certify.toy import World as Toy
-from foretell.certify.toy_drafters import Sketch
+from foretell.certify.toy import Context, ToyDraftBuilder, bias, toy_language
+from foretell.certify.toy import ToyLanguage as Toy
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.draft_guard import admitted, distinct
 from foretell.types import Budget, Draft, Sequence
@@ -43,16 +42,16 @@ def test_merging_duplicates_keeps_the_output_distribution(rule: Rule, seed: int)
 
     def make(here: Toy, context: Context, chance: RandomSource) -> Draft:
         nonlocal num_merged
-        sketch = Sketch(here, context)
+        builder = ToyDraftBuilder(here, context)
         for parent, is_sampled in zip(parents, sampled, strict=True):
-            row = here.draft[sketch.context(parent)]
-            sketch.add(parent, chance.pick(row) if is_sampled else int(row.argmax()), row if is_sampled else None)
-        full = sketch.finish()
+            row = here.draft[builder.context(parent)]
+            builder.add(parent, chance.sample(row) if is_sampled else int(row.argmax()), row if is_sampled else None)
+        full = builder.finish()
         found = distinct(full)
         num_merged += len(found) < len(full)
         return found
 
-    assert bias(world("random", 2, 7, seed), make, rule, 3) < 1e-12
+    assert bias(toy_language("random", 2, 7, seed), make, rule, 3) < 1e-12
     assert num_merged
 
 

@@ -1,4 +1,4 @@
-"""A request's own words tell what kind of text it wants."""
+"""The workload of a request is detected from its text."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from time import process_time
 
 import pytest
 
-from foretell.verify.workload_class import WORKLOADS, detect_workload
+from foretell.verify.lossy import WORKLOADS, detect_workload
 
-TEXTS = {
+PROMPTS = {
     "Write a Python function that reverses a list.": "code",
     "Fix the bug:\n```\nfor i in range(10) print(i)\n```": "code",
     "def add(a, b):\n    return (a + b)\n\ndef sub(a, b):": "code",
@@ -29,23 +29,23 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_the_kind_is_told_from_the_text(text: str) -> None:
-    assert detect_workload(text, wants_json=False) == TEXTS[text]
+@pytest.mark.parametrize("text", PROMPTS)
+def test_the_workload_is_detected_from_the_text(text: str) -> None:
+    assert detect_workload(text, wants_json=False) == PROMPTS[text]
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", PROMPTS)
 def test_a_json_response_format_decides(text: str) -> None:
     assert detect_workload(text, wants_json=True) == "json"
 
 
-def test_every_kind_has_its_bound() -> None:
-    assert set(TEXTS.values()) == set(WORKLOADS)
-    assert all(0 < bound < 1 for bound in WORKLOADS.values())
+def test_every_workload_has_a_threshold() -> None:
+    assert set(PROMPTS.values()) == set(WORKLOADS)
+    assert all(0 < threshold < 1 for threshold in WORKLOADS.values())
 
 
 @pytest.mark.parametrize("piece", ["write ", "only ", "return ", "a" * 50, "{ ", " ", "\n", "def f( "])
-def test_a_long_text_is_read_in_little_time(piece: str) -> None:
+def test_a_long_text_is_classified_in_bounded_time(piece: str) -> None:
     text = piece * (300_000 // len(piece))
     began = process_time()
     detect_workload(text, wants_json=False)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
+from foretell.bench.drafter_slots import DrafterSlot, DrafterSlots
+from foretell.bench.engine_backend import NO_GUESS, EngineBackend, write
+from foretell.bench.measure import PLAIN, Batch, BatchResult, MeasureJob, Variant, again, long_enough, variations
+from foretell.bench.never_slower_grid import STAND_INS
+from foretell.bench.plan import Plan
+from foretell.bench.prompt import BenchPrompt
+from foretell.bench.synthetic import Setting
+from foretell.bench.synthetic_drafters import SetRateOracle, stand_in
 from foretell.draft.base import Drafter
 from foretell.errors import RequestError
 from foretell.llm import LLM
 from foretell.types import Request, SpeculationChoice
-
-from .batch_result import Batch, BatchResult
-from .batching import again, long_enough, variations
-from .drafter_slots import DrafterSlot, DrafterSlots
-from .engine_backend import NO_GUESS, EngineBackend
-from .measure import PLAIN, MeasureJob, Variant
-from .never_slower_grid import STAND_INS
-from .plan import Plan
-from .prompt import BenchPrompt
-from .synthetic_drafters import stand_in
-from .timed_generate import write
 
 
 class EngineBatches:
@@ -78,3 +76,31 @@ class EngineBatches:
         choice = NO_GUESS if arm == PLAIN else choice
         (request,) = self.llm.assembly.requests.make(f"batch-{next(self._names)}", list(job.prompt), job.params, choice)
         return request
+
+
+class SyntheticBatches(EngineBatches):
+    """Arms that are settings: each has an oracle of its own."""
+
+    def __init__(self, llm: LLM, seats: DrafterSlots, plan: Plan, settings: Mapping[str, Setting]) -> None:
+        super().__init__(llm, seats, plan)
+        self._settings = settings
+        self._oracles: dict[str, SetRateOracle] = {}
+        self._batch = 1
+
+    def prepare(self, items: Sequence[BenchPrompt], temperature: float, batch: int, batches: int) -> list[Batch]:
+        self._batch = batch
+        self._oracles.clear()
+        return super().prepare(items, temperature, batch, batches)
+
+    def _drafter(self, arm: Variant) -> Drafter:
+        vocab = self.llm.engine.runner.model.config.vocab
+        oracle = SetRateOracle(self._texts, vocab, self._settings[arm.name], self._batch)
+        self._oracles[arm.name] = oracle
+        return oracle
+
+    def take_drafts(self, arm: Variant) -> Counter[int]:
+        if arm.name not in self._oracles:
+            return Counter()
+        oracle = self._oracles[arm.name]
+        drafts, oracle.drafts = oracle.drafts, Counter()
+        return drafts
