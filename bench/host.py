@@ -166,7 +166,7 @@ def runner_and_head() -> tuple[ModelRunner, EagleDrafter]:
     runner = ModelRunner(model, PAGES, PAGE, CONTEXT, HEAD.hidden_layers, head_layer_shapes(HEAD))
     head.share_weights(lender)
     head.prepare(CONTEXT)
-    drafter = head_drafter(runner, head, MODEL.layers, "eagle", whole=True)
+    drafter = head_drafter(runner, head, MODEL.layers, "eagle", single_graph=True)
     assert isinstance(drafter, EagleDrafter)
     return runner, drafter
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foretell.tokenizer import Tokenizer
-from foretell.tokenizer.piece_decoding import Opaque
+from foretell.tokenizer.piece_decoding import OpaqueDecoding
 
 # Sample text to compare tokenizers on: prose, numbers, a list, a dialogue, code.
 SAMPLE = """The house stood at the end of a narrow lane, half hidden by apple trees that nobody had pruned for years. In
@@ -162,7 +162,7 @@ def first_difference(target: Tokenizer, draft: Tokenizer) -> int | None:
 
 def is_readable(tokenizer: Tokenizer) -> bool:
     """Return whether a token has the same text whatever tokens surround it."""
-    return not isinstance(tokenizer.spelling, Opaque)
+    return not isinstance(tokenizer.piece_decoding, OpaqueDecoding)
 
 
 def keeps_text(tokenizer: Tokenizer) -> bool:
