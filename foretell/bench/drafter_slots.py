@@ -126,12 +126,13 @@ class DrafterSlots:
     def drafter(self, config: SpeculationConfig) -> Drafter:
         """One that has learnt nothing yet."""
         config = with_shipped_heads(config, self.llm.config.model)
-        named, parts = draft.arms(config), replace(self._parts, config=config)
+        named, parts = draft.drafter_names(config), replace(self._parts, config=config)
         if not any(has_weights(name) for name in named):
             return draft.build(parts)
-        names = dict.fromkeys((*named, draft.WITH_REQUEST))
+        names = dict.fromkeys((*named, draft.PREDICTION))
         return MixDrafter(
-            [self._loaded[name] if has_weights(name) else make(parts, name) for name in names], draft.defaults(config)
+            [self._loaded[name] if has_weights(name) else make(parts, name) for name in names],
+            draft.default_drafters(config),
         )
 
 
@@ -144,6 +145,8 @@ def has_weights(name: str) -> bool:
 def open_with(arms: Several[Variant], **options: Any) -> LLM:
     """A model with all that these arms will need; what they share of speculation is theirs from the start."""
     model = str(options.get("model", EngineConfig.model))
-    names = dict.fromkeys(name for arm in arms for name in draft.arms(with_shipped_heads(arm.speculation, model)))
+    names = dict.fromkeys(
+        name for arm in arms for name in draft.drafter_names(with_shipped_heads(arm.speculation, model))
+    )
     shared = asdict(replace(arms[0].speculation, drafter=",".join(names), num_speculative_tokens=None))
     return LLM(**shared, **options)

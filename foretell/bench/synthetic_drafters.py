@@ -88,7 +88,7 @@ class SetRateOracle(OracleDrafter):
         return count
 
     def _draft(self, seq: Sequence, budget: Budget, standing: int) -> Draft:
-        text = list(self.texts[seq.request.prompt][seq.num_output_tokens : seq.num_output_tokens + budget.depth])
+        text = list(self.outputs[seq.request.prompt][seq.num_output_tokens : seq.num_output_tokens + budget.depth])
         if standing < len(text):
             text[standing] = (text[standing] + 1) % self.vocab
         return Draft.chain(text, self.name)

@@ -200,7 +200,7 @@ def _max_context(config: EngineConfig, model: ModelConfig) -> int:
 def _plan_memory(models: _Models) -> tuple[_Models, MemoryPlan]:
     """Plan the memory, and drop drafters of the config that leave too little for the KV cache."""
     if models.custom_drafter is None:
-        speculation = draft.fitted(models.speculation, partial(_memory_for, models))
+        speculation = draft.fit_to_memory(models.speculation, partial(_memory_for, models))
         heads = models.heads.only(draft.heads_wanted(speculation))
         models = replace(models, speculation=speculation, heads=heads)
     return models, _memory_for(models, models.speculation)
@@ -297,7 +297,7 @@ def _load(models: _Models, memory: MemoryPlan, progress: Progress, on_failure: E
         heads,
         max_rows=models.config.max_num_batched_tokens,
     )
-    drafter = draft.build(loader.parts(draft.models_wanted(models.speculation), copied), loader.again)
+    drafter = draft.build(loader.parts(draft.models_wanted(models.speculation), copied), loader.reload)
     return _Loaded(runner, drafter, workers)
 
 
@@ -381,7 +381,7 @@ def _warmup_tasks(speculation: SpeculationConfig, is_sharded: bool, warmup: Warm
     """
     if warmup.engine.runner.device.type != "cuda" or is_sharded or find_spec("triton") is None:
         return ()
-    names = draft.arms(speculation)  # a custom drafter gets no dummy sequences
+    names = draft.drafter_names(speculation)  # a custom drafter gets no dummy sequences
     return warmup_tasks(warmup, names, min(speculation.budget, MAX_WARMUP_DRAFT), speculation.tree)
 
 

@@ -151,11 +151,11 @@ def test_one_that_fails_leaves_it_to_the_others() -> None:
 
 def test_it_is_named_with_a_plus() -> None:
     config = SpeculationConfig(drafter="suffix+recycle")
-    assert drafters.arms(config) == ("suffix", "recycle", "suffix+recycle")
-    assert drafters.defaults(config) == ("suffix+recycle",)
+    assert drafters.drafter_names(config) == ("suffix", "recycle", "suffix+recycle")
+    assert drafters.default_drafters(config) == ("suffix+recycle",)
     both = SpeculationConfig(drafter="suffix+recycle,suffix")
-    assert drafters.defaults(both) == ("suffix", "suffix+recycle")
-    assert drafters.parts_of("eagle:/a+b/head") == (), "a folder may have one in its name"
+    assert drafters.default_drafters(both) == ("suffix", "suffix+recycle")
+    assert drafters.merged_parts("eagle:/a+b/head") == (), "a folder may have one in its name"
     arm = MergedDrafter("suffix+recycle", [SuffixDrafter(), TokenRecyclingDrafter()])
     assert arm.traits.is_free and not arm.traits.samples
     probs = torch.eye(3)[:1]

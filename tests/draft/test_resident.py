@@ -18,7 +18,7 @@ from foretell.control.adaptive import AdaptiveController
 from foretell.control.settings import ControllerSettings
 from foretell.draft.base import Drafter
 from foretell.draft.idle_unload import RETRY, Background, UnloadableDrafter
-from foretell.draft.load import fit
+from foretell.draft.load import drop_unaffordable
 from foretell.draft.mix import MixDrafter
 from foretell.draft.model import ModelDrafter
 from foretell.draft.ngram import NGramDrafter
@@ -100,7 +100,7 @@ def test_one_that_cannot_come_back_is_not_called_again_at_once(caplog: pytest.Lo
     guest.drafter.load()
     guest.drafter.load()
     assert guest.made == 1
-    assert "cannot come back: it needs 2.00 GiB" in caplog.text
+    assert "cannot be loaded: it needs 2.00 GiB" in caplog.text
     guest.now += RETRY
     guest.drafter.load()
     assert guest.made == 2
@@ -161,8 +161,8 @@ def test_weights_are_given_back_and_loaded_anew(tiny_folder: Path, name: str, mo
     assert isinstance(inner, ModelDrafter)
     weights = weakref.ref(inner.runner.model)
     del inner
-    resident._used -= 2000.0
-    resident.rest()
+    resident._last_used -= 2000.0
+    resident.unload_if_idle()
     gc.collect()
     assert weights() is None, "nobody else holds them"
     monkeypatch.setattr(resident, "_background", AtOnce())
@@ -189,17 +189,17 @@ def plan(limit: int) -> Callable[[SpeculationConfig], MemoryPlan]:
 def test_drafters_that_do_not_fit_are_left_out_the_last_named_first(caplog: pytest.LogCaptureFixture) -> None:
     config = SpeculationConfig(drafter="ngram,model:a,model:b")
     names, heavy = ("ngram", "model:a", "model:b"), ("model:a", "model:b")
-    assert fit(config, names, heavy, plan(3)) is config
+    assert drop_unaffordable(config, names, heavy, plan(3)) is config
     assert not caplog.records
-    assert fit(config, names, heavy, plan(2)).drafter == "ngram,model:a"
-    assert fit(config, names, heavy, plan(1)).drafter == "ngram"
-    assert fit(config, ("model:a",), ("model:a",), plan(1)).drafter == "none"
+    assert drop_unaffordable(config, names, heavy, plan(2)).drafter == "ngram,model:a"
+    assert drop_unaffordable(config, names, heavy, plan(1)).drafter == "ngram"
+    assert drop_unaffordable(config, ("model:a",), ("model:a",), plan(1)).drafter == "none"
     with pytest.raises(CapacityError, match="1 bytes are needed"):
-        fit(config, names, heavy, plan(0))
+        drop_unaffordable(config, names, heavy, plan(0))
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 4
     assert "model:b is not loaded" in caplog.messages[0]
-    assert "3 bytes are needed and 2 are free; ngram, model:a can do without it" in caplog.messages[0]
-    assert caplog.messages[-1].endswith("texts are written without guesses")
+    assert "3 bytes are needed and 2 are free; drafting continues with ngram, model:a" in caplog.messages[0]
+    assert caplog.messages[-1].endswith("speculative decoding is off")
 
 
 def test_a_draft_model_without_room_leaves_plain_decoding(

@@ -10,7 +10,7 @@ import torch
 from foretell import LLM, SamplingParams
 from foretell.build import draft_heads as heads_module
 from foretell.config import SpeculationConfig
-from foretell.draft import arms, heads_wanted, models_wanted
+from foretell.draft import drafter_names, heads_wanted, models_wanted
 from foretell.errors import ForetellError, ModelError, RequestError
 from foretell.hub import open_checkpoint
 from foretell.models.draft_heads import (
@@ -103,10 +103,10 @@ def test_a_folder_is_recognised_by_what_is_in_it(heads: Path, tiny_folder: Path)
     folder = heads / "block"
     for name in (str(folder), f"model:{folder}"):
         config = SpeculationConfig(drafter=name)
-        assert arms(config) == heads_wanted(config) == (f"block:{folder}",) and not models_wanted(config)
+        assert drafter_names(config) == heads_wanted(config) == (f"block:{folder}",) and not models_wanted(config)
     assert models_wanted(SpeculationConfig(drafter=f"model:{tiny_folder}")) == (str(tiny_folder),)
     theirs = speculation_from_vllm({"method": "eagle3", "model": str(heads / "eagle")})
-    assert arms(theirs) == (f"eagle:{heads / 'eagle'}",)
+    assert drafter_names(theirs) == (f"eagle:{heads / 'eagle'}",)
 
 
 def test_a_name_alone_means_the_one_that_comes_with_the_package(
