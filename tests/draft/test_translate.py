@@ -249,7 +249,7 @@ class Saying(CrossTokenizerDrafter):
         numbers = {draft_tokens().piece(token): token for token in range(VOCAB)}
         self.script, self.chance = iter([numbers[piece] for piece in pieces]), chance
 
-    def _run(self, seqs: list[Sequence]) -> Tensor:
+    def _forward(self, seqs: list[Sequence]) -> Tensor:
         rest = torch.full((1, VOCAB), (1 - self.chance) / (VOCAB - 1))
         rest[0, next(self.script)] = self.chance
         return rest.log()
@@ -302,8 +302,8 @@ def test_the_way_is_chosen_by_how_alike_texts_are_cut_and_said(caplog: pytest.Lo
         alike = CrossTokenizerDrafter(runner, pair(tiny("byte-level"), tiny("byte-level")))
         unlike = CrossTokenizerDrafter(runner, pair(tiny("byte-level"), letters))
     assert (alike.traits.samples, unlike.traits.samples) == (True, False)
-    assert "100% of ordinary text is cut the same, so it draws" in caplog.messages[-2]
-    assert "so it writes text that is encoded anew" in caplog.messages[-1]
+    assert "100% of sample text is split alike, so drafts are sampled" in caplog.messages[-2]
+    assert "so drafts are generated as text and encoded again" in caplog.messages[-1]
 
 
 PROSE = [
