@@ -113,8 +113,8 @@ def _gpu(run: Mapping[str, Any]) -> Iterator[Observation]:
         if one := re.fullmatch(r"step, 1 row, context (\d+)", name):
             context = int(one[1])
             yield Observation(1, context, 0, value / 1e3, wall=False)
-        elif texts := re.fullmatch(r"step, (\d+) texts, context (\d+)", name):
-            yield Observation(int(texts[1]), int(texts[2]), 0, value / 1e3, wall=False)
+        elif batch := re.fullmatch(r"step, (\d+) texts, context (\d+)", name):
+            yield Observation(int(batch[1]), int(batch[2]), 0, value / 1e3, wall=False)
         elif rows := re.fullmatch(r"step, (\d+) texts of (\d+) rows", name):
             yield Observation(int(rows[1]), SHORT_CONTEXT, int(rows[2]) - 1, value / 1e3, wall=False)
         elif plain := re.fullmatch(r"plain, batch (\d+): wall a step", name):
