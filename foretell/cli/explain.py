@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
 
-from .command import Command
-from .common import add_report_arguments, check_out, give, load_llm
+from .common import Command, add_report_arguments, check_out, give, load_llm
 
 if TYPE_CHECKING:
     from foretell.control.adaptive import AdaptiveController

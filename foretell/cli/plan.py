@@ -17,8 +17,7 @@ from foretell.plan.page import html, svg
 from foretell.plan.planner import PlanQuery, PlanResult, make_plan
 from foretell.plan.table import markdown, plots
 
-from .command import Command
-from .common import add_output_arguments, check_out, give, write_whole
+from .common import Command, add_output_arguments, check_out, give, write_whole
 
 FLEET = "fleet"
 MOST_TEXTS = 1 << 16

@@ -11,12 +11,12 @@ from foretell.cluster.config import ClusterConfig
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
-from foretell.server.compat_flags import CompatFlags, add_foreign_flags, check_speculation, merge
+from foretell.server.compat_flags import CompatFlags, add_ignored_flags, check_speculation, merge_options
 from foretell.server.config import ServerConfig
-from foretell.utils.system import uncollected
+from foretell.utils.system import gc_paused
+from foretell.vllm_config import speculation_from_vllm
 
-from .command import Command
-from .common import add_engine_arguments
+from .common import Command, add_engine_arguments
 
 Settings = tuple[ServerConfig, EngineConfig, SpeculationConfig, list[str]]
 
@@ -37,19 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     group = parser.add_argument_group("words of other engines")
     add_options(group, CompatFlags)
-    add_foreign_flags(group)
+    add_ignored_flags(group)
 
 
 def run(args: argparse.Namespace) -> int:
     args = with_file(args)
     server, engine, speculation, foreign = settings(args)
     cluster = ClusterConfig(**given_options(args, ClusterConfig))
-    if cluster.asked:
+    if cluster.enabled:
         from foretell.cluster.replica_spec import ReplicaSpec
         from foretell.cluster.run import serve_replicas
 
         return serve_replicas(cluster, ReplicaSpec(server, engine, speculation), foreign)
-    with uncollected():
+    with gc_paused():
         from foretell.server.run import serve
 
     return serve(server, engine, speculation, foreign)
@@ -59,12 +59,12 @@ def settings(args: argparse.Namespace) -> Settings:
     """Everything the flags and the file say of a server."""
     args = with_file(args)
     theirs = CompatFlags(**given_options(args, CompatFlags))
-    engine = merge(given_options(args, EngineConfig), theirs.engine_options())
-    guesses = merge(given_options(args, SpeculationConfig), theirs.speculation_options())
+    engine = merge_options(given_options(args, EngineConfig), theirs.engine_options())
+    guesses = merge_options(given_options(args, SpeculationConfig), theirs.speculation_options())
     config = getattr(args, "speculative_config", None)
-    speculation = SpeculationConfig(**guesses) if config is None else SpeculationConfig.from_vllm(config, **guesses)
+    speculation = SpeculationConfig(**guesses) if config is None else speculation_from_vllm(config, **guesses)
     check_speculation(speculation)
-    foreign = [*dict.fromkeys(getattr(args, "foreign", [])), *theirs.remarks]
+    foreign = [*dict.fromkeys(getattr(args, "ignored_flags", [])), *theirs.ignored]
     server = ServerConfig(**given_options(args, ServerConfig))
     if len(server.served_model_name) > 1 and "model" not in engine:  # the last name may be meant for the model
         raise RequestError("served_model_name", "has several names; say by --model which model has them")
@@ -128,3 +128,26 @@ def _words(parser: FileParser, path: Path, name: Any, value: Any) -> list[str]:
 
 
 SERVE = Command("serve a model over HTTP, as OpenAI's API", add_arguments, run)
+
+
+def add_deploy_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "config", metavar="FILE", type=Path, help="YAML with the settings of `foretell serve`, those of replicas too"
+    )
+    parser.add_argument("--remove", action="store_true", help="take the application down instead")
+
+
+def run_deploy(args: argparse.Namespace) -> int:
+    if not vars(read_file(args.config)):
+        raise RequestError("config", f"{args.config} is empty; say at least what to serve: 'model: smollm2-135m'")
+    args = with_file(args)
+    server, engine, speculation, _ = settings(args)
+    given = given_options(args, ClusterConfig)
+    cluster = ClusterConfig(**({"replicas": 1} if "autoscaling" not in given else {}) | given)
+    from foretell.cluster.replica_spec import ReplicaSpec
+    from foretell.cluster.run import deploy_app, remove_app
+
+    return remove_app(cluster) if args.remove else deploy_app(cluster, ReplicaSpec(server, engine, speculation))
+
+
+DEPLOY = Command("put replicas of a model on Ray, or another version in their place", add_deploy_arguments, run_deploy)

@@ -17,8 +17,7 @@ from foretell.options import add_options, given_options
 from foretell.tune.search_space import LENGTHS
 
 from .bench_common import look_at, wholes, words
-from .command import Command
-from .common import check_out, write_whole
+from .common import Command, check_out, write_whole
 
 if TYPE_CHECKING:
     from foretell.bench.measure import Variant
@@ -109,7 +108,7 @@ def arms_to_try(
 ) -> list[Variant]:
     """All of them; a copy of the target in its own bits is left out, for it would only be the target again."""
     from foretell import draft
-    from foretell.bench.variants import default_names
+    from foretell.bench.measure import default_names
     from foretell.draft.registry import KINDS
     from foretell.tune.search_space import SearchSpace, is_sampled
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foretell.config import MOST_DRAFTED
+from foretell.config import MAX_DRAFT
 from foretell.errors import RequestError
 from foretell.options import option, strict
 
@@ -58,8 +58,8 @@ class PlanConfig:
                 raise RequestError(name, f"must be 1 to the count, {self.count}, not {value}")
         for name in ("length", "max_draft"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= MOST_DRAFTED:
-                raise RequestError(name, f"must be between 0 and {MOST_DRAFTED}, not {value}")
+            if value is not None and not 0 <= value <= MAX_DRAFT:
+                raise RequestError(name, f"must be between 0 and {MAX_DRAFT}, not {value}")
         for name in ("price", "bandwidth", "tflops", "memory"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -15,7 +15,7 @@ from foretell.errors import ModelError, RequestError, UnknownModelError, Unsuppo
 from foretell.hub.catalog import BUILTINS
 from foretell.hub.gguf_file import open_gguf
 from foretell.hub.resolve import begins_as_gguf
-from foretell.models.config_fields import Fields
+from foretell.models.config_fields import ConfigFields
 from foretell.options import nearest
 from foretell.plan.devices import catalog
 
@@ -170,8 +170,8 @@ NOT_GENERATIVE = "is not a language model; give the config.json of a model that 
 
 def from_hf(name: str, values: Mapping[str, Any]) -> ModelShape:
     """Return the shape in a config.json; the error names a missing field."""
-    outer = Fields(values)
-    config = outer.part("text_config") if isinstance(values.get("text_config"), Mapping) else outer
+    outer = ConfigFields(values)
+    config = outer.section("text_config") if isinstance(values.get("text_config"), Mapping) else outer
     _reject_unsupported(name, outer, config)
     kind = str(config.get("model_type", outer.get("model_type", "")))
     width, heads = _count(config, WIDTH), _count(config, HEADS)
@@ -183,7 +183,7 @@ def from_hf(name: str, values: Mapping[str, Any]) -> ModelShape:
         layers=layers,
         heads=heads,
         kv_heads=1 if _is_multi_query(config) else _count(config, KEY_HEADS, heads),
-        head_dim=config.count("head_dim", max(1, width // heads)),
+        head_dim=config.integer("head_dim", max(1, width // heads)),
         ffn=_count(config, FFN, 4 * width),
         context=_count(config, CONTEXT, DEFAULT_CONTEXT),
         tied=config.flag("tie_word_embeddings", bool(re.search(TIED, kind))),
@@ -196,75 +196,75 @@ def from_hf(name: str, values: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def _reject_unsupported(name: str, outer: Fields, config: Fields) -> None:
+def _reject_unsupported(name: str, outer: ConfigFields, config: ConfigFields) -> None:
     """Raise for models that are not generative or have other layers than attention."""
-    stated, kind = outer.names("architectures"), str(outer.get("model_type", ""))
+    stated, kind = outer.strings("architectures"), str(outer.get("model_type", ""))
     is_generative = any(re.search(GENERATIVE, architecture) for architecture in stated)
     if outer.get("is_encoder_decoder") is True or (not is_generative and (stated or re.search(NOT_DECODERS, kind))):
         raise UnsupportedModelError(f"{name}: {', '.join(stated) or kind or 'this'} {NOT_GENERATIVE}")
     if all(config.get(each) is None for each in (*WIDTH, *LAYERS)):
         raise UnsupportedModelError(f"{name}: this {NOT_GENERATIVE}")
-    if any(layer in RECURRENT for layer in config.names("layer_types")) or config.get("ssm_cfg") is not None:
+    if any(layer in RECURRENT for layer in config.strings("layer_types")) or config.get("ssm_cfg") is not None:
         raise UnsupportedModelError(f"{name}: has recurrent layers, which the planner does not model")
 
 
-def _count(config: Fields, names: tuple[str, ...], default: int | None = None, most: int = 2**31) -> int:
+def _count(config: ConfigFields, names: tuple[str, ...], default: int | None = None, most: int = 2**31) -> int:
     """Return an integer field under the first of its names that is present."""
     found = next((name for name in names if config.get(name) is not None), names[0])
-    return config.count(found, default, most=most)
+    return config.integer(found, default, most=most)
 
 
-def _is_multi_query(config: Fields) -> bool:
+def _is_multi_query(config: ConfigFields) -> bool:
     """Return whether the config uses the older flag of multi-query attention."""
     return config.get("multi_query") is True and config.get("new_decoder_architecture") is not True
 
 
-def _experts(config: Fields) -> ExpertShape | None:
+def _experts(config: ConfigFields) -> ExpertShape | None:
     if all(not config.get(name) for name in EXPERTS):
         return None
-    each = config.count("moe_intermediate_size", _count(config, FFN))
-    shared = config.count("shared_expert_intermediate_size", config.get("n_shared_experts", 0) * each, least=0)
+    each = config.integer("moe_intermediate_size", _count(config, FFN))
+    shared = config.integer("shared_expert_intermediate_size", config.get("n_shared_experts", 0) * each, least=0)
     return ExpertShape(
         count=_count(config, EXPERTS),
         used=_count(config, EXPERTS_USED),
         ffn=each,
         shared_ffn=shared,
-        dense_layers=config.count("first_k_dense_replace", 0, least=0),
+        dense_layers=config.integer("first_k_dense_replace", 0, least=0),
     )
 
 
-def _latent(config: Fields) -> LatentAttention | None:
+def _latent(config: ConfigFields) -> LatentAttention | None:
     if config.get("kv_lora_rank") is None:
         return None
     return LatentAttention(
-        rank=config.count("kv_lora_rank"),
-        rope=config.count("qk_rope_head_dim"),
-        plain=config.count("qk_nope_head_dim"),
-        value=config.count("v_head_dim"),
-        query_rank=config.count("q_lora_rank", 0, least=0),
+        rank=config.integer("kv_lora_rank"),
+        rope=config.integer("qk_rope_head_dim"),
+        plain=config.integer("qk_nope_head_dim"),
+        value=config.integer("v_head_dim"),
+        query_rank=config.integer("q_lora_rank", 0, least=0),
     )
 
 
-def _window(config: Fields, kind: str, layers: int) -> tuple[int, int] | None:
+def _window(config: ConfigFields, kind: str, layers: int) -> tuple[int, int] | None:
     """Return the sliding window and the number of layers that have one."""
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return None
-    window = config.count("sliding_window")
-    stated = config.names("layer_types")
+    window = config.integer("sliding_window")
+    stated = config.strings("layer_types")
     if stated:
         return window, stated.count("sliding_attention")
     if kind.startswith("gemma2"):
         return window, -(-layers // 2)
     if kind.startswith("gemma3"):
-        return window, layers - layers // config.count("sliding_window_pattern", 6)
+        return window, layers - layers // config.integer("sliding_window_pattern", 6)
     if kind.startswith("qwen"):
-        return window, max(0, layers - config.count("max_window_layers", 28, least=0))
+        return window, max(0, layers - config.integer("max_window_layers", 28, least=0))
     return window, layers
 
 
-def _bits(outer: Fields) -> float | None:
+def _bits(outer: ConfigFields) -> float | None:
     """Return the bits per weight of a quantized model."""
-    quantization = outer.part("quantization_config")
+    quantization = outer.section("quantization_config")
     if not quantization.values:
         return None
     method = str(quantization.get("quant_method", ""))
@@ -278,17 +278,17 @@ def _bits(outer: Fields) -> float | None:
 
 def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], size: int) -> ModelShape:
     """Return the shape in the metadata of a GGUF file. `size` is the bytes of all tensors."""
-    kind = Fields(metadata, "general.").text("architecture")
-    config = Fields(metadata, f"{kind}.")
-    width, heads = config.count("embedding_length"), config.count("attention.head_count")
-    layers, context = config.count("block_count", most=MOST_LAYERS), config.count("context_length")
+    kind = ConfigFields(metadata, "general.").string("architecture")
+    config = ConfigFields(metadata, f"{kind}.")
+    width, heads = config.integer("embedding_length"), config.integer("attention.head_count")
+    layers, context = config.integer("block_count", most=MOST_LAYERS), config.integer("context_length")
     if "token_embd.weight" not in shapes:
         raise UnsupportedModelError(f"{name}: has no token_embd.weight; give a GGUF file of a complete language model")
     experts = None
     if config.get("expert_count"):
-        ffn = config.count("expert_feed_forward_length", config.count("feed_forward_length"))
-        experts = ExpertShape(config.count("expert_count"), config.count("expert_used_count"), ffn)
-    window = config.count("attention.sliding_window", 0, least=0) or None
+        ffn = config.integer("expert_feed_forward_length", config.integer("feed_forward_length"))
+        experts = ExpertShape(config.integer("expert_count"), config.integer("expert_used_count"), ffn)
+    window = config.integer("attention.sliding_window", 0, least=0) or None
     values = sum(math.prod(shape) for shape in shapes.values())
     return ModelShape(
         name=name,
@@ -296,9 +296,9 @@ def from_gguf(name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple
         width=width,
         layers=layers,
         heads=heads,
-        kv_heads=config.count("attention.head_count_kv", heads),
-        head_dim=config.count("attention.key_length", max(1, width // heads)),
-        ffn=config.count("feed_forward_length", 1),
+        kv_heads=config.integer("attention.head_count_kv", heads),
+        head_dim=config.integer("attention.key_length", max(1, width // heads)),
+        ffn=config.integer("feed_forward_length", 1),
         context=context,
         tied="output.weight" not in shapes,
         window=window,

@@ -10,9 +10,8 @@ from foretell.errors import RequestError
 from foretell.tokenizer.chat import ChatTemplates
 from foretell.tokenizer.gguf_vocab import read_gguf
 from foretell.tokenizer.hf_files import read_files
-from foretell.tokenizer.panics import unless_foreign
 from foretell.tokenizer.piece_decoding import Reading, spelling_of
-from foretell.tokenizer.spec import Parts
+from foretell.tokenizer.spec import Parts, unless_foreign
 
 LONG = 4096  # characters; `encode` of a longer text would keep all other threads waiting
 MERGED = 4  # characters that a normalizer may make one of; Unicode's own forms stay below
@@ -103,7 +102,7 @@ class Tokenizer:
         """A token for showing to people: what is not a whole character shows as U+FFFD."""
         return self.token_bytes(token).decode(errors="replace")
 
-    def render_chat(
+    def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         /,  # a template may have variables of any name
@@ -117,7 +116,7 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
         """The chat as token ids. The template writes BOS itself, so none is added."""
-        return self.encode(self.render_chat(messages, **kwargs), add_special=False)
+        return self.encode(self.apply_chat_template(messages, **kwargs), add_special=False)
 
 
 def failed(field: str, action: str, problem: BaseException) -> RequestError:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foretell.bench.measure import PLAIN, Variant
+from foretell.bench.measure import ADAPT, NEED_A_MODEL, PLAIN, Variant
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.variants import ADAPT, NEED_A_MODEL
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 

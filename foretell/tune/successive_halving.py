@@ -16,10 +16,9 @@ from typing import Any
 
 from foretell.bench.intervals import shown
 from foretell.bench.measure import PLAIN, Backend, Sample, Variant, Watch, measure
-from foretell.bench.pairs import Group, grouped
 from foretell.bench.plan import Plan
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.results import ALL, Cell, cell_of
+from foretell.bench.results import ALL, Cell, Group, cell_of, grouped
 from foretell.tune.search_space import AUTO, DEFAULT_RULE, serve_settings
 
 KEEP_ONE_IN = 3  # variants of a rung that go on to the next: 1 in 3

@@ -16,7 +16,7 @@ from foretell.build.engine_builder import build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.server.app import create_app
 from foretell.server.config import ServerConfig
-from foretell.server.http_protocol import impatient
+from foretell.server.http_protocol import timeout_protocol
 from foretell.server.service import Service
 from tests.server.process import write_server_folder
 from tests.waiting import PATIENCE, wait_for
@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     engine, speculation = EngineConfig(model=str(folder)), SpeculationConfig(drafter="none")
     config = ServerConfig(body_timeout=0.5, keep_alive=1, allowed_host=("named.example",))
     service = Service(build_engine(engine, speculation), config, engine, speculation)
-    protocol = impatient(config.body_timeout, config.request_timeout)
+    protocol = timeout_protocol(config.body_timeout, config.request_timeout)
     settings = uvicorn.Config(create_app(service), http=protocol, log_config=None, timeout_keep_alive=config.keep_alive)
     server = uvicorn.Server(settings)
     with socket.create_server(("127.0.0.1", 0)) as port:

@@ -51,7 +51,7 @@ def adaptive_engine(
 def generate_all(engine: Engine, **params: object) -> list[list[int]]:
     states = [state for i, prompt in enumerate(PROMPTS) for state in add(engine, str(i), prompt, **params)]  # type: ignore[arg-type]
     run(engine)
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0
     return [state.seq.tokens[len(state.seq.request.prompt) :] for state in states]
 
 

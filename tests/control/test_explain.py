@@ -75,17 +75,17 @@ def test_costs_are_measured_saved_and_loaded(
     controller = llm.engine.controller
     assert isinstance(controller, AdaptiveController)
     assert not controller.costs.is_known
-    before = llm.engine.runner.pool.held
+    before = llm.engine.runner.pool.num_held
     clock = _forward_takes(llm.engine.runner, monkeypatch, lambda rows: 0.01 + 0.001 * rows)
     monkeypatch.setattr("foretell.engine.cost_profiler.perf_counter", clock)
     llm.measure()
-    assert llm.engine.runner.pool.held == before == 0, "dummy sequences free their pages"
+    assert llm.engine.runner.pool.num_held == before == 0, "dummy sequences free their pages"
     for rows in (1, 4, 16):
         assert controller.costs.seconds(rows) == pytest.approx(0.01 + 0.001 * rows, rel=0.1), rows
     (saved,) = (tmp_path / "costs").iterdir()
     again = LLM(tiny_folder, drafter="ngram", quiet=True)
     assert again.engine.plain_seconds(1, 0) == pytest.approx(controller.costs.seconds(1))
-    assert not again.assembly.profiler.piece(), "nothing is left to measure"
+    assert not again.assembly.profiler.run_one(), "nothing is left to measure"
     saved.write_text("{")
     damaged = LLM(tiny_folder, drafter="ngram", quiet=True)
     assert damaged.engine.plain_seconds(1, 0) is None
@@ -122,7 +122,7 @@ def test_profiling_without_free_pages_is_skipped(tiny_folder: Path, tmp_path: Pa
     llm = LLM(tiny_folder, drafter="ngram", max_model_len=64, max_num_seqs=1, quiet=True)
     llm.assembly.profiler.file = None
     llm.measure()
-    assert llm.engine.runner.pool.held == 0
+    assert llm.engine.runner.pool.num_held == 0
 
 
 def test_the_command_prints_a_report_or_json(

@@ -14,7 +14,7 @@ from foretell.control.controller import Controller, FreeDrafts
 from foretell.control.latency_model import StepCosts, StepCostView
 from foretell.control.length_optimizer import DrafterOption, DraftPlan, TreeOptions, allocate, best_plan
 from foretell.control.settings import MAX_TREE_ROWS, ControllerSettings, CountDecay, DrafterTraits
-from foretell.runner.cuda.graph_shapes import ROWS
+from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, StepTimes, VerifyResult
 from tests.control.scenarios import CHAINS, CPU, GPU, TREES, adaptive, head, run_adaptive, steady
 from tests.control.simulation import FixedDrafterController, Machine, Scenario, Simulator, best_fixed, best_tree
@@ -148,11 +148,11 @@ def test_wider_trees_are_not_considered_if_a_narrow_one_is_hopeless() -> None:
 @pytest.mark.parametrize("rate", [0.4, 0.6, 0.75])
 def test_trees_fill_padded_steps(rate: float) -> None:
     """A GPU pads 13 rows to 16, so three more nodes cost nothing."""
-    padded = Machine(base=0.0039, row=0.00002, token=1e-8, sizes=ROWS)
+    padded = Machine(base=0.0039, row=0.00002, token=1e-8, sizes=CAPTURE_ROWS)
     scenario = replace(head(steady(rate), 0.0003, padded), requests=24)
     found = run_adaptive(scenario, WITH_TREES)
     late = [nodes for nodes in found.lengths[len(found.lengths) // 2 :] if nodes > 8]
-    assert late and sum(nodes + 1 in ROWS for nodes in late) >= 0.95 * len(late)
+    assert late and sum(nodes + 1 in CAPTURE_ROWS for nodes in late) >= 0.95 * len(late)
     assert found.seconds < 0.99 * run_adaptive(scenario, WITH_TREES, knows_sizes=False).seconds
     chain, _ = best_fixed(scenario, (0, 1, 2, 4, 8))
     assert chain / found.seconds >= 1.05
@@ -167,16 +167,18 @@ def test_nodes_that_fill_a_padded_step_are_planned() -> None:
         return [0.9, 0.8, 0.7, 0.6, 0.5]
 
     head = DrafterOption("head", [0.6, 0.4, 0.2], by_depth, TreeOptions((2,), 31, level_probs, by_depth))
-    alone = StepCostView(1, 1, [1.0] * 600, padded_sizes=ROWS)
+    alone = StepCostView(1, 1, [1.0] * 600, padded_sizes=CAPTURE_ROWS)
     plan = best_plan(alone, [head], 0.01)
     assert (plan.nodes, plan.depth) == (15, 5) and widths[:4] == [3, 3.5, 7 / 3, 3.75]
     assert best_plan(replace(alone, padded_sizes=()), [head], 0.01).nodes == 10
 
 
 def test_max_draft_limits_the_nodes_that_fill_a_padded_step() -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(max_tree_nodes=64), StepCosts(sizes=ROWS))
+    clock = Clock(
+        {"head": DrafterTraits(grows=True)}, ControllerSettings(max_tree_nodes=64), StepCosts(sizes=CAPTURE_ROWS)
+    )
     optimizer, plan = clock.controller.optimizer, DraftPlan("head", 20, 2.0, (0.5,) * 20, 5)
-    alone, seq = replace(cost_view(), padded_sizes=ROWS), clock.sequence(max_draft=24)
+    alone, seq = replace(cost_view(), padded_sizes=CAPTURE_ROWS), clock.sequence(max_draft=24)
     head = DrafterOption(
         "head", [0.5] * 5, by_depth, TreeOptions((4,), 24, lambda width: [0.9, 0.8, 0.8, 0.8, 0.8], by_depth)
     )
@@ -191,18 +193,20 @@ def test_max_draft_limits_the_nodes_that_fill_a_padded_step() -> None:
 
 
 def test_only_the_step_of_a_single_sequence_counts_on_padding() -> None:
-    clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(max_tree_nodes=64), StepCosts(sizes=ROWS))
+    clock = Clock(
+        {"head": DrafterTraits(grows=True)}, ControllerSettings(max_tree_nodes=64), StepCosts(sizes=CAPTURE_ROWS)
+    )
     clock.controller.costs.observe(1, 10, 0.01, 0)
     alone, prompt = clock.sequence(), clock.sequence()
     prompt.tokens += [1] * 30
-    assert clock.controller._cost_view([alone]).padded_sizes == ROWS
+    assert clock.controller._cost_view([alone]).padded_sizes == CAPTURE_ROWS
     for batch in ([alone, prompt], [alone, clock.sequence()], [prompt]):
         assert clock.controller._cost_view(batch).padded_sizes == ()
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (4, 2), (8, 2), (16, 4)])
 @pytest.mark.parametrize("most", [1, 64])
-@pytest.mark.parametrize("sizes", [(), ROWS])
+@pytest.mark.parametrize("sizes", [(), CAPTURE_ROWS])
 def test_a_tree_with_one_level_more_stays_a_tree(shape: tuple[int, int], most: int, sizes: tuple[int, ...]) -> None:
     clock = Clock({"head": DrafterTraits(grows=True)}, ControllerSettings(max_tree_nodes=max(most, shape[0])))
     plan, view = DraftPlan("head", shape[0], 2.0, (0.5,) * shape[0], shape[1]), replace(cost_view(), padded_sizes=sizes)

@@ -227,4 +227,4 @@ def test_engines_end_as_they_did_without_it() -> None:
     run(engine)
     inner = guest.drafter._inner
     assert isinstance(inner, ModelDrafter)
-    assert inner.runner.pool.held == 0
+    assert inner.runner.pool.num_held == 0
