@@ -81,7 +81,7 @@ def test_a_running_ray_is_found_by_its_note(monkeypatch: pytest.MonkeyPatch, tmp
         ray.listen()
         assert running_here() == address
         assert is_loopback_only(address) and not is_loopback_only("10.1.2.3:6379")
-        monkeypatch.setattr(ray_start, "_outward", lambda: "127.0.0.1")
+        monkeypatch.setattr(ray_start, "_external_address", lambda: "127.0.0.1")
         assert not is_loopback_only(address), "others can reach it"
 
 

@@ -61,7 +61,7 @@ def half_right() -> ScriptedDrafter:
 def memory(monkeypatch: pytest.MonkeyPatch) -> ProcessMemory:
     """A process whose memory stands still."""
     still = ProcessMemory(now=5_000, peak=6_000, files=2_000)
-    monkeypatch.setattr("foretell.server.metrics.resident", lambda: still)
+    monkeypatch.setattr("foretell.server.metrics.process_memory", lambda: still)
     return still
 
 

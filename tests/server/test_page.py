@@ -59,7 +59,7 @@ def test_it_runs_no_script_and_asks_for_no_file_but_its_own() -> None:
 
 def test_every_reason_has_words() -> None:
     """Those of the controller and those of an answer: none is shown by its bare name."""
-    words = (FOLDER / "words.js").read_text()
+    words = (FOLDER / "format.js").read_text()
     known = set(re.findall(r"^  (\w+): \"", words[words.index("REASONS = {") : words.index("};")], re.M))
     decided = {value for name, value in vars(decisions).items() if name.isupper() and isinstance(value, str)}
     assert known == decided - {decisions.DRAFTED, decisions.SKIPPED} | {USER, OFF, NO_DRAFT, FIRST, LAST}

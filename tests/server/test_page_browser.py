@@ -92,7 +92,7 @@ def test_an_answer_streams_and_tells_who_wrote_it(browser: Browser, keyed: Serve
         expect(answer.locator(".foot")).to_contain_text("lossless")
         assert guessed.count() and answer.locator(".round").count() > 5
         expect(page.locator("#figure-split")).to_contain_text("guessing")
-        expect(page.locator("#figure-places li")).not_to_have_count(0)
+        expect(page.locator("#figure-positions li")).not_to_have_count(0)
         assert float(page.inner_text("#figure-speed")) > 0 and float(page.inner_text("#figure-step")) > 1
         told = keyed.http.post(
             "/v1/chat/completions",
@@ -181,10 +181,10 @@ def test_a_race_is_run_in_turns_and_replayed(browser: Browser, keyed: ServerProc
         page.fill("#race-prompt", TEXT)
         page.select_option("#race-laps", "3")
         page.click("#race-go")
-        page.wait_for_selector("#verdict:not([hidden])")
-        expect(page.locator("#race-same")).to_have_text("Same text, token for token")
+        page.wait_for_selector("#race-result:not([hidden])")
+        expect(page.locator("#race-same")).to_have_text("Same output, token for token")
         expect(page.locator("#race-ratio")).to_contain_text("as fast")
-        expect(page.locator("#race-laps-told tr")).to_have_count(3)
+        expect(page.locator("#race-laps-rows tr")).to_have_count(3)
         arms = [body["speculative"] is not False for body in bodies]
         assert arms == [True, False, True, True, False, False, True], "warm, then off and on in turns, each first once"
         assert len({body["cache_salt"] for body in bodies}) == 7 and len({body["seed"] for body in bodies}) == 1
@@ -246,7 +246,7 @@ def test_settings_reach_the_request(browser: Browser, keyed: ServerProcess) -> N
         assert asked["speculative"] == {"drafter": "suffix", "max_draft": 2}
         assert (asked["seed"], asked["temperature"], asked["max_tokens"]) == (77, 0.5, 60)
         assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
-        heights = "rounds => rounds.map(each => Number(each.style.getPropertyValue('--guessed')))"
+        heights = "rounds => rounds.map(each => Number(each.style.getPropertyValue('--drafted')))"
         assert max(answer.locator(".round").evaluate_all(heights)) == 2
 
 
@@ -269,7 +269,7 @@ def test_the_server_view_tells_what_the_server_does(browser: Browser, keyed: Ser
         assert drafter in ("ngram", "suffix") and int(guessed) >= int(stood) and share.endswith("%")
         expect(page.locator("#server-decisions")).to_contain_text("drafted: ")
         expect(page.locator("#server-decisions")).not_to_contain_text("nothing was decided")
-        expect(page.locator("#server-standing")).to_contain_text("Guessing is on")
+        expect(page.locator("#server-speculation")).to_contain_text("Speculative decoding is on")
         page.route("**/server_info", answer)
         page.wait_for_selector("#server-tiles .tile-value:text-is('3')")
         tiles = dict(zip(*(page.locator(f".tile-{part}").all_inner_texts() for part in ("name", "value")), strict=True))

@@ -35,7 +35,7 @@ from foretell.server.service import GRAMMAR_THREADS, Service, tenant
 from foretell.server.structured import after_reasoning
 from foretell.structured_output import GrammarSpec
 from foretell.types import ScheduledSequence
-from tests.server.scene import go
+from tests.server.in_process import run_app
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -66,7 +66,7 @@ def test_health_tells_of_a_stuck_step(assembly: Assembly, monkeypatch: pytest.Mo
         assert (await asked).status_code == 200
         assert (await client.get("/health")).status_code == 200
 
-    go(assembly, play, watchdog=10.0)
+    run_app(assembly, play, watchdog=10.0)
 
 
 def test_health_tells_of_a_thread_that_has_ended(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_health_tells_of_a_thread_that_has_ended(assembly: Assembly, monkeypatch
         ill = await client.get("/health")
         assert ill.status_code == 503 and "has ended" in ill.json()["reason"]
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_a_failed_step_is_told_to_its_caller_and_to_no_other(
@@ -110,7 +110,7 @@ def test_a_failed_step_is_told_to_its_caller_and_to_no_other(
         assert (await client.get("/health")).status_code == 200
         assert (await client.post("/v1/completions", json=good)).json()["choices"] == expected
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_a_grammar_that_compiles_for_too_long_is_refused(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_grammar_that_compiles_for_too_long_is_refused(assembly: Assembly, mon
         assert reply.status_code == 400 and "seconds to compile" in reply.json()["error"]["message"]
         release.set()
 
-    go(assembly, play, grammar_timeout=0.05)
+    run_app(assembly, play, grammar_timeout=0.05)
 
 
 def test_the_grammars_of_others_cost_a_grammar_no_time(assembly: Assembly) -> None:
@@ -144,7 +144,7 @@ def test_the_grammars_of_others_cost_a_grammar_no_time(assembly: Assembly) -> No
         release.set()
         assert (await waiting).status_code == 200 and all(each.result(60) for each in busy)
 
-    go(assembly, play, grammar_timeout=60.0)
+    run_app(assembly, play, grammar_timeout=60.0)
 
 
 def test_an_answer_in_a_grammar_may_be_thought_about_first(assembly: Assembly) -> None:
@@ -154,7 +154,7 @@ def test_an_answer_in_a_grammar_may_be_thought_about_first(assembly: Assembly) -
         message = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
         assert message["content"] in ("yes", "no") and message["reasoning_content"]
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_the_server_gives_seeds_where_it_has_one(assembly: Assembly) -> None:
             reply = await client.post("/v1/completions", json={"prompt": "a b", "temperature": 1.0})
             texts.append(reply.json()["choices"][0]["text"])
 
-    go(assembly, play, seed=5)
-    go(assembly, play, seed=5)
+    run_app(assembly, play, seed=5)
+    run_app(assembly, play, seed=5)
     assert texts[:2] == texts[2:] and texts[0] != texts[1]
 
 
@@ -208,8 +208,8 @@ def test_each_prompt_of_a_request_has_a_seed_of_its_own(assembly: Assembly) -> N
             reply = (await client.post("/v1/completions", json=asked)).json()
             found.append(reply["speculation"]["seeds"])
 
-    go(assembly, play, seed=5)
-    go(assembly, play, seed=5)
+    run_app(assembly, play, seed=5)
+    run_app(assembly, play, seed=5)
     ours, given, alone = found[:3]
     assert len(set(ours)) == 12 and found[3:] == found[:3]
     assert given == given[:3] * 4 and given[0] == 9, "a seed in the body has the same meaning for every prompt"
@@ -229,7 +229,7 @@ def test_origins_that_are_named_get_leave(assembly: Assembly) -> None:
             reply = await client.options("/v1/completions", headers=headers)
             assert (reply.headers.get("access-control-allow-origin") == origin) == leave
 
-    go(assembly, play, cors_origin=("https://a.example",), api_key=("k",))
+    run_app(assembly, play, cors_origin=("https://a.example",), api_key=("k",))
 
 
 def test_tenants_are_told_apart_by_key_and_salt() -> None:
@@ -306,7 +306,7 @@ def test_a_log_line_tells_what_happened_since_the_last(assembly: Assembly, caplo
         reporter.report(10)
 
     with caplog.at_level(logging.INFO, "foretell"):
-        go(assembly, play)
+        run_app(assembly, play)
     lines = [record for record in caplog.records if "tokens/s written" in record.getMessage()]
     assert len(lines) == 1 and "2.0 tokens/s written" in lines[0].getMessage()
     assert json.loads(JsonFormatter().format(lines[0]))["tokens_per_second"] == 2.0
@@ -345,7 +345,7 @@ FORCED = {
 
 @pytest.mark.parametrize("family", FORCED)
 def test_a_forced_call_is_one_that_is_read(assembly: Assembly, family: str) -> None:
-    grammar, text = forced_call_grammar(family, [STRICT, FunctionDefinition(name="g")], several=True), FORCED[family]
+    grammar, text = forced_call_grammar(family, [STRICT, FunctionDefinition(name="g")], parallel=True), FORCED[family]
     assert accepts(assembly, grammar, text) and not accepts(assembly, grammar, text.replace("1", '"one"'))
     reader = TOOL_PARSERS[family](frozenset({"f", "g"}))
     said = [*reader.feed(text), *reader.finish()]

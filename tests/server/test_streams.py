@@ -19,7 +19,7 @@ from foretell.server.metrics import MAX_PENDING_REPORTS, Metrics
 from foretell.server.openai.response_builder import ResponseBuilder
 from foretell.server.service import Service
 from foretell.server.sse import DONE, PLACEHOLDER, ChunkTemplate, sse_event
-from tests.server.scene import go as go_served
+from tests.server.in_process import run_app as run_served
 from tests.server.test_async_engine import alone, go, requests
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -146,7 +146,7 @@ def test_a_form_is_the_event_itself(words: str) -> None:
     def chunk(content: str) -> dict[str, Any]:
         return {"id": PLACEHOLDER, "model": "\0 é", "choices": [{"delta": {"content": content}, "finish_reason": None}]}
 
-    assert ChunkTemplate(chunk(PLACEHOLDER)).sse_event(words) == sse_event(chunk(words))
+    assert ChunkTemplate(chunk(PLACEHOLDER)).event(words) == sse_event(chunk(words))
 
 
 class Line:
@@ -235,7 +235,7 @@ def test_a_stream_written_to_its_connection_is_the_stream(
         assert told(direct) == told(usual)
         assert bool(line.asked) == ("n" not in body), "one text goes the short way, several are sent together"
 
-    go_served(assembly, play)
+    run_served(assembly, play)
 
 
 def test_what_fails_on_the_short_way_is_told_in_the_stream(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,4 +256,4 @@ def test_what_fails_on_the_short_way_is_told_in_the_stream(assembly: Assembly, m
         while service.engine.texts:
             await asyncio.sleep(0.01)
 
-    go_served(assembly, play)
+    run_served(assembly, play)

@@ -24,8 +24,8 @@ Embed = Callable[[GrammarSpec], GrammarSpec]
 EMBEDDINGS: dict[str, tuple[Embed, str]] = {
     "plain": (lambda spec: spec, ""),
     "thinking": (after_reasoning, THOUGHT),
-    "tools": (lambda spec: or_tool_calls(spec, CALLS, thinking=False), ""),
-    "thinking and tools": (lambda spec: or_tool_calls(spec, CALLS, thinking=True), THOUGHT),
+    "tools": (lambda spec: or_tool_calls(spec, CALLS, in_reasoning=False), ""),
+    "thinking and tools": (lambda spec: or_tool_calls(spec, CALLS, in_reasoning=True), THOUGHT),
 }
 
 

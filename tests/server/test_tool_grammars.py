@@ -16,7 +16,7 @@ from foretell.server.preprocess import ClientContext, GenerationJob, RequestPrep
 from foretell.server.service import Service
 from foretell.structured_output import GrammarSpec
 from foretell.tokenizer.chat import ChatTemplates
-from tests.server.scene import go
+from tests.server.in_process import run_app
 
 HELLO = [{"role": "user", "content": "Hello"}]
 PARAMETERS = {
@@ -88,7 +88,7 @@ def test_a_grammar_of_ones_own_leaves_no_room(assembly: Assembly) -> None:
         error = (await client.post("/v1/chat/completions", json=body)).json()["error"]
         assert error["param"] == "structured_outputs.grammar" and "tools" in error["message"]
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_tools_of_a_model_with_a_template_of_its_own_for_them(

@@ -25,7 +25,7 @@ Play = Callable[[ReplicaCall], AsyncGenerator[ResponseHead | bytes, None]]
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setattr(module, "RETRY_DELAY", 0.0)
 
 
 class Cast:
@@ -38,7 +38,7 @@ class Cast:
     def names(self) -> list[str]:
         return list(self.plays) if self.asked else []
 
-    async def ask(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
+    async def call(self, call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         names = list(self.plays)
         if not names:
             await asyncio.Event().wait()
@@ -116,7 +116,7 @@ def test_a_replica_lost_before_the_first_byte_costs_nothing() -> None:
     front = Gateway(cast, 3, 9)
     assert ask(front).headers["x-foretell-replica"] == "b"
     assert cast.order == ["a", "b"]
-    assert b"foretell:requests_moved_total 1.0" in bytes(front.metrics.response({}, each=False).body)
+    assert b"foretell:requests_moved_total 1.0" in bytes(front.metrics.response({}, per_replica=False).body)
 
 
 def test_a_request_that_kills_replicas_is_not_given_to_all() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from foretell.cluster.prefix_affinity import STEP, prefix_hashes
+from foretell.cluster.prefix_affinity import HASH_STEP, prefix_hashes
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -64,7 +64,7 @@ def test_what_is_no_request_has_none() -> None:
     for body in (b"", b"{", b"[]", b"3", b'{"messages": 3}', b"[" * 100_000, b"\xff"):
         assert prefix_hashes(CHAT, "", body) == ()
     assert prefix_hashes("/tokenize", "", json.dumps({"prompt": LONG}).encode()) == ()
-    assert prefix_hashes(CHAT, "", b'{"messages": [{"content": "' + rb"\ud800" * STEP + b'"}]}')
+    assert prefix_hashes(CHAT, "", b'{"messages": [{"content": "' + rb"\ud800" * HASH_STEP + b'"}]}')
 
 
 def test_a_long_prompt_has_few_marks_and_shares_nearly_all() -> None:

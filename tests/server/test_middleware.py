@@ -27,7 +27,7 @@ from foretell.server.openai.requests import GenerationRequest
 from foretell.server.request_log import RequestLog
 from foretell.server.run import Server
 from foretell.server.service import Service
-from tests.server.scene import go
+from tests.server.in_process import run_app
 from tests.waiting import wait_for
 
 HOSTS = {
@@ -46,7 +46,7 @@ def test_who_asks_for_another_name_is_no_caller_of_ours(assembly: Assembly, host
             assert (reply.status_code == 200) == HOSTS[host], reply.text
             assert HOSTS[host] or "--allowed-host" in reply.json()["error"]["message"]
 
-    go(assembly, play, allowed_host=("Named.example",))
+    run_app(assembly, play, allowed_host=("Named.example",))
 
 
 @pytest.mark.parametrize("settings", [{"api_key": ("k",)}, {"host": "0.0.0.0"}])
@@ -54,7 +54,7 @@ def test_a_server_that_others_may_reach_has_any_name(assembly: Assembly, setting
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         assert (await client.get("/health", headers={"Host": "any.example"})).status_code == 200
 
-    go(assembly, play, **settings)
+    run_app(assembly, play, **settings)
 
 
 def test_addresses_of_this_machine() -> None:
@@ -79,7 +79,7 @@ def test_who_is_turned_away_is_counted(assembly: Assembly) -> None:
         for code in ("invalid_api_key", "body_too_large", "body_timeout"):
             assert f'foretell:request_failures_total{{code="{code}",model_name="tiny"}} 1.0' in text, text
 
-    go(assembly, play, api_key=("k",), max_body_bytes=1000, body_timeout=0.05)
+    run_app(assembly, play, api_key=("k",), max_body_bytes=1000, body_timeout=0.05)
 
 
 @pytest.mark.parametrize("sent", ["utf-8", "latin-1"])
@@ -89,7 +89,7 @@ def test_a_key_beyond_ascii_matches_in_either_encoding(assembly: Assembly, sent:
             reply = await client.get("/v1/models", headers={b"Authorization": b"Bearer " + key.encode(sent)})
             assert reply.status_code == status
 
-    go(assembly, play, api_key=("clé-ü",))
+    run_app(assembly, play, api_key=("clé-ü",))
 
 
 def test_every_endpoint_with_a_body_is_known_to_the_guard(assembly: Assembly) -> None:
@@ -98,7 +98,7 @@ def test_every_endpoint_with_a_body_is_known_to_the_guard(assembly: Assembly) ->
         bodies = {(method, path) for path, each in paths.items() for method in each if "requestBody" in each[method]}
         assert bodies == {("post", path) for path in BODY_PATHS}
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_bodies_held_at_once_are_bounded(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_bodies_held_at_once_are_bounded(assembly: Assembly, monkeypatch: pytest
         assert (await first).status_code == 200
         assert (await client.post("/v1/completions", json=body)).status_code == 200, "the room is free again"
 
-    go(assembly, play, max_body_bytes=1000, max_held_bytes=1000)
+    run_app(assembly, play, max_body_bytes=1000, max_held_bytes=1000)
 
 
 def test_the_ways_to_the_engine_are_bounded_too(assembly: Assembly) -> None:
@@ -136,7 +136,7 @@ def test_the_ways_to_the_engine_are_bounded_too(assembly: Assembly) -> None:
         assert service.num_preprocessing == 0
         assert (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code == 200
 
-    go(assembly, play, max_queue=1)
+    run_app(assembly, play, max_queue=1)
 
 
 def test_who_waits_to_be_read_does_not_wait_for_ever(assembly: Assembly) -> None:
@@ -152,7 +152,7 @@ def test_who_waits_to_be_read_does_not_wait_for_ever(assembly: Assembly) -> None
         release.set()
         await asyncio.gather(*busy)
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 async def endless(scope: Scope, receive: Receive, send: Send) -> None:
@@ -272,7 +272,7 @@ def test_who_does_not_read_cannot_keep_a_server_from_stopping(
 
     engine = SimpleNamespace(drain=drain, texts=0)
     service: Any = SimpleNamespace(engine=engine, config=SimpleNamespace(drain_timeout=0.5))
-    monkeypatch.setattr("foretell.server.run.greeting", lambda *parts: "")
+    monkeypatch.setattr("foretell.server.run.startup_line", lambda *parts: "")
     with unread(endless, lambda settings: Server(settings, service)) as server:
         server.handle_exit(signal.SIGTERM, None)
         wait_for(lambda: not server.started or server.should_exit)

@@ -70,11 +70,11 @@ def test_what_a_lost_replica_counted_stays() -> None:
 
 
 def test_many_lost_replicas_are_kept_as_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "MOST_GONE", 4)
+    monkeypatch.setattr(exposition, "MAX_GONE_REPLICAS", 4)
     books = MergedMetrics()
     for i in range(12):
         books.update({f"replica {i}": replica(1, 1, 1)})
-    assert len(books._last) == 5
+    assert len(books._latest) == 5
     assert samples(books.total(["replica 11"]).text())["generation_tokens_total", ""] == 12
 
 
@@ -88,8 +88,8 @@ def test_each_replica_is_told_apart() -> None:
 def test_the_page_of_the_front() -> None:
     ledger = GatewayMetrics()
     ledger.moved.inc(2)
-    page = ledger.response({"a": replica(4, 1, 1), "b": replica(5, 1, 1)}, each=False)
+    page = ledger.response({"a": replica(4, 1, 1), "b": replica(5, 1, 1)}, per_replica=False)
     found = samples(bytes(page.body))
     assert (found["replicas", ""], found["requests_moved_total", ""], found["generation_tokens_total", ""]) == (2, 2, 9)
     assert "_created" not in bytes(page.body).decode()
-    assert samples(bytes(ledger.response({}, each=True).body))["replicas", ""] == 0
+    assert samples(bytes(ledger.response({}, per_replica=True).body))["replicas", ""] == 0

@@ -28,8 +28,8 @@ from foretell.server.openai.requests import MAX_LIST_ENTRIES, CompletionRequest,
 from foretell.server.preprocess import LONG_TOKEN_CHARS, RequestPreprocessor
 from foretell.server.service import Service
 from foretell.types import SpeculationChoice
+from tests.server.in_process import run_app
 from tests.server.process import CONTEXT
-from tests.server.scene import go
 
 MANY = 5000
 JSON = {"content-type": "application/json"}
@@ -92,7 +92,7 @@ def test_lists_that_every_step_would_look_at_have_an_end(assembly: Assembly, nam
         assert reply.status_code == 400 and reply.json()["error"]["param"] == name, reply.text
         assert "at most" in reply.json()["error"]["message"]
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_what_cannot_fit_is_refused_before_it_is_read(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_what_cannot_fit_is_refused_before_it_is_read(assembly: Assembly, monkey
         reply = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": long}]})
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "messages"
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_a_prediction_is_read_as_far_as_a_text_can_go(assembly: Assembly) -> None:
@@ -142,7 +142,7 @@ def test_unpaired_surrogates_are_refused(assembly: Assembly, place: str) -> None
         message = (await client.post(path, content=body.encode(), headers=JSON)).json()["error"]["message"]
         assert "surrogate pair" in message
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_surrogate_pairs_and_escaped_backslashes_are_text(assembly: Assembly) -> None:
@@ -151,7 +151,7 @@ def test_surrogate_pairs_and_escaped_backslashes_are_text(assembly: Assembly) ->
         reply = await client.post("/v1/completions", content=sent, headers=JSON)
         assert reply.json()["choices"][0]["text"].startswith("a \U0001f600 \\ud800")
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
@@ -161,7 +161,7 @@ def test_bodies_in_another_encoding_are_refused(assembly: Assembly, encoding: st
             reply = await client.post("/v1/completions", content=text.encode(encoding), headers=JSON)
             assert reply.status_code == 400 and "UTF-8" in reply.json()["error"]["message"], reply.text
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_a_utf8_byte_order_mark_is_skipped(assembly: Assembly) -> None:
@@ -170,7 +170,7 @@ def test_a_utf8_byte_order_mark_is_skipped(assembly: Assembly) -> None:
         reply = await client.post("/v1/completions", content=sent, headers=JSON)
         assert reply.json()["choices"][0]["text"].startswith("ab"), reply.text
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_large_bodies_are_parsed_in_another_thread(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_large_bodies_are_parsed_in_another_thread(assembly: Assembly, monkeypat
         small, large = threads.values()
         assert small is threading.current_thread() and large is not small
 
-    go(assembly, play)
+    run_app(assembly, play)
     assert gc.isenabled()
 
 
@@ -220,7 +220,7 @@ def test_a_half_that_the_arguments_of_a_call_hide(assembly: Assembly) -> None:
         reply = await client.post("/v1/chat/completions", json=body)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "messages", reply.text
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_a_template_may_have_variables_of_any_name(assembly: Assembly) -> None:
@@ -229,7 +229,7 @@ def test_a_template_may_have_variables_of_any_name(assembly: Assembly) -> None:
             body = {"messages": HELLO, "max_tokens": 1, "chat_template_kwargs": {name: 1}}
             assert (await client.post("/v1/chat/completions", json=body)).status_code == 200, name
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 async def ask_spelling(client: httpx.AsyncClient, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
@@ -248,7 +248,7 @@ def test_tokenize_and_detokenize_take_no_more_than_the_context(assembly: Assembl
         assert status == 400 and error["param"] == "tokens" and "has 1025 tokens" in error["message"]
         assert (await ask_spelling(client, "/detokenize", tokens=[1] * CONTEXT))[0] == 200
 
-    go(assembly, play)
+    run_app(assembly, play)
 
 
 def test_a_long_prompt_is_counted_part_by_part(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,5 +284,5 @@ def test_tokenizing_and_its_answer_are_made_in_a_worker(assembly: Assembly, monk
         assert (await client.post("/tokenize", json={"prompt": "a b", "return_token_strs": True})).status_code == 200
         assert (await client.post("/detokenize", json={"tokens": [1, 2]})).status_code == 200
 
-    go(assembly, play)
+    run_app(assembly, play)
     assert [name.startswith("foretell-preprocess") for name in threads] == [True, True]
