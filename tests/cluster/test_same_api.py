@@ -1,9 +1,9 @@
-"""What holds for one server holds for two replicas: the same tests, at another address."""
+"""Runs the API tests of a single server against two replicas."""
 
 from __future__ import annotations
 
 from tests.cluster.conftest import needs_ray
-from tests.server.test_details import (  # noqa: F401
+from tests.server.test_token_details import (  # noqa: F401
     test_a_stream_tells_what_the_whole_answer_tells,
     test_rounds_are_told_without_the_rest,
     test_the_last_token_gives_out_what_is_left_of_a_character,
