@@ -36,10 +36,10 @@ def check(llm: LLM, schemas: list[dict[str, Any]], temperature: float, max_token
         for i, spec in enumerate(specs)
     ]
     prompts = ["Give an example of such a record as JSON:\n" for _ in specs]
-    guessed = llm.generate(prompts, params)
+    speculative = llm.generate(prompts, params)
     plain = llm.generate(prompts, params, speculation=OFF)
     finished = 0
-    for schema, one, other in zip(schemas, guessed, plain, strict=True):
+    for schema, one, other in zip(schemas, speculative, plain, strict=True):
         assert one.outputs[0].token_ids == other.outputs[0].token_ids
         assert one.outputs[0].finish_reason in ("stop", "length")
         if one.outputs[0].finish_reason == "stop":
@@ -47,7 +47,7 @@ def check(llm: LLM, schemas: list[dict[str, Any]], temperature: float, max_token
             validator = jsonschema.validators.validator_for(schema)(schema)
             assert not list(validator.iter_errors(json.loads(one.outputs[0].text))), (schema, one.outputs[0].text)
             finished += 1
-    return finished, sum(each.speculation.accepted for each in guessed)
+    return finished, sum(each.speculation.accepted for each in speculative)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -20,8 +20,8 @@ def test_replicas_or_autoscaling() -> None:
     scaled = ClusterConfig(autoscaling=json.dumps({"min_replicas": 2, "max_replicas": 5, "target_ongoing_requests": 3}))
     assert (scaled.enabled, scaled.min_replicas, scaled.max_replicas) == (True, 2, 5)
     assert scaled.scaling is not None
-    told = scaled.scaling.ray_options()
-    assert told["target_ongoing_requests"] == 3 and "upscaling_factor" not in told
+    options = scaled.scaling.ray_options()
+    assert options["target_ongoing_requests"] == 3 and "upscaling_factor" not in options
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -43,7 +43,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "words"), WRONG)
-def test_mistakes_are_told_in_words(given: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_explained(given: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         ClusterConfig(**given)
 

@@ -128,7 +128,7 @@ def test_a_request_that_kills_replicas_is_not_given_to_all() -> None:
     assert reply.headers["retry-after"]
 
 
-def test_a_replica_lost_midway_is_told_as_the_last_event() -> None:
+def test_a_replica_lost_midway_is_reported_in_the_last_event() -> None:
     reply = ask(Gateway(Cast(a=streams("a", b"data: 1\n\n", dies=True)), 3, 9))
     events = reply.content.split(b"\n\n")
     assert events[0] == b"data: 1" and json.loads(events[1][6:])["error"]["code"] == "replica_lost"
@@ -136,7 +136,7 @@ def test_a_replica_lost_midway_is_told_as_the_last_event() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_who_is_full_is_passed_by(status: int) -> None:
+def test_a_full_replica_is_skipped(status: int) -> None:
     cast = Cast(a=says("a", status=status), b=says("b"))
     assert ask(Gateway(cast, 3, 9)).status_code == 200
     assert cast.order == ["a", "b"]
@@ -194,7 +194,7 @@ def test_info_has_the_states_of_all() -> None:
     assert (failed.status_code, failed.json()["error"]["code"]) == (503, "unavailable")
 
 
-def test_who_leaves_takes_nothing_new() -> None:
+def test_a_draining_gateway_takes_no_new_requests() -> None:
     front = Gateway(Cast(a=says("a")), 3, 9)
     front.draining = True
     assert ask(front).status_code == ask(front, "/ready", "GET").status_code == 503
@@ -202,7 +202,7 @@ def test_who_leaves_takes_nothing_new() -> None:
     assert front.ongoing == 0
 
 
-def test_a_caller_who_goes_away_ends_the_answer() -> None:
+def test_a_disconnected_client_cancels_the_response() -> None:
     closed = asyncio.Event()
 
     async def endless(call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
@@ -254,7 +254,7 @@ def test_an_application_is_called_where_it_lives() -> None:
     assert rest == [b"23"], "what was said meanwhile comes as one"
 
 
-def test_an_application_is_ended_when_nobody_listens() -> None:
+def test_an_application_is_cancelled_when_its_caller_closes() -> None:
     ended = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -276,7 +276,7 @@ def test_an_application_is_ended_when_nobody_listens() -> None:
     assert ended.is_set()
 
 
-def test_an_application_that_fails_is_heard_of() -> None:
+def test_an_application_failure_is_raised() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise ValueError("wrong")
 

@@ -26,10 +26,10 @@ def replica(tokens: int, accepted: int, rejected: int, running: int = 0, use: fl
 
 def samples(text: bytes | str) -> dict[tuple[str, str], float]:
     """Values by name and by the label that matters."""
-    told = text.decode() if isinstance(text, bytes) else text
+    decoded = text.decode() if isinstance(text, bytes) else text
     return {
         (s.name.removeprefix("foretell:"), s.labels.get("replica") or s.labels.get("le") or ""): s.value
-        for family in text_string_to_metric_families(told)
+        for family in text_string_to_metric_families(decoded)
         for s in family.samples
     }
 
@@ -78,14 +78,14 @@ def test_many_lost_replicas_are_kept_as_one_sum(monkeypatch: pytest.MonkeyPatch)
     assert samples(books.total(["replica 11"]).text())["generation_tokens_total", ""] == 12
 
 
-def test_each_replica_is_told_apart() -> None:
+def test_per_replica_metrics_have_a_label() -> None:
     books = MergedMetrics()
     books.update({"a": replica(10, 1, 1), "b": replica(5, 1, 1)})
     found = samples(books.per_replica(["a", "b"]).text())
     assert (found["generation_tokens_total", "a"], found["generation_tokens_total", "b"]) == (10, 5)
 
 
-def test_the_page_of_the_front() -> None:
+def test_the_gateways_metrics() -> None:
     ledger = GatewayMetrics()
     ledger.moved.inc(2)
     page = ledger.response({"a": replica(4, 1, 1), "b": replica(5, 1, 1)}, per_replica=False)

@@ -39,7 +39,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_ray")
 @pytest.mark.parametrize("words", [["serve", "--replicas", "2"], ["deploy", "app.yaml"]])
-def test_without_ray_it_is_said_what_to_install(
+def test_without_ray_the_error_says_what_to_install(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def test_without_ray_it_is_said_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "report"),
     [
         ("replcas: 2", "did you mean 'replicas'?"),
         ("autoscaling: {max_replica: 2}", "did you mean 'max_replicas'?"),
@@ -61,12 +61,12 @@ def test_without_ray_it_is_said_what_to_install(
         ("# model: smollm2-135m\nmodel:\n", "is empty"),
     ],
 )
-def test_mistakes_in_a_file(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_config_files(text: str, report: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "app.yaml"
     file.write_text(text)
     assert main(["deploy", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert told in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert report in output and output.count("\n") == 1
 
 
 def test_a_running_ray_is_found_by_its_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_nothing_is_started_to_take_nothing_down(
     assert "nothing to take down" in capsys.readouterr().err
 
 
-def test_a_signal_ends_a_start_and_later_lets_texts_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_aborts_a_start_and_later_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers: dict[int, Any] = {}
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     waiting = Signals()
@@ -164,10 +164,10 @@ def test_a_signal_ends_a_start_and_later_lets_texts_finish(monkeypatch: pytest.M
 
 
 def test_why_replicas_did_not_start() -> None:
-    told = (
+    report = (
         "Deploying app failed.\nTraceback\n  File x\nforetell.errors.ModelError: there is no model x\nSee the logs.\n"
     )
-    assert failure_reason(told) == "there is no model x"
+    assert failure_reason(report) == "there is no model x"
     assert failure_reason("Traceback\nValueError: 3 is odd\nSee the logs.") == "ValueError: 3 is odd"
     assert failure_reason("it failed") == "it failed"
 
@@ -182,7 +182,7 @@ def test_the_greeting() -> None:
     )
 
 
-def test_threads_are_the_cores_of_a_replica_unless_asked_for() -> None:
+def test_threads_are_the_cores_of_a_replica_unless_set() -> None:
     assert SERVED.with_threads(3).engine.threads == 3
     asked = ReplicaSpec(SERVED.server, EngineConfig(threads=2), SERVED.speculation)
     assert asked.with_threads(3).engine.threads == 2

@@ -21,7 +21,7 @@ from tests.folder import write_tiny_folder
 from tests.waiting import PATIENCE
 
 COMMAND = [sys.executable, "-m", "foretell", "serve"]
-# Each step takes a while as long as a file is there: whoever looks at a text from outside then finds it unfinished.
+# Slows every step down while a file exists, so that a test can observe an unfinished sequence.
 SLOWED = """
 import sys, time
 from pathlib import Path
@@ -102,7 +102,7 @@ class ServerProcess:
         try:
             code = self.process.wait(PATIENCE)
         finally:
-            self.process.kill()  # one that does not stop is not left behind
+            self.process.kill()  # a server that does not stop must not outlive the test
         assert self.process.stdout is not None
         self.process.stdout.close()
         self.http.close()

@@ -65,9 +65,12 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> ProcessMemory:
     return still
 
 
-def test_resident_memory_is_told_and_what_of_it_are_pages_of_files(memory: ProcessMemory) -> None:
-    told = samples(Metrics("m"))
-    assert (told[PREFIX + "resident_memory_bytes"], told[PREFIX + "resident_file_bytes"]) == (memory.now, memory.files)
+def test_resident_and_file_backed_memory_are_exposed(memory: ProcessMemory) -> None:
+    exposed = samples(Metrics("m"))
+    assert (exposed[PREFIX + "resident_memory_bytes"], exposed[PREFIX + "resident_file_bytes"]) == (
+        memory.now,
+        memory.files,
+    )
 
 
 def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
@@ -122,7 +125,7 @@ def test_counters_have_the_values_of_the_definitions() -> None:
     assert {**found, **theirs} == samples(metrics, "both")
 
 
-def test_what_the_controller_decided_is_told_for_each_drafter_and_reason() -> None:
+def test_controller_decisions_are_exposed_by_drafter_and_reason() -> None:
     decided = dict(DECIDED)
     metrics = Metrics("m", controller=NoControllerStats(decided, (False, "why"), 3))
     before = samples(metrics)
@@ -155,7 +158,7 @@ def test_failures_of_drafters_and_their_pauses_are_shown() -> None:
 
 
 @pytest.mark.parametrize("drafter", ["auto", "ngram"])
-def test_a_servers_controller_is_asked(drafter: str, folder: Path) -> None:
+def test_metrics_read_the_engines_controller(drafter: str, folder: Path) -> None:
     speculation = SpeculationConfig(drafter=drafter)
     engine = EngineConfig(model=str(folder))
     service = Service(build_engine(engine, speculation), ServerConfig(), engine, speculation)
@@ -169,10 +172,10 @@ def test_a_servers_controller_is_asked(drafter: str, folder: Path) -> None:
     assert {re.findall('drafter="([^"]*)"', name)[0] for name in found} == set(arms) - {"prediction"}
 
 
-def test_an_answer_tells_the_same() -> None:
+def test_response_statistics_equal_the_metrics() -> None:
     _, answer = served()
-    told: Any = spec_metrics([answer], NODES, detailed=True)
-    assert told["speculative_decoding"] == {
+    exposed: Any = spec_metrics([answer], NODES, detailed=True)
+    assert exposed["speculative_decoding"] == {
         "mean_acceptance_length": 3.0,
         "draft_acceptance_rate": 10 / 18,
         "acceptance_histogram": [0, 0, 5, 0, 0],
@@ -194,7 +197,7 @@ def report(tokens: list[int], drafted: int, seconds: float, rows: int | None = N
     return SimpleNamespace(pieces=pieces, clock=clock)
 
 
-def test_speedup_is_tokens_times_the_plain_steps_time_over_the_time_taken() -> None:
+def test_speedup_is_tokens_times_plain_step_time_over_time_taken() -> None:
     found = Speedup(lambda batch, context: 0.01 * batch)
     assert found.value is None
     found.observe(report([3], 4, 0.02))  # three tokens in two plain steps' time

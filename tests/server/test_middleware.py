@@ -39,7 +39,7 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_who_asks_for_another_name_is_no_caller_of_ours(assembly: Assembly, host: str) -> None:
+def test_other_host_names_are_rejected(assembly: Assembly, host: str) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         for path in ("/health", "/v1/models", "/"):
             reply = await client.get(path, headers={"Host": host})
@@ -62,7 +62,7 @@ def test_addresses_of_this_machine() -> None:
     assert not is_loopback("0.0.0.0") and not is_loopback("192.168.1.1") and not is_loopback("example.com")
 
 
-def test_who_is_turned_away_is_counted(assembly: Assembly) -> None:
+def test_rejected_requests_are_counted(assembly: Assembly) -> None:
     async def slowly() -> Any:
         yield b"{"
         await asyncio.sleep(60)
@@ -139,7 +139,7 @@ def test_the_ways_to_the_engine_are_bounded_too(assembly: Assembly) -> None:
     run_app(assembly, play, max_queue=1)
 
 
-def test_who_waits_to_be_read_does_not_wait_for_ever(assembly: Assembly) -> None:
+def test_preprocessing_has_a_timeout(assembly: Assembly) -> None:
     release = threading.Event()
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -194,7 +194,7 @@ def unread(
 
 
 @pytest.mark.parametrize(("app", "longest"), [(endless, 60), (dawdling, 0.3)])
-def test_a_connection_whose_answer_is_not_read_is_given_up(app: Any, longest: float) -> None:
+def test_a_connection_whose_response_is_not_read_is_aborted(app: Any, longest: float) -> None:
     with unread(app, uvicorn.Server, 0.1, longest) as server:
         wait_for(lambda: not server.server_state.connections)
 
@@ -251,7 +251,7 @@ def test_a_slow_reader_is_not_cut_off(complete: bool, closing: bool) -> None:
     assert not wire.poll(600_000), "nothing was read for a whole interval"
 
 
-def test_a_reader_of_one_byte_at_a_time_has_a_deadline() -> None:
+def test_a_client_that_reads_byte_by_byte_has_a_deadline() -> None:
     wire = Wire(longest=45)
     wire.protocol.cycle = SimpleNamespace(response_complete=True)
     assert [wire.poll(1000 - i) for i in range(6)] == [True] * 5 + [False]
@@ -264,7 +264,7 @@ def test_an_idle_connection_is_closed_once_its_answer_is_sent() -> None:
     assert wire.poll(0) and wire.closing
 
 
-def test_who_does_not_read_cannot_keep_a_server_from_stopping(
+def test_a_client_that_does_not_read_cannot_block_shutdown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def drain(timeout: float) -> bool:
@@ -280,7 +280,7 @@ def test_who_does_not_read_cannot_keep_a_server_from_stopping(
     assert "1 answers were not read in time" in caplog.text
 
 
-def test_a_record_that_cannot_be_kept_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_that_cannot_be_logged_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     log = RequestLog("/dev/full")
     for _ in range(3):
         log.write("a", "tiny", GenerationRequest(), [])
@@ -289,7 +289,7 @@ def test_a_record_that_cannot_be_kept_is_told(caplog: pytest.LogCaptureFixture) 
     assert "--log-requests" in caplog.text and "space" in caplog.text
 
 
-def test_one_that_can_be_kept_again_says_what_was_lost(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_writing_again_reports_how_many_requests_were_lost(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     log = RequestLog(str(tmp_path / "requests.jsonl"))
     log.write("a", "\ud800", GenerationRequest(), [])
     log.write("b", "tiny", GenerationRequest(), [])
@@ -298,7 +298,7 @@ def test_one_that_can_be_kept_again_says_what_was_lost(caplog: pytest.LogCapture
     assert (tmp_path / "requests.jsonl").read_text().count("\n") == 1
 
 
-def test_what_is_done_beside_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_background_tasks_continue_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
     async def do() -> None:

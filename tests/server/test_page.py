@@ -57,7 +57,7 @@ def test_it_runs_no_script_and_asks_for_no_file_but_its_own() -> None:
         assert len(text.splitlines()) < 300
 
 
-def test_every_reason_has_words() -> None:
+def test_every_skip_reason_has_a_description() -> None:
     """Those of the controller and those of an answer: none is shown by its bare name."""
     words = (FOLDER / "format.js").read_text()
     known = set(re.findall(r"^  (\w+): \"", words[words.index("REASONS = {") : words.index("};")], re.M))
@@ -66,5 +66,5 @@ def test_every_reason_has_words() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_no_text_is_ever_read_as_html(script: Path) -> None:
+def test_no_string_is_parsed_as_html(script: Path) -> None:
     assert not READERS.search(script.read_text())

@@ -56,7 +56,7 @@ MODELS = (
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_wrong_is_told_once_however_often_it_is_there(model: type[BaseModel]) -> None:
+def test_a_repeated_error_is_reported_once(model: type[BaseModel]) -> None:
     for name, field in model.model_fields.items():
         for bad in BAD:
             try:
@@ -68,12 +68,12 @@ def test_what_is_wrong_is_told_once_however_often_it_is_there(model: type[BaseMo
 @pytest.mark.parametrize(
     "model", (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest, Speculative)
 )
-def test_one_name_that_nobody_knows_is_enough(model: type[BaseModel]) -> None:
+def test_only_the_first_unknown_field_is_reported(model: type[BaseModel]) -> None:
     with pytest.raises(ValidationError) as problem:
         model.model_validate({f"unheard{i}": 1 for i in range(MANY)})
-    told = problem.value.errors()
-    assert [each["loc"] for each in told if each["type"] == "extra_forbidden"] == [("unheard0",)]
-    assert len(told) <= 3
+    errors = problem.value.errors()
+    assert [each["loc"] for each in errors if each["type"] == "extra_forbidden"] == [("unheard0",)]
+    assert len(errors) <= 3
 
 
 REFUSED: dict[str, Any] = {
@@ -95,7 +95,9 @@ def test_lists_that_every_step_would_look_at_have_an_end(assembly: Assembly, nam
     run_app(assembly, play)
 
 
-def test_what_cannot_fit_is_refused_before_it_is_read(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_cannot_fit_are_rejected_before_encoding(
+    assembly: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(assembly.tokenizer, "encode", None)
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -108,7 +110,7 @@ def test_what_cannot_fit_is_refused_before_it_is_read(assembly: Assembly, monkey
     run_app(assembly, play)
 
 
-def test_a_prediction_is_read_as_far_as_a_text_can_go(assembly: Assembly) -> None:
+def test_a_prediction_is_truncated_to_the_context(assembly: Assembly) -> None:
     expected = SpeculationChoice(prediction="The quick brown fox " * 100_000)
     (request,) = assembly.requests.make("a", [1], SamplingParams(), expected)
     assert len(request.prediction) == CONTEXT
@@ -130,7 +132,7 @@ SURROGATES = {
 
 
 @pytest.mark.parametrize("place", SURROGATES)
-def test_unpaired_surrogates_are_refused(assembly: Assembly, place: str) -> None:
+def test_unpaired_surrogates_are_rejected(assembly: Assembly, place: str) -> None:
     path = "/v1/chat/completions" if place == "messages" else "/v1/completions"
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -237,7 +239,7 @@ async def ask_spelling(client: httpx.AsyncClient, path: str, **body: Any) -> tup
     return reply.status_code, reply.json().get("error", {})
 
 
-def test_tokenize_and_detokenize_take_no_more_than_the_context(assembly: Assembly) -> None:
+def test_tokenize_and_detokenize_are_limited_to_the_context(assembly: Assembly) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         longest = CONTEXT * assembly.tokenizer.longest_token
         for text in ("a" * (longest + 1), "1" * (CONTEXT + 1)):

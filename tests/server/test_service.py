@@ -40,7 +40,7 @@ from tests.server.in_process import run_app
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def test_health_tells_of_a_stuck_step(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_reports_a_stuck_step(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     release, entered, now = threading.Event(), threading.Event(), [0.0]
     step = assembly.engine.step
 
@@ -69,7 +69,7 @@ def test_health_tells_of_a_stuck_step(assembly: Assembly, monkeypatch: pytest.Mo
     run_app(assembly, play, watchdog=10.0)
 
 
-def test_health_tells_of_a_thread_that_has_ended(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_reports_an_ended_thread(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncEngine, "_run", lambda engine: None)
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -80,9 +80,7 @@ def test_health_tells_of_a_thread_that_has_ended(assembly: Assembly, monkeypatch
     run_app(assembly, play)
 
 
-def test_a_failed_step_is_told_to_its_caller_and_to_no_other(
-    assembly: Assembly, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_step_is_reported_to_its_client_only(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     """As 500 with words, or where the answer streams already as its last event; who ran beside it never notices."""
     forward = assembly.engine.runner.forward
 
@@ -104,8 +102,8 @@ def test_a_failed_step_is_told_to_its_caller_and_to_no_other(
         assert all(reply.json()["choices"] == expected for reply in (first, second, third))
         assert lost.status_code == 500 and lost.json()["error"]["code"] == "step_failed"
         assert streamed.status_code == 200
-        *chunks, told, done = [line.removeprefix("data: ") for line in streamed.text.split("\n") if line]
-        assert len(chunks) == 3 and json.loads(told)["error"]["code"] == "step_failed" and done == "[DONE]"
+        *chunks, event, done = [line.removeprefix("data: ") for line in streamed.text.split("\n") if line]
+        assert len(chunks) == 3 and json.loads(event)["error"]["code"] == "step_failed" and done == "[DONE]"
         assert "planted" not in lost.text + streamed.text, "what is inside stays inside"
         assert (await client.get("/health")).status_code == 200
         assert (await client.post("/v1/completions", json=good)).json()["choices"] == expected
@@ -166,37 +164,39 @@ def test_an_answer_in_a_grammar_may_be_thought_about_first(assembly: Assembly) -
         (GrammarSpec.json_schema({"const": 3}), "3", "4"),
     ],
 )
-def test_a_grammar_behind_thoughts(assembly: Assembly, spec: GrammarSpec, good: str, bad: str) -> None:
+def test_a_grammar_after_reasoning(assembly: Assembly, spec: GrammarSpec, good: str, bad: str) -> None:
     grammar = after_reasoning(spec)
     assert accepts(assembly, grammar, f"whatever < it takes</think>\n\n{good}")
     assert not accepts(assembly, grammar, f"whatever</think>\n\n{bad}")
 
 
 @pytest.mark.parametrize(("family", "skips"), [("mistral", False), ("hermes", True)])
-def test_marks_that_are_special_tokens_are_seen(assembly: Assembly, family: str, skips: bool) -> None:
-    desk = RequestPreprocessor(assembly, ServerConfig(tool_call_parser=family))
-    told = [Tool(type="function", function=FunctionDefinition(name="f"))]
+def test_tool_call_tags_that_are_special_tokens_are_kept(assembly: Assembly, family: str, skips: bool) -> None:
+    preprocessor = RequestPreprocessor(assembly, ServerConfig(tool_call_parser=family))
+    tools = [Tool(type="function", function=FunctionDefinition(name="f"))]
     messages = [ChatMessageParam(role="user", content="Hello")]
-    with_tools = desk.preprocess_chat(ChatCompletionRequest(messages=messages, tools=told), ClientContext("a", ""))
+    with_tools = preprocessor.preprocess_chat(
+        ChatCompletionRequest(messages=messages, tools=tools), ClientContext("a", "")
+    )
     assert with_tools.requests[0].params.skip_special_tokens is skips
     assert (
-        desk.preprocess_chat(ChatCompletionRequest(messages=messages), ClientContext("b", ""))
+        preprocessor.preprocess_chat(ChatCompletionRequest(messages=messages), ClientContext("b", ""))
         .requests[0]
         .params.skip_special_tokens
     )
 
 
 def test_the_server_gives_seeds_where_it_has_one(assembly: Assembly) -> None:
-    texts: list[str] = []
+    outputs: list[str] = []
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         for _ in range(2):
             reply = await client.post("/v1/completions", json={"prompt": "a b", "temperature": 1.0})
-            texts.append(reply.json()["choices"][0]["text"])
+            outputs.append(reply.json()["choices"][0]["text"])
 
     run_app(assembly, play, seed=5)
     run_app(assembly, play, seed=5)
-    assert texts[:2] == texts[2:] and texts[0] != texts[1]
+    assert outputs[:2] == outputs[2:] and outputs[0] != outputs[1]
 
 
 def test_each_prompt_of_a_request_has_a_seed_of_its_own(assembly: Assembly) -> None:
@@ -232,7 +232,7 @@ def test_origins_that_are_named_get_leave(assembly: Assembly) -> None:
     run_app(assembly, play, cors_origin=("https://a.example",), api_key=("k",))
 
 
-def test_tenants_are_told_apart_by_key_and_salt() -> None:
+def test_tenants_differ_by_key_and_salt() -> None:
     kinds = [tenant(key, salt) for key in ("", "a", "b") for salt in (None, "s", "t")]
     assert len(set(kinds)) == len(kinds) and tenant("a", "s") == tenant("a", "s")
     assert tenant("ab", "c") != tenant("a", "bc"), "a key and a salt do not run together"
@@ -284,9 +284,9 @@ def test_nothing_is_unpickled() -> None:
 def test_no_field_of_sampling_is_forgotten_on_the_way_to_the_engine() -> None:
     """What does not go over by its name is settled by code of its own."""
     by_name, fields = set(SHARED_PARAMS), set(SamplingParams.__dataclass_fields__)
-    settled = {"max_tokens", "logprobs", "prompt_logprobs", "thinking_budget", "structured_outputs"}
+    overridden = {"max_tokens", "logprobs", "prompt_logprobs", "thinking_budget", "structured_outputs"}
     only_in_python = {"logits_processors"}
-    assert by_name | settled | only_in_python == fields and by_name.isdisjoint(settled)
+    assert by_name | overridden | only_in_python == fields and by_name.isdisjoint(overridden)
     assert by_name <= set(GenerationRequest.model_fields)
 
 
@@ -296,7 +296,7 @@ def test_keys_that_fit() -> None:
     assert ApiKeys(()).accepts("") and ApiKeys(()).accepts("anything")
 
 
-def test_a_log_line_tells_what_happened_since_the_last(assembly: Assembly, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_line_covers_the_time_since_the_last(assembly: Assembly, caplog: pytest.LogCaptureFixture) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         reporter = StatsLogger(service)
         reporter.report(10)
@@ -344,7 +344,7 @@ FORCED = {
 
 
 @pytest.mark.parametrize("family", FORCED)
-def test_a_forced_call_is_one_that_is_read(assembly: Assembly, family: str) -> None:
+def test_a_forced_call_is_parsed(assembly: Assembly, family: str) -> None:
     grammar, text = forced_call_grammar(family, [STRICT, FunctionDefinition(name="g")], parallel=True), FORCED[family]
     assert accepts(assembly, grammar, text) and not accepts(assembly, grammar, text.replace("1", '"one"'))
     reader = TOOL_PARSERS[family](frozenset({"f", "g"}))

@@ -16,7 +16,7 @@ import pytest
 
 from tests.server.process import ServerProcess
 
-TEXTS = ["The quick brown fox jumps over the lazy dog. " * 2, "She sells sea shells by the sea shore. ", "fox " * 9]
+PROMPTS = ["The quick brown fox jumps over the lazy dog. " * 2, "She sells sea shells by the sea shore. ", "fox " * 9]
 GRAMMARS: list[dict[str, Any]] = [
     {"guided_choice": ["left", "right", "straight on"]},
     {"guided_regex": "[a-z]{4,30}"},
@@ -40,7 +40,7 @@ def palette(rng: random.Random) -> list[dict[str, Any]]:
 
 
 def _request(rng: random.Random, seed: int) -> dict[str, Any]:
-    text = rng.choice(TEXTS) + str(seed)
+    text = rng.choice(PROMPTS) + str(seed)
     body: dict[str, Any] = {
         **({"messages": [{"role": "user", "content": text}]} if rng.random() < 0.3 else {"prompt": text}),
         "seed": seed,
@@ -115,15 +115,15 @@ class Soak:
                 self.outcomes["whole"] += 1
 
     async def _collect(self, events: AsyncIterator[dict[str, Any]], body: dict[str, Any]) -> str:
-        texts, ended = [""] * body.get("n", 1), 0
+        outputs, ended = [""] * body.get("n", 1), 0
         async for event in events:
             assert "error" not in event, event
             for choice in event["choices"]:
-                texts[choice["index"]] += text_of(choice)
+                outputs[choice["index"]] += text_of(choice)
                 ended += choice["finish_reason"] is not None
             self._count(body, event["choices"])
-        assert ended == len(texts), "every choice has its end"
-        return json.dumps(texts)
+        assert ended == len(outputs), "every choice has its end"
+        return json.dumps(outputs)
 
     def _count(self, body: dict[str, Any], choices: list[dict[str, Any]]) -> None:
         """Requests with stop strings go on after the model's own end."""

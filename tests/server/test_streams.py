@@ -75,7 +75,7 @@ def test_a_call_that_fails_keeps_no_other_from_being_made() -> None:
     assert made == [1]
 
 
-def test_who_waits_for_the_end_is_woken_for_it_alone_and_counted_all_the_same() -> None:
+def test_complete_responses_wake_the_loop_once_and_count_every_step() -> None:
     metrics, tokens = Metrics("m"), 2 * MOST_WAITING
 
     async def play(engine: AsyncEngine) -> None:
@@ -90,7 +90,7 @@ def test_who_waits_for_the_end_is_woken_for_it_alone_and_counted_all_the_same() 
     go(play)
 
 
-def test_one_can_catch_up_with_steps_nobody_was_woken_for() -> None:
+def test_catch_up_delivers_steps_that_did_not_wake_the_loop() -> None:
     metrics = Metrics("m")
 
     async def play(engine: AsyncEngine) -> None:
@@ -126,7 +126,7 @@ def counted(metrics: Metrics) -> list[str]:
     return [line for line in metrics.expose("foretell").decode().splitlines() if "resident" not in line]
 
 
-def test_a_piece_that_cannot_be_taken_fails_its_own_stream() -> None:
+def test_a_failing_direct_write_fails_its_own_stream() -> None:
     async def play(engine: AsyncEngine) -> None:
         def take(piece: StreamItem) -> bool:
             raise ValueError("not this one")
@@ -142,7 +142,7 @@ def test_a_piece_that_cannot_be_taken_fails_its_own_stream() -> None:
 
 
 @pytest.mark.parametrize("words", ["word", ' "quoted"\n', "\0", "\u2028 é 火 \U0001f600", '\\u0000"'])
-def test_a_form_is_the_event_itself(words: str) -> None:
+def test_a_chunk_template_equals_the_event(words: str) -> None:
     def chunk(content: str) -> dict[str, Any]:
         return {"id": PLACEHOLDER, "model": "\0 é", "choices": [{"delta": {"content": content}, "finish_reason": None}]}
 
@@ -203,7 +203,7 @@ def pace(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly.engine, "step", paced)
 
 
-def told(parts: list[bytes]) -> list[dict[str, Any]]:
+def parse_chunks(parts: list[bytes]) -> list[dict[str, Any]]:
     """The chunks of a stream, those of each text together, less what differs each time."""
     whole = b"".join(parts)
     assert whole.endswith(DONE)
@@ -224,7 +224,7 @@ BODIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: " ".join(body) or "plain")
-def test_a_stream_written_to_its_connection_is_the_stream(
+def test_direct_writes_equal_the_stream(
     assembly: Assembly, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -232,13 +232,13 @@ def test_a_stream_written_to_its_connection_is_the_stream(
         app, line = client._transport.app, Line()  # type: ignore[attr-defined]
         usual = await stream_of(app, body, None)
         direct = await stream_of(app, body, line)
-        assert told(direct) == told(usual)
+        assert parse_chunks(direct) == parse_chunks(usual)
         assert bool(line.asked) == ("n" not in body), "one text goes the short way, several are sent together"
 
     run_served(assembly, play)
 
 
-def test_what_fails_on_the_short_way_is_told_in_the_stream(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_direct_write_is_reported_in_the_stream(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
     written = ResponseBuilder.events
 
     def events(reply: ResponseBuilder, piece: StreamItem) -> bytes:

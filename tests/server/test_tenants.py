@@ -25,7 +25,7 @@ def seconds(server: ServerProcess, key: str, prompt: list[int]) -> float:
     return taken
 
 
-def test_the_clock_tells_nobody_what_another_has_asked(server: ServerProcess) -> None:
+def test_timing_does_not_reveal_other_tenants_prompts(server: ServerProcess) -> None:
     """One's own text comes back sooner, which shows that the probe can tell; another's takes as long as a new one."""
     rng = random.Random(7)
     own: list[float] = []

@@ -71,7 +71,7 @@ def test_it_may_be_thought_about_first(assembly: Assembly) -> None:
     assert not accepts(assembly, grammar, "well</think>\n\nmaybe")
 
 
-def test_one_call_alone_where_that_is_asked(assembly: Assembly) -> None:
+def test_a_single_tool_call_if_requested(assembly: Assembly) -> None:
     two = "\n".join([CALLS["hermes"]] * 2)
     assert accepts(assembly, job(assembly, "guided_choice").grammar, two)
     assert not accepts(assembly, job(assembly, "guided_choice", parallel_tool_calls=False).grammar, two)
