@@ -52,8 +52,8 @@ class Scene:
         tokens, name = self.assembly.tokenizer.encode_chat(item.messages), str(self.count)
         # Each its own tenant: nobody finds what was written before.
         requests = self.assembly.requests.make(name, tokens, self.params, arm.choice, tenant=name)
-        pieces: list[StreamItem] = [piece async for piece in self.engine.submit(requests).pieces()]
-        clock = pieces[-1].track.timings
+        pieces: list[StreamItem] = [piece async for piece in self.engine.submit(requests).items()]
+        clock = pieces[-1].state.timings
         assert clock.finished is not None and clock.first_token is not None
         arm.seconds.setdefault(item.id, []).append(clock.finished - clock.first_token)
         arm.texts[item.id] = [token for piece in pieces for token in piece.delta.tokens]

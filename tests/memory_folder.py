@@ -8,7 +8,7 @@ import torch
 
 from foretell import SamplingParams
 from foretell.models.draft_heads import EagleConfig, LayerConfig, make_head, write_head
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.layer import init_weights
 from tests.folder import Shape, write_tiny_folder
 
 SHAPE = Shape(width=512, layers=3, heads=8, kv_heads=4, ffn=1024, context=2048, vocab=32768)
@@ -21,6 +21,6 @@ def write_model_and_head(into: Path, shape: Shape = SHAPE) -> tuple[Path, Path]:
     assert shape.vocab is not None, "the head speaks of as many"
     layer = LayerConfig(shape.width, shape.heads, shape.kv_heads, shape.width // shape.heads, shape.ffn)
     head = make_head(EagleConfig(layer, shape.vocab, shape.width, (0, 1, shape.layers)))
-    initialise(head, torch.Generator().manual_seed(0), spread=0.05)
+    init_weights(head, torch.Generator().manual_seed(0), spread=0.05)
     write_head(head, into / "head")
     return write_tiny_folder(into / "model", shape=shape), into / "head"

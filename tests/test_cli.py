@@ -16,8 +16,8 @@ import pytest
 
 from foretell import LLM, SamplingParams, __version__
 from foretell.cli import generate
-from foretell.cli.ansi import COLOURS, RESET
 from foretell.cli.main import build_parser, main
+from foretell.cli.stream_output import COLOURS, RESET
 from tests.folder import write_tiny_folder
 from tests.waiting import PATIENCE
 

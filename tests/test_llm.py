@@ -100,7 +100,7 @@ def test_closing_a_stream_frees_its_pages(llm: LLM) -> None:
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert not llm.engine.busy
-    assert llm.engine.runner.pool.held == 0
+    assert llm.engine.runner.pool.num_held == 0
 
 
 def test_n_choices_of_one_prompt(llm: LLM) -> None:

@@ -13,19 +13,17 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, normalizers, pre_tokenizers
 
-from foretell.build.draft_compat import check_pair, judge_pair, look_up, parameters
-from foretell.build.model_source import open_model, say_nothing
-from foretell.cli.check_pair import CHECK_PAIR
-from foretell.cli.command import Command
+from foretell.build.draft_compat import check_draft_compat, check_model_names, look_up, parameters
+from foretell.build.model_source import no_progress, open_model
+from foretell.cli.common import Command
 from foretell.cli.main import main
-from foretell.cli.pairs import PAIRS
+from foretell.cli.pairs import CHECK_PAIR, PAIRS
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import ModelError
-from foretell.hub.catalog import BUILTINS
-from foretell.hub.installed import LocalModel
+from foretell.hub.catalog import BUILTINS, LocalModel
 from foretell.hub.pairs import FOR_ANY, Suggestion, find_target, is_here, known_targets
 from foretell.models.hf_config import from_hf
-from foretell.models.load import sketch
+from foretell.models.load import meta_model
 from tests.folder import write_tiny_folder
 from tests.laws.test_layers import loaded_by
 from tests.models.families import MODELS
@@ -177,7 +175,7 @@ def test_pairs_of_models_are_told_by_their_small_files(target: Path, tmp_path: P
         "opaque": model_folder(tmp_path / "opaque", opaque()),
         "experts": model_folder(tmp_path / "experts", model_type="mixtral"),
     }
-    found = {name: check_pair(str(target), str(draft), say_nothing) for name, draft in drafts.items()}
+    found = {name: check_model_names(str(target), str(draft), no_progress) for name, draft in drafts.items()}
     assert {name: pairing.kind for name, pairing in found.items()} == {
         "same": "same",
         "renamed": "same",
@@ -189,29 +187,29 @@ def test_pairs_of_models_are_told_by_their_small_files(target: Path, tmp_path: P
         "experts": "refused",
     }
     assert any("differ by padding alone" in note for note in found["padded"].notes)
-    assert "do not keep text" in found["lower"].words
-    assert "cannot be read one by one" in found["opaque"].words
-    assert "mixture-of-experts" in found["experts"].words
-    assert "first at token" in found["other"].words
-    assert found["other"].vocabularies is not None
+    assert "do not keep text" in found["lower"].message
+    assert "cannot be read one by one" in found["opaque"].message
+    assert "mixture-of-experts" in found["experts"].message
+    assert "first at token" in found["other"].message
+    assert found["other"].vocab_map is not None
 
 
 def test_notes_say_what_a_pair_costs(target: Path, tmp_path: Path) -> None:
-    short = look_up(str(model_folder(tmp_path / "short", max_position_embeddings=64)), say_nothing)
-    notes = " ".join(judge_pair(look_up(str(target), say_nothing), short).notes)
+    short = look_up(str(model_folder(tmp_path / "short", max_position_embeddings=64)), no_progress)
+    notes = " ".join(check_draft_compat(look_up(str(target), no_progress), short).notes)
     assert "cannot pay" in notes
     assert "takes 64 tokens and the target 128" in notes
-    small = look_up(str(model_folder(tmp_path / "small", num_hidden_layers=1)), say_nothing)
-    found = judge_pair(look_up(str(target), say_nothing), small)
+    small = look_up(str(model_folder(tmp_path / "small", num_hidden_layers=1)), no_progress)
+    found = check_draft_compat(look_up(str(target), no_progress), small)
     assert found.weight_ratio is not None
     assert 0.5 < found.weight_ratio < 1
-    assert "will seldom pay" in found.notes[0]
+    assert "will rarely pay" in found.notes[0]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_are_counted_as_they_are_loaded(name: str) -> None:
     config = from_hf(MODELS[name][1].to_dict())
-    assert parameters(config) == sum(weight.numel() for weight in sketch(config, torch.float32).parameters())
+    assert parameters(config) == sum(weight.numel() for weight in meta_model(config, torch.float32).parameters())
 
 
 def test_check_pair_says_so_and_exits(capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path) -> None:
@@ -234,7 +232,7 @@ def test_names_that_are_no_model_are_the_callers_fault(target: Path, tmp_path: P
     with pytest.raises(SystemExit, match="2"):
         main(["check-pair", str(target)])
     with pytest.raises(ModelError, match=r"has no config\.json"):
-        check_pair(str(target), str(tmp_path), say_nothing)
+        check_model_names(str(target), str(tmp_path), no_progress)
 
 
 def test_of_an_id_no_weights_are_fetched(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +243,7 @@ def test_of_an_id_no_weights_are_fetched(target: Path, monkeypatch: pytest.Monke
         return str(target)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    assert check_pair("owner/model", str(target), say_nothing).kind == "same"
+    assert check_model_names("owner/model", str(target), no_progress).kind == "same"
     assert asked[0] == "owner/model"
     assert "config.json" in asked
     assert not [pattern for pattern in asked if "safetensors" in pattern and not pattern.endswith(".json")]
@@ -253,8 +251,8 @@ def test_of_an_id_no_weights_are_fetched(target: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.weights
 def test_the_built_in_models_pair_by_tokens() -> None:
-    opened = [open_model(name, EngineConfig(model=name), say_nothing) for name in ("gemma3-270m", "smollm2-135m")]
-    found = judge_pair(*opened)
+    opened = [open_model(name, EngineConfig(model=name), no_progress) for name in ("gemma3-270m", "smollm2-135m")]
+    found = check_draft_compat(*opened)
     assert (found.kind, found.works) == ("tokens", True)
     assert found.agreement is not None
     assert found.agreement > 0.9

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.cli.ansi import COLOURS, RESET, Palette, Tint, wants_colour
+from foretell.cli.stream_output import COLOURS, RESET, Palette, Tint, wants_colour
 from foretell.tokenizer import Tokenizer
 from foretell.types import TARGET, Delta
 

@@ -18,12 +18,12 @@ from foretell.draft.registry import head_drafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.self_draft import SelfDrafter
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.scheduler import Scheduler
 from foretell.engine.sequence_state import SequenceState
 from foretell.kv.prefix import PrefixIndex
 from foretell.models.config import ModelConfig
-from foretell.models.decoder import Decoder
+from foretell.models.decoder import Decoder, first_layers
 from foretell.models.draft_heads import (
     BlockConfig,
     DistilledConfig,
@@ -36,11 +36,10 @@ from foretell.models.draft_heads import (
     TargetWeights,
     make_head,
 )
-from foretell.models.draft_heads.layer import initialise
+from foretell.models.draft_heads.layer import init_weights
 from foretell.models.draft_heads.loading import pack_head
-from foretell.models.quantize import Bits
-from foretell.models.variants import first_layers, quantized
-from foretell.runner.heads.kv import beside
+from foretell.models.quantize import Bits, quantized_copy
+from foretell.runner.heads.kv import head_layer_shapes
 from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
@@ -75,13 +74,13 @@ class World:
         variant = drafter.make(model) if isinstance(drafter, OwnVariant) else None  # before weights are packed away
         heads = [arm for arm in drafter.drafters.values() if isinstance(arm, OwnHead)] if drafter is not None else []
         taps = tuple(sorted({tap for arm in heads for tap in arm.hidden_layers}))
-        shapes = tuple(shape for arm in heads for shape in arm.beside)
+        shapes = tuple(shape for arm in heads for shape in arm.head_layer_shapes)
         lender = TargetWeights.of(model)  # before weights are packed away
         runner = ModelRunner(model, self.pages, self.page_size, CONTEXT, taps, shapes)
         first = self.config.layers
         for arm in heads:
             arm.bind(runner, lender, first)
-            first += len(arm.beside)
+            first += len(arm.head_layer_shapes)
         prefix = PrefixIndex(runner.pool) if self.prefix_cache else None
         scheduler = Scheduler(runner, prefix, self.max_num_seqs, self.max_step_tokens)
         kind = Turns if isinstance(drafter, MixDrafter) else FixedController
@@ -100,7 +99,7 @@ class Turns(FixedController):
         self.step = 0
 
     def wants_free_drafts(self, seqs: list[Sequence]) -> tuple[list[Sequence], int]:
-        return (seqs[::2], self.nodes - 1) if self.step % 3 else ([], 0)
+        return (seqs[::2], self.num_tokens - 1) if self.step % 3 else ([], 0)
 
     def choose_draft_lengths(self, seqs: list[Sequence], offers: FreeDrafts) -> list[Budget]:
         self.step += 1
@@ -138,7 +137,11 @@ class OwnHead(Wrapper):
         """`packed`: with weights as they are served, and so by the native library where there is one."""
         super().__init__(NoDrafter())
         self.config, self.seed, self.packed, self.settings = config, seed, packed, settings
-        self.name, self.hidden_layers, self.beside = config.kind, config.taps, beside(config)
+        self.name, self.hidden_layers, self.head_layer_shapes = (
+            config.kind,
+            config.hidden_layers,
+            head_layer_shapes(config),
+        )
         self.draws = self.gives_probability = True
 
     def bind(self, runner: ModelRunner, lender: TargetWeights, first: int) -> None:
@@ -156,11 +159,11 @@ def random_head(config: HeadConfig, lender: TargetWeights, seed: int = 0, spread
     """Weights that tell tokens apart; where it has fewer tokens, every other one."""
     head = make_head(config)
     generator = torch.Generator().manual_seed(seed)
-    initialise(head, generator, spread=spread)
+    init_weights(head, generator, spread=spread)
     if config.draft_vocab is not None:
         head.draft_ids.copy_(torch.randperm(config.vocab, generator=generator)[: config.draft_vocab].sort().values)
     head.to(lender.embed.device)
-    head.borrow(lender)
+    head.share_weights(lender)
     head.prepare(CONTEXT)
     return head
 
@@ -191,14 +194,14 @@ def early_exit() -> OwnVariant:
 
 
 def quantized_self(bits: Bits) -> OwnVariant:
-    return OwnVariant(f"self:int{bits}", lambda model: quantized(model, bits))
+    return OwnVariant(f"self:int{bits}", lambda model: quantized_copy(model, bits))
 
 
 def add(
     engine: Engine, name: str, prompt: list[int], speculation: SpeculationChoice = SpeculationChoice(), **params: object
 ) -> list[SequenceState]:
     prediction = tuple(params.pop("prediction", ()))  # type: ignore[arg-type]
-    maker = RequestBuilder(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
     wanted = SamplingParams(**{"max_tokens": 24, "seed": int(name), **params})  # type: ignore[arg-type]
     requests = maker.make(name, prompt, wanted, speculation)
     return [engine.add(replace(request, prediction=prediction)) for request in requests]
@@ -226,7 +229,7 @@ def generate(
     engine = world.engine(drafter)
     tracks = [track for i, prompt in enumerate(prompts) for track in add(engine, str(i), prompt, **params)]
     run(engine, after_step)
-    assert engine.runner.pool.held == 0, "all pages are back"
+    assert engine.runner.pool.num_held == 0, "all pages are back"
     return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 

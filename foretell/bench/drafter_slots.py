@@ -12,7 +12,7 @@ from typing import Any
 
 from foretell import draft
 from foretell.build.controller_factory import build_controller, default_choice
-from foretell.build.draft_heads import settled
+from foretell.build.draft_heads import with_shipped_heads
 from foretell.build.model_source import ModelSource
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.base import Drafter, Wrapper
@@ -109,7 +109,7 @@ class DrafterSlots:
         timed = TimedDrafter(drafter or self.drafter(config))
         controller, defaults = build_controller(config, timed, self._target), default_choice(config)
         measured = self.llm.assembly.profiler.controller
-        if measured.costs.known:
+        if measured.costs.is_known:
             controller.costs.load(measured.costs.dump())
         for name, costs in controller.draft_costs.items():
             if name in measured.draft_costs:
@@ -124,7 +124,7 @@ class DrafterSlots:
 
     def drafter(self, config: SpeculationConfig) -> Drafter:
         """One that has learnt nothing yet."""
-        config = settled(config, self.llm.config.model)
+        config = with_shipped_heads(config, self.llm.config.model)
         named, parts = draft.arms(config), replace(self._parts, config=config)
         if not any(has_weights(name) for name in named):
             return draft.build(parts)
@@ -143,6 +143,6 @@ def has_weights(name: str) -> bool:
 def open_with(arms: Several[Variant], **options: Any) -> LLM:
     """A model with all that these arms will need; what they share of speculation is theirs from the start."""
     model = str(options.get("model", EngineConfig.model))
-    names = dict.fromkeys(name for arm in arms for name in draft.arms(settled(arm.speculation, model)))
+    names = dict.fromkeys(name for arm in arms for name in draft.arms(with_shipped_heads(arm.speculation, model)))
     shared = asdict(replace(arms[0].speculation, drafter=",".join(names), num_speculative_tokens=None))
     return LLM(**shared, **options)

@@ -15,29 +15,35 @@ import torch
 from foretell.config import EngineConfig
 from foretell.errors import RequestError
 from foretell.hub import Checkpoint, open_checkpoint, resolve
-from foretell.kernels.quant import Rounding
+from foretell.kernels.quant import QuantFormat
 from foretell.kv.cache import LayerShape
 from foretell.models.config import ModelConfig
 from foretell.models.decoder import Decoder
 from foretell.models.hf_config import read_config
-from foretell.models.load import choose_dtype, is_rounded, load_model, sketch, take_memory
+from foretell.models.load import choose_dtype, is_quantized, load_model, materialize, meta_model
 from foretell.models.packed_weights_cache import PackedWeightsCache
-from foretell.models.quantize import Bits, native_for
+from foretell.models.quantize import (
+    Bits,
+    native_for,
+    prepared_bytes,
+    quantize_weights,
+    quantize_weights_cuda,
+    quantized_bytes,
+)
 from foretell.models.sharding import Shard
-from foretell.models.variants import prepared_bytes, quantize_weights, quantized_bytes, round_weights
-from foretell.runner.cuda.graph_shapes import ROWS
-from foretell.runner.cuda.warmup import EVEN, BackgroundWarmup, DraftGraphs, few_layers
-from foretell.runner.memory_plan import recorded_bytes, step_bytes
+from foretell.runner.cuda.graph_shapes import CAPTURE_ROWS
+from foretell.runner.cuda.warmup import DUMMY_WEIGHT, BackgroundWarmup, HeadWarmup, one_layer_per_kind
+from foretell.runner.memory_plan import graph_workspace, step_workspace
 from foretell.runner.model_runner import ModelRunner
 from foretell.tensor_parallel import ModelShardSpec, TensorParallelGroup
 from foretell.tokenizer import Tokenizer
 
 
-def say_nothing(_: str) -> None:
+def no_progress(_: str) -> None:
     """For callers who want no progress shown."""
 
 
-def say_on_stderr(line: str) -> None:
+def print_progress(line: str) -> None:
     """Standard output belongs to results."""
     print(line, file=sys.stderr, flush=True)
 
@@ -52,48 +58,48 @@ class ModelSource:
     dtype: torch.dtype
     device: torch.device
     bits: Bits | None = None  # of a weight, where they are to be integers
-    rounding: Rounding | None = None  # of weights and rows, on a CUDA device
+    rounding: QuantFormat | None = None  # of weights and rows, on a CUDA device
     shard: Shard | None = None  # of a model that is split, the part that is loaded here
-    keeps: bool = False  # whether packed weights are kept on disk for the next start
+    keep_packed: bool = False  # whether packed weights are kept on disk for the next start
 
     @property
-    def local(self) -> ModelConfig:
+    def local_config(self) -> ModelConfig:
         """What lies here."""
-        return self.config if self.shard is None else self.shard.part_of(self.config)
+        return self.config if self.shard is None else self.shard.local_config(self.config)
 
     @cached_property
-    def weights(self) -> int:
-        return prepared_bytes(self.local, self.dtype, self.device, self.bits, self.rounding)
+    def weight_bytes(self) -> int:
+        return prepared_bytes(self.local_config, self.dtype, self.device, self.bits, self.rounding)
 
     @cached_property
-    def loading(self) -> int:
+    def loading_bytes(self) -> int:
         """What its weights take in floats, before they are rounded."""
         rounded = self.bits is not None or self.rounding is not None
-        return prepared_bytes(self.local, self.dtype, "meta") if rounded else 0
+        return prepared_bytes(self.local_config, self.dtype, "meta") if rounded else 0
 
     @property
     def token_bytes(self) -> int:
         """Bytes of cache one token takes."""
-        layer = LayerShape(self.local.kv_heads, self.config.head_dim)
+        layer = LayerShape(self.local_config.kv_heads, self.config.head_dim)
         return self.config.layers * layer.bytes_per_token(self.dtype)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def padded_sizes(self) -> tuple[int, ...]:
         """The rows that its steps are filled up to; none where they run as they are."""
-        return ROWS if self.device.type == "cuda" and find_spec("triton") is not None else ()
+        return CAPTURE_ROWS if self.device.type == "cuda" and find_spec("triton") is not None else ()
 
-    def step_bytes(self, tokens: int, context: int) -> int:
+    def step_workspace(self, tokens: int, context: int) -> int:
         """What its steps work with on a GPU, recorded ones and others."""
-        c, vocab, itemsize = self.local, self.config.vocab, self.dtype.itemsize
+        c, vocab, itemsize = self.local_config, self.config.vocab, self.dtype.itemsize
         width = 3 * c.width + 3 * c.ffn + (2 * c.heads + 2 * c.kv_heads) * c.head_dim
-        recorded = recorded_bytes(c.heads * c.head_dim, min(context, c.context), vocab, itemsize)
-        return step_bytes(width, tokens, vocab, itemsize) + recorded
+        recorded = graph_workspace(c.heads * c.head_dim, min(context, c.context), vocab, itemsize)
+        return step_workspace(width, tokens, vocab, itemsize) + recorded
 
     def load(self, team: TensorParallelGroup | None = None) -> Decoder:
         """Its weights, or the first rank's part of them, and what joins it to the others."""
         model = load_model(self.checkpoint, self.dtype, self.device, self.shard)
         if team is not None and self.shard is not None:
-            model.meet(team.group)
+            model.join_ranks(team.group)
         return model
 
     def load_packed(self, team: TensorParallelGroup | None = None) -> Decoder:
@@ -105,59 +111,59 @@ class ModelSource:
     def _kept(self) -> PackedWeightsCache | None:
         """Where its packed weights are kept."""
         whole = self.shard is None and self.dtype == torch.float32
-        if not self.keeps or not whole or native_for(self.device) is None:
+        if not self.keep_packed or not whole or native_for(self.device) is None:
             return None
         return PackedWeightsCache(self.checkpoint, self.config, self.bits)
 
-    def part(self, room: CacheSize, heads: tuple[Path | None, ...] = ()) -> ModelShardSpec:
+    def shard_spec(self, room: CacheSize, heads: tuple[Path | None, ...] = ()) -> ModelShardSpec:
         """What other ranks are to load of a model that is split, and of heads with it, and the room they give it."""
         context = min(room.context, self.config.context)
         ways = (self.dtype, self.bits, self.rounding)
         return ModelShardSpec(self.checkpoint.path, *ways, room.pages, room.page_size, context, heads)
 
-    def ready(self, model: Decoder) -> Decoder:
+    def quantize(self, model: Decoder) -> Decoder:
         """The loaded model with its weights as they will run; a copy in integers is made before this."""
         if model.is_packed:
             return model
         if self.rounding is not None:
-            return round_weights(model, self.rounding)
+            return quantize_weights_cuda(model, self.rounding)
         return model if self.bits is None else quantize_weights(model, self.bits)
 
-    def runner(
+    def make_runner(
         self, model: Decoder, room: CacheSize, taps: tuple[int, ...] = (), beside: tuple[LayerShape, ...] = ()
     ) -> ModelRunner:
         """What runs it, once it is loaded; `beside` are further layers of its cache."""
         context, made_now = min(room.context, self.config.context), not model.is_packed
-        runner = ModelRunner(self.ready(model), room.pages, room.page_size, context, taps, beside)
+        runner = ModelRunner(self.quantize(model), room.pages, room.page_size, context, taps, beside)
         if made_now and (kept := self._kept) is not None:
             kept.write(runner.model)
         return runner
 
-    def warming(
-        self, room: CacheSize, free: int, guesses: bool, heads: DraftGraphs | None = None
+    def background_warmup(
+        self, room: CacheSize, free: int, guesses: bool, heads: HeadWarmup | None = None
     ) -> AbstractContextManager[object]:
         """Gets kernels ready beside the load, where there are any and that leaves memory for it: `free` bytes."""
-        few, context = few_layers(self.local), min(room.context, self.config.context)
+        few, context = one_layer_per_kind(self.local_config), min(room.context, self.config.context)
         needed = prepared_bytes(few, self.dtype, "meta") + room.context * self.token_bytes // self.config.layers
         if self.device.type != "cuda" or find_spec("triton") is None or self.shard is not None or 2 * needed > free:
             return nullcontext()
 
         def make() -> ModelRunner:
-            model = take_memory(sketch(few, self.dtype), self.device)
+            model = materialize(meta_model(few, self.dtype), self.device)
             for weight in model.parameters():
-                weight.fill_(EVEN)
+                weight.fill_(DUMMY_WEIGHT)
             if heads is not None:
-                heads.borrow(model, context)
-            model = model if self.rounding is None else round_weights(model, self.rounding)
+                heads.share_weights(model, context)
+            model = model if self.rounding is None else quantize_weights_cuda(model, self.rounding)
             pages = -(-context // room.page_size)  # as many as the tables of the real one are wide
-            ways = ((), ()) if heads is None else ((0, model.config.layers), heads.beside)
+            ways = ((), ()) if heads is None else ((0, model.config.layers), heads.extra_layers)
             return ModelRunner(model, pages, room.page_size, context, *ways)
 
         return BackgroundWarmup(make, self.device, guesses, heads)
 
     def copy_bytes(self, bits: Bits) -> int:
         """What its weights take again in so many bits."""
-        return quantized_bytes(self.local, bits, self.dtype, self.device)
+        return quantized_bytes(self.local_config, bits, self.dtype, self.device)
 
 
 @dataclass(frozen=True)
@@ -192,13 +198,13 @@ def choose_bits(config: EngineConfig, checkpoint: Checkpoint, device: torch.devi
     """Of a weight; None for floats. Who names a float type gets it."""
     if config.quantization == "auto":
         fast = device.type == "cpu" and config.dtype == "auto" and native_for(device) is not None
-        return 8 if fast and is_rounded(checkpoint) else None
+        return 8 if fast and is_quantized(checkpoint) else None
     if config.quantization == "none" or device.type != "cpu":
         return None
     return 8 if config.quantization == "int8" else 4
 
 
-def choose_rounding(config: EngineConfig, device: torch.device) -> Rounding | None:
+def choose_rounding(config: EngineConfig, device: torch.device) -> QuantFormat | None:
     """In what a CUDA device has weights and rows; None for floats, and on a CPU, which has ways of its own."""
     on_cpu, wanted = device.type == "cpu", config.quantization
     if wanted == "fp8" and on_cpu:

@@ -16,7 +16,7 @@ from .bench_load import LOAD
 from .bench_never_slower import NEVER_SLOWER
 from .bench_offline import DRAFTERS_BENCH, OFFLINE_BENCH
 from .bench_synthetic import SYNTHETIC
-from .command import Command
+from .common import Command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from foretell.bench.peers import Endpoint
 from foretell.bench.workloads import load, take
 
 from .bench_common import add_result_arguments, tell
-from .command import Command
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.check import CheckFindings
@@ -48,7 +48,7 @@ def short_prompts() -> list[BenchPrompt]:
 
 
 def report(args: argparse.Namespace, found: CheckFindings) -> None:
-    from foretell.bench.check_report import markdown, remarks
+    from foretell.bench.check import markdown, remarks
     from foretell.bench.page.check import page
 
     tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))

@@ -24,10 +24,10 @@ AUTO = "auto"
 
 def look_at(args: argparse.Namespace) -> ModelSource:
     """The target, before it is loaded."""
-    from foretell.build.model_source import open_model, say_on_stderr
+    from foretell.build.model_source import open_model, print_progress
 
     config = EngineConfig(**given_options(args, EngineConfig))
-    return open_model(config.model, config, say_on_stderr)
+    return open_model(config.model, config, print_progress)
 
 
 def weights(target: ModelSource) -> str:

@@ -17,7 +17,7 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 
 from .bench_common import add_result_arguments, add_workload_arguments, look_at, tell
-from .command import Command
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.compare import CompareFindings
@@ -122,14 +122,14 @@ def in_process(args: argparse.Namespace) -> dict[str, Peer]:
     named = [word for word in IN_PROCESS if word in args.peers]
     if not named:
         return {}
-    from foretell.bench.peer_transformers import TransformersPeer
+    from foretell.bench.peers import TransformersPeer
 
     return {peer.name: peer for peer in TransformersPeer(look_at(args), named).peers}
 
 
 def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> dict[str, Peer]:
     """One server of ours, asked with and without speculation."""
-    from foretell.bench.serving import own_server
+    from foretell.bench.server_process import own_server
 
     if not any(word in args.peers for word in OWN_SERVER):
         return {}
@@ -143,7 +143,7 @@ def own_servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitS
 
 
 def report(args: argparse.Namespace, found: CompareFindings) -> None:
-    from foretell.bench.compare_report import markdown, remarks
+    from foretell.bench.compare import markdown, remarks
     from foretell.bench.page.compare import page
 
     tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))

@@ -10,8 +10,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from foretell import __version__
-from foretell.bench.arrivals import ClosedLoop, Level, Poisson
-from foretell.bench.clients import Address
+from foretell.bench.http_client import Address, ClosedLoop, Level, Poisson
 from foretell.bench.load import AUTO, LoadArm, LoadFindings, LoadPlan, arms_of, check, run_load
 from foretell.bench.workloads import load
 from foretell.config import EngineConfig, SpeculationConfig
@@ -19,7 +18,7 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 
 from .bench_common import add_result_arguments, add_workload_arguments, numbers, tell, wholes
-from .command import Command
+from .common import Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,7 +132,7 @@ def levels(args: argparse.Namespace) -> tuple[Level, ...]:
 
 def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> tuple[Address, Address | None]:
     """The one that adapts, and the one that does not; where none is named they are started."""
-    from foretell.bench.serving import own_server
+    from foretell.bench.server_process import own_server
 
     if args.base_url is not None:
         fixed = None if args.fixed_url is None else Address.parse(args.fixed_url, args.api_key)
@@ -147,7 +146,7 @@ def servers(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack
 
 
 def report(args: argparse.Namespace, found: LoadFindings) -> None:
-    from foretell.bench.load_report import markdown, remarks
+    from foretell.bench.load import markdown, remarks
     from foretell.bench.page.load import page
 
     tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))

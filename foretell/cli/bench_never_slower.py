@@ -23,7 +23,7 @@ from foretell.config import EngineConfig
 from foretell.options import add_options, given_options
 
 from .bench_common import add_result_arguments, look_at, tell, wholes, words
-from .command import Command
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.never_slower import Findings
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from foretell.bench import never_slower
-    from foretell.bench.batches import EngineBatches
+    from foretell.bench.batch_backend import EngineBatches
     from foretell.bench.drafter_slots import DrafterSlots, open_with
     from foretell.bench.plan import Plan
     from foretell.bench.progress import Progress
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     items = load("own")
     by_task = {scene.task: [item for item in items if item.task == scene.task] for scene in scenes}
     llm = open_with(arms_to_load(scenes), **given_options(args, EngineConfig))
-    if not llm.assembly.profiler.controller.costs.known:
+    if not llm.assembly.profiler.controller.costs.is_known:
         llm.measure()
     # Without schemas: a grammar guesses as well, and this one is about drafters.
     stage = EngineBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=extent.max_tokens, schemas=False))
@@ -90,7 +90,7 @@ def extent_of(args: argparse.Namespace) -> Extent:
 
 
 def report(args: argparse.Namespace, found: Findings) -> None:
-    from foretell.bench.never_slower_report import markdown, remarks
+    from foretell.bench.never_slower import markdown, remarks
     from foretell.bench.page.never_slower import page
 
     tell(args, markdown(found), remarks(found), found.as_json(), lambda: page(found))

@@ -23,7 +23,7 @@ from .bench_common import (
     wholes,
     words,
 )
-from .command import Command
+from .common import Command
 
 if TYPE_CHECKING:
     from foretell.bench.measure import Variant
@@ -56,7 +56,7 @@ def add_drafters_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_drafters(args: argparse.Namespace) -> int:
-    from foretell.bench.variants import arms_of, default_names
+    from foretell.bench.measure import arms_of, default_names
     from foretell.draft.registry import KINDS
 
     plan, items = asked(args, DRAFTERS)
@@ -90,7 +90,7 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_offline(args: argparse.Namespace) -> int:
-    from foretell.bench.variants import grid_of
+    from foretell.bench.measure import grid_of
 
     plan, items = asked(args, OFFLINE)
     arms = grid_of(args.drafters, args.nodes, SpeculationConfig(**given_options(args, SpeculationConfig)))
@@ -151,7 +151,7 @@ def measure(
     from foretell.bench.run import BenchJob, run
 
     llm = open_with(arms, **given_options(args, EngineConfig))
-    if not llm.assembly.profiler.controller.costs.known:
+    if not llm.assembly.profiler.controller.costs.is_known:
         llm.measure()
     order = BenchJob(args.bench, arms, items, plan, conditions(args, llm, target, arms, plan))
     done = run(order, EngineBackend(llm, DrafterSlots(llm, target)), Progress())

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import given_options
+from foretell.vllm_config import speculation_from_vllm
 
 from .bench_common import look_at
-from .command import Command
-from .common import add_engine_arguments, add_output_arguments, check_out, give, load_llm
+from .common import Command, add_engine_arguments, add_output_arguments, check_out, give, load_llm, log
 
 if TYPE_CHECKING:
     from foretell.certify.certificate import Certificate, CertifyJob
@@ -47,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
     from foretell.certify.certificate import certify
 
     sys.path.insert(0, "")  # a rule from outside is looked for where the user stands, too
-    say = _say_aside if args.json else print
+    report = log if args.json else print
     order = _order(args)
     check_drafter(args)
-    if order.writes:
+    if order.needs_model:
         check_length(args, order)
     with redirect_stdout(sys.stderr if args.json else sys.stdout):  # a rule from outside may print
-        found = certify(order, lambda: load_llm(_for_certificate(args)), say)
-        say(verdict(found))
+        found = certify(order, lambda: load_llm(_for_certificate(args)), report)
+        report(verdict(found))
     give(found.as_json(), args)
     return EXIT[found.verdict]
 
@@ -65,7 +65,7 @@ def check_drafter(args: argparse.Namespace) -> None:
 
     given = given_options(_for_certificate(args), SpeculationConfig)
     vllm = getattr(args, "speculative_config", None)
-    arms(SpeculationConfig(**given) if vllm is None else SpeculationConfig.from_vllm(vllm, **given))
+    arms(SpeculationConfig(**given) if vllm is None else speculation_from_vllm(vllm, **given))
 
 
 def _order(args: argparse.Namespace) -> CertifyJob:
@@ -95,7 +95,9 @@ def _long_order(order: CertifyJob, tokens: int) -> CertifyJob:
     from foretell.bench.workloads import own
 
     prompts = tuple(item.messages[-1]["content"] for item in own())
-    return replace(order, prompts=prompts, max_tokens=-(-tokens // (order.rounds * len(prompts))), past_the_end=True)
+    return replace(
+        order, prompts=prompts, max_tokens=-(-tokens // (order.num_settings * len(prompts))), ignore_eos=True
+    )
 
 
 def check_length(args: argparse.Namespace, order: CertifyJob) -> None:
@@ -113,8 +115,8 @@ def check_length(args: argparse.Namespace, order: CertifyJob) -> None:
     if order.max_tokens <= room:
         return
     behind = f"behind a prompt of {longest} tokens a text of {context} has room for {room}"
-    if order.past_the_end:
-        most = room * order.rounds * len(order.prompts)
+    if order.ignore_eos:
+        most = room * order.num_settings * len(order.prompts)
         asked = f"shared out over {len(order.prompts)} prompts they are {order.max_tokens} a text, and {behind}"
         raise RequestError("tokens", f"{asked}; ask for {most} or fewer")
     raise RequestError("max_tokens", f"{behind}, not {order.max_tokens}; ask for {room} or fewer")
@@ -140,22 +142,18 @@ def _for_certificate(args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**given)
 
 
-def _say_aside(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def verdict(found: Certificate) -> str:
     """The last line for people."""
     if found.verdict == "not lossless":
         return "verdict: NOT LOSSLESS"
     if found.verdict == "inconclusive":
         return f"verdict: inconclusive: {'; '.join(found.reasons)}"
-    accepted = sum(each.evidence.accepted for each in found.texts)
-    rejected = sum(each.evidence.rejected for each in found.texts)
-    what = "the same tokens" if found.order.judged_as == "match" else "the same greedy tokens"
+    accepted = sum(each.evidence.accepted for each in found.outputs)
+    rejected = sum(each.evidence.rejected for each in found.outputs)
+    what = "the same tokens" if found.job.request_rule == "match" else "the same greedy tokens"
     near = f", {found.near_ties} near-ties excused" if found.near_ties else ""
     same = f"{what} over {accepted} accepted and {rejected} rejected draft tokens{near}"
-    toy = f"in a toy model the same distribution to a total variation of {found.draws[0].finds:.3f}"
+    toy = f"in a toy model the same distribution to a total variation of {found.distribution[0].detectable:.3f}"
     return f"verdict: lossless: {same}; {toy}"
 
 

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 from foretell.errors import CapacityError, RequestError
 
-from .ansi import tell, tint_for
-from .command import Command
-from .common import add_engine_arguments, add_sampling_arguments, check_sampling, load_llm, sampling_params
-from .stream_stats import Tally
+from .common import Command, add_engine_arguments, add_sampling_arguments, check_sampling, load_llm, sampling_params
+from .stream_output import Tally, tell, tint_for
 
 if TYPE_CHECKING:
     from foretell.llm import LLM

@@ -7,6 +7,8 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
 from foretell.sampling_params import SamplingParams
-from foretell.utils.system import uncollected
+from foretell.utils.system import gc_paused
 
 if TYPE_CHECKING:
     from foretell.llm import LLM
@@ -50,10 +52,15 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
 
 
+def log(line: str) -> None:
+    """Print a progress line on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def load_llm(args: argparse.Namespace) -> LLM:
     """The model the flags name."""
     options = given_options(args, EngineConfig) | given_options(args, SpeculationConfig)
-    with uncollected():
+    with gc_paused():
         from foretell.llm import LLM
 
         return LLM(speculative_config=getattr(args, "speculative_config", None), **options)
@@ -120,3 +127,12 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@dataclass(frozen=True)
+class Command:
+    """Its line in `foretell --help`, its flags, and the function that runs it and gives the exit code."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]

@@ -7,10 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .ansi import Palette, Tint, tint_for, wants_colour
-from .command import Command
-from .common import add_report_arguments, check_out, give, load_llm
-from .stream_stats import Tally
+from .common import Command, add_report_arguments, check_out, give, load_llm
+from .stream_output import Palette, Tally, Tint, tint_for, wants_colour
 
 if TYPE_CHECKING:
     from foretell.llm import LLM

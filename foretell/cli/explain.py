@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.errors import RequestError
 
-from .command import Command
-from .common import add_report_arguments, check_out, give, load_llm
+from .common import Command, add_report_arguments, check_out, give, load_llm
 
 if TYPE_CHECKING:
     from foretell.control.adaptive import AdaptiveController
-    from foretell.control.decision_log import Prices
+    from foretell.utils.speculation_math import SpeculationCosts
 
 BATCHES, LENGTHS = (1, 4, 16, 64), (1, 2, 4, 8, 16)
+RATES = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
     controller = llm.engine.controller
     assert isinstance(controller, AdaptiveController), "an engine is built with one"
-    if not controller.arms:
+    if not controller.traits:
         raise RequestError("drafter", "none guesses nothing, so there is nothing to explain; name another")
     llm.measure()
     found = {
@@ -40,31 +40,29 @@ def run(args: argparse.Namespace) -> int:
 
 def explained(controller: AdaptiveController, arm: str) -> dict[str, Any]:
     """When a drafter pays, and how far it would be let to guess."""
-    from foretell.control.decision_log import RATES
-
     prices, settings = prices_of(controller, arm), controller.settings
     return {
-        "draft_ms": {nodes: round(1e3 * prices.draft(1, nodes), 3) for nodes in LENGTHS},
+        "draft_ms": {nodes: round(1e3 * prices.draft_seconds(1, nodes), 3) for nodes in LENGTHS},
         "break_even": {
             texts: {nodes: rounded(prices.break_even(texts, nodes)) for nodes in LENGTHS} for texts in BATCHES
         },
         "choice": {
-            texts: {rate: prices.best(texts, rate, settings.most, settings.margin) for rate in RATES}
+            texts: {rate: prices.best_length(texts, rate, settings.max_draft_tokens, settings.margin) for rate in RATES}
             for texts in BATCHES
         },
     }
 
 
-def prices_of(controller: AdaptiveController, arm: str) -> Prices:
-    from foretell.control.decision_log import Prices
+def prices_of(controller: AdaptiveController, arm: str) -> SpeculationCosts:
+    from foretell.utils.speculation_math import SpeculationCosts
 
-    curve = controller.costs.curve(max(BATCHES) * (1 + max(controller.settings.most, *LENGTHS)))
-    free, costs = controller.arms[arm].free, controller.draft_costs[arm]
+    curve = controller.costs.curve(max(BATCHES) * (1 + max(controller.settings.max_draft_tokens, *LENGTHS)))
+    free, costs = controller.traits[arm].free, controller.draft_costs[arm]
 
     def draft(texts: int, nodes: int) -> float:
         return 0.0 if free or not nodes else costs.seconds(nodes, nodes * texts, 0, float(curve[1]))
 
-    return Prices(lambda texts, nodes: float(curve[texts * (1 + nodes)]), draft)
+    return SpeculationCosts(lambda texts, nodes: float(curve[texts * (1 + nodes)]), draft)
 
 
 def rounded(value: float | None) -> float | None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from foretell.errors import RequestError
 from foretell.types import Delta
 
-from .ansi import tell, tell_colours, tint_for
-from .command import Command
 from .common import (
+    Command,
     add_engine_arguments,
     add_output_arguments,
     add_sampling_arguments,
@@ -21,7 +20,7 @@ from .common import (
     read_text,
     sampling_params,
 )
-from .stream_stats import Tally
+from .stream_output import Tally, tell, tell_colours, tint_for
 
 if TYPE_CHECKING:
     from foretell.llm import LLM

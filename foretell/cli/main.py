@@ -13,7 +13,7 @@ from foretell import __version__
 from foretell.errors import ForetellError
 from foretell.options import nearest
 
-from .command import Command
+from .common import Command
 
 # By name: the file it is in and what it is called there. Others' files are not read: together they take a while.
 COMMANDS = {
@@ -21,16 +21,16 @@ COMMANDS = {
     "generate": ("generate", "GENERATE"),
     "chat": ("chat", "CHAT"),
     "serve": ("serve", "SERVE"),
-    "deploy": ("deploy", "DEPLOY"),
+    "deploy": ("serve", "DEPLOY"),
     "bench": ("bench", "BENCH"),
     "plan": ("plan", "PLAN"),
     "tune": ("tune", "TUNE"),
     "certify": ("certify", "CERTIFY"),
     "train": ("train", "TRAIN"),
-    "export": ("export", "EXPORT"),
+    "export": ("train", "EXPORT"),
     "explain": ("explain", "EXPLAIN"),
     "pairs": ("pairs", "PAIRS"),
-    "check-pair": ("check_pair", "CHECK_PAIR"),
+    "check-pair": ("pairs", "CHECK_PAIR"),
     "pull": ("models", "PULL"),
     "models": ("models", "LIST"),
 }

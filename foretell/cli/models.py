@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 
-from .command import Command
-from .common import add_output_arguments, check_out, give
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+from .common import Command, add_output_arguments, check_out, give, log
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +18,7 @@ def _pull(args: argparse.Namespace) -> int:
     from foretell.hub import pull
 
     check_out(args)
-    path = pull(args.name, _say, args.revision)
+    path = pull(args.name, log, args.revision)
     give({"name": args.name, "revision": args.revision, "path": str(path)}, args)
     if not args.json:
         print(path)
@@ -33,7 +27,7 @@ def _pull(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     from foretell.hub import DEFAULT_MODEL, local_models
-    from foretell.hub.home import packed_folder
+    from foretell.hub.catalog import packed_folder
 
     check_out(args)
     models = local_models()

@@ -7,11 +7,11 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .command import Command
-from .common import add_output_arguments, check_out, give
+from .common import Command, add_output_arguments, check_out, give, log
 
 if TYPE_CHECKING:
-    from foretell.hub.installed import LocalModel
+    from foretell.build.draft_compat import DraftCompat
+    from foretell.hub.catalog import LocalModel
     from foretell.hub.pairs import KnownTarget, Suggestion
 
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_out(args)
-    from foretell.hub.installed import local_models
+    from foretell.hub.catalog import local_models
     from foretell.hub.pairs import FOR_ANY, find_target, known_targets
 
     known = known_targets()
@@ -86,3 +86,59 @@ def size(billions: float | None) -> str:
 
 
 PAIRS = Command("list drafts and heads that suit a model", add_arguments, run)
+
+
+WILL_NOT = 1
+VERDICTS = {
+    "same": "works: the same tokens",
+    "tokens": "works, with another tokenizer: by the tokens both have",
+    "strings": "works, with another tokenizer: by text",
+    "refused": "will not work",
+}
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", help="the model whose text is wanted: a built-in name, a folder, a .gguf file or an id"
+    )
+    parser.add_argument("draft", help="the model that is to guess, named likewise")
+    add_output_arguments(parser)
+
+
+def run_check(args: argparse.Namespace) -> int:
+    check_out(args)
+    from foretell.build.draft_compat import check_model_names
+
+    found = check_model_names(args.target, args.draft, log)
+    give(compat_json(found, args.target, args.draft), args)
+    if not args.json:
+        print("\n".join(in_words(found, args.target, args.draft)))
+    return 0 if found.works else WILL_NOT
+
+
+def compat_json(found: DraftCompat, target: str, draft: str) -> dict[str, Any]:
+    shared = found.vocab_map
+    return {
+        "target": target,
+        "draft": draft,
+        "works": found.works,
+        "kind": found.kind,
+        "reason": found.message,
+        "notes": list(found.notes),
+        "parameters": found.parameters and dict(zip(("target", "draft"), found.parameters, strict=True)),
+        "weight_ratio": found.weight_ratio,
+        "agreement": found.agreement,
+        "shared_tokens": None if shared is None else len(shared.to_target),
+        "drafter": f"model:{draft}" if found.works else None,
+    }
+
+
+def in_words(found: DraftCompat, target: str, draft: str) -> list[str]:
+    """The verdict, its reason, what to know, and what to type."""
+    lines = [VERDICTS[found.kind], found.message, *found.notes]
+    if found.works:
+        lines.append(f"use it: foretell generate PROMPT --model {target} --drafter model:{draft}")
+    return [lines[0], *(f"  {line}" for line in lines[1:])]
+
+
+CHECK_PAIR = Command("say whether a draft model will work for a target, and how", add_check_arguments, run_check)

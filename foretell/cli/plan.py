@@ -10,16 +10,14 @@ from pathlib import Path
 
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
-from foretell.plan.config import PlanConfig, parts_of
+from foretell.plan.config import PlanConfig, resolve_inputs
 from foretell.plan.fleet.config import FleetConfig, trial_of
-from foretell.plan.fleet.table import words
+from foretell.plan.fleet.sizing import fleet_report
 from foretell.plan.page import html, svg
-from foretell.plan.planner import Forecast, forecast
-from foretell.plan.query import PlanQuery
+from foretell.plan.planner import PlanQuery, PlanResult, make_plan
 from foretell.plan.table import markdown, plots
 
-from .command import Command
-from .common import add_output_arguments, check_out, give, write_whole
+from .common import Command, add_output_arguments, check_out, give, write_whole
 
 FLEET = "fleet"
 MOST_TEXTS = 1 << 16
@@ -67,10 +65,10 @@ def run_steps(args: argparse.Namespace) -> int:
     for name in given_options(args, FleetConfig):
         raise RequestError(name, "is for a fleet; say foretell plan fleet")
     config = PlanConfig(**given_options(args, PlanConfig))
-    parts = parts_of(config)
+    parts = resolve_inputs(config)
     question = PlanQuery(
         parts.target,
-        parts.guesser,
+        parts.drafter,
         config.count,
         config.acceptance,
         batches(DEFAULT_BATCHES) if args.batch is None else args.batch,
@@ -78,7 +76,7 @@ def run_steps(args: argparse.Namespace) -> int:
         config.max_draft,
         config.length,
     )
-    tell(args, forecast(question, parts.calibration))
+    tell(args, make_plan(question, parts.calibration))
     return 0
 
 
@@ -88,14 +86,14 @@ def run_fleet(args: argparse.Namespace) -> int:
             raise RequestError(name, "is not for a fleet, whose load comes of --rate, --prompt and --output")
     config = PlanConfig(**given_options(args, PlanConfig))
     fleet = FleetConfig(**given_options(args, FleetConfig))
-    trial = trial_of(config, fleet, parts_of(config))
-    found = trial.fewest() if fleet.replicas is None else trial.of(fleet.replicas)
-    print(words(trial, found, fleet.replicas is not None), file=sys.stderr if args.json else sys.stdout)
+    trial = trial_of(config, fleet, resolve_inputs(config))
+    found = trial.smallest() if fleet.replicas is None else trial.simulate(fleet.replicas)
+    print(fleet_report(trial, found, fleet.replicas is not None), file=sys.stderr if args.json else sys.stdout)
     give({"plan": FLEET, "models": asdict(config), "fleet": asdict(fleet), **found.as_json()}, args)
     return 0
 
 
-def tell(args: argparse.Namespace, found: Forecast) -> None:
+def tell(args: argparse.Namespace, found: PlanResult) -> None:
     """Standard output is for the tables, or with --json for the JSON alone."""
     stream = sys.stderr if args.json else sys.stdout
     print(markdown(found), file=stream)

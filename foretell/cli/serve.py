@@ -13,10 +13,10 @@ from foretell.errors import RequestError
 from foretell.options import add_options, given_options, nearest
 from foretell.server.compat_flags import CompatFlags, add_ignored_flags, check_speculation, merge_options
 from foretell.server.config import ServerConfig
-from foretell.utils.system import uncollected
+from foretell.utils.system import gc_paused
+from foretell.vllm_config import speculation_from_vllm
 
-from .command import Command
-from .common import add_engine_arguments
+from .common import Command, add_engine_arguments
 
 Settings = tuple[ServerConfig, EngineConfig, SpeculationConfig, list[str]]
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         from foretell.cluster.run import serve_replicas
 
         return serve_replicas(cluster, ReplicaSpec(server, engine, speculation), foreign)
-    with uncollected():
+    with gc_paused():
         from foretell.server.run import serve
 
     return serve(server, engine, speculation, foreign)
@@ -62,7 +62,7 @@ def settings(args: argparse.Namespace) -> Settings:
     engine = merge_options(given_options(args, EngineConfig), theirs.engine_options())
     guesses = merge_options(given_options(args, SpeculationConfig), theirs.speculation_options())
     config = getattr(args, "speculative_config", None)
-    speculation = SpeculationConfig(**guesses) if config is None else SpeculationConfig.from_vllm(config, **guesses)
+    speculation = SpeculationConfig(**guesses) if config is None else speculation_from_vllm(config, **guesses)
     check_speculation(speculation)
     foreign = [*dict.fromkeys(getattr(args, "ignored_flags", [])), *theirs.ignored]
     server = ServerConfig(**given_options(args, ServerConfig))
@@ -128,3 +128,26 @@ def _words(parser: FileParser, path: Path, name: Any, value: Any) -> list[str]:
 
 
 SERVE = Command("serve a model over HTTP, as OpenAI's API", add_arguments, run)
+
+
+def add_deploy_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "config", metavar="FILE", type=Path, help="YAML with the settings of `foretell serve`, those of replicas too"
+    )
+    parser.add_argument("--remove", action="store_true", help="take the application down instead")
+
+
+def run_deploy(args: argparse.Namespace) -> int:
+    if not vars(read_file(args.config)):
+        raise RequestError("config", f"{args.config} is empty; say at least what to serve: 'model: smollm2-135m'")
+    args = with_file(args)
+    server, engine, speculation, _ = settings(args)
+    given = given_options(args, ClusterConfig)
+    cluster = ClusterConfig(**({"replicas": 1} if "autoscaling" not in given else {}) | given)
+    from foretell.cluster.replica_spec import ReplicaSpec
+    from foretell.cluster.run import deploy_app, remove_app
+
+    return remove_app(cluster) if args.remove else deploy_app(cluster, ReplicaSpec(server, engine, speculation))
+
+
+DEPLOY = Command("put replicas of a model on Ray, or another version in their place", add_deploy_arguments, run_deploy)

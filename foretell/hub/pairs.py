@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 
-from foretell.hub.installed import LocalModel
+from foretell.hub.catalog import LocalModel
 
 # What works for any target: nothing to fetch, nothing to train.
 FOR_ANY = {

@@ -11,8 +11,8 @@ from pathlib import Path
 from foretell.errors import ForetellError, ModelError, RequestError, UnknownModelError
 from foretell.hub import huggingface
 from foretell.hub.catalog import BUILTINS
+from foretell.hub.checkpoint import check_folder
 from foretell.hub.fetch import fetch
-from foretell.hub.folder import check_folder
 from foretell.hub.gguf_file import MAGIC
 from foretell.options import nearest
 

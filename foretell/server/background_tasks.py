@@ -50,13 +50,13 @@ class DraftReloader:
 
     async def poll(self) -> None:
         """Check the folder once; swap a new head in if it is accepted more often."""
-        from foretell.build.head_hot_swap import read_or_say
+        from foretell.build.head_hot_swap import load_or_report
 
-        head = await asyncio.to_thread(read_or_say, self.hot_swap)
+        head = await asyncio.to_thread(load_or_report, self.hot_swap)
         if isinstance(head, str):
             LOG.warning("%s", head)
         elif head is not None:
-            message = await self.engine.between_steps(lambda: self.hot_swap.judge(head))
+            message = await self.engine.between_steps(lambda: self.hot_swap.replace_if_better(head))
             if message:
                 LOG.info("%s", message)
 
@@ -87,7 +87,7 @@ class StatsLogger:
 
     def values(self, seconds: float) -> dict[str, Any] | None:
         """Return the statistics of the last `seconds`; None if there were no tokens."""
-        self.service.engine.catch_up()
+        self.service.engine.deliver_pending()
         now, before = deepcopy(self.service.metrics.totals), self._last
         self._last = now
         if now.tokens == before.tokens and now.prompt_tokens == before.prompt_tokens:

@@ -96,7 +96,7 @@ class ChoiceState:
         """Add the output of one step and return its new parts, without dropped tool calls."""
         delta = item.delta
         self._count_draft(item)
-        self.state, self.prompt_logprobs = item.track, item.track.prompt_logprobs
+        self.state, self.prompt_logprobs = item.state, item.state.prompt_logprobs
         self.text += delta.text
         self.tokens += delta.tokens
         self.origins += delta.origins
@@ -160,12 +160,12 @@ class ChoiceState:
 
 def skip_reason(item: StreamItem) -> str:
     """Return why a step had no draft for its sequence."""
-    request = item.track.seq.request
+    request = item.state.seq.request
     if not request.speculation.enabled or request.speculation.max_draft == 0:
         return USER
     if not request.drafters:
         return OFF
-    if item.first:
+    if item.is_first:
         return FIRST  # the first token comes from prefill, which has no draft
     if item.delta.finish_reason == "length" and len(item.delta.tokens) == 1:
         return LAST

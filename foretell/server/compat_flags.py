@@ -6,9 +6,10 @@ import argparse
 from dataclasses import dataclass, fields
 from typing import Any
 
-from foretell.config import METHODS, SpeculationConfig
+from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.options import nearest, option, strict
+from foretell.vllm_config import METHODS, speculation_from_vllm
 
 # SGLang's and llama.cpp's names of a method -> vLLM's.
 ALGORITHMS = {
@@ -140,7 +141,7 @@ def _method(algorithm: str) -> str:
 def _drafter_name(method: str | None, model: str | None) -> str:
     """Return the drafter for vLLM's method and model; the model alone selects a draft model."""
     given = {"method": method, "model": model}
-    return SpeculationConfig.from_vllm({name: value for name, value in given.items() if value}).drafter
+    return speculation_from_vllm({name: value for name, value in given.items() if value}).drafter
 
 
 def merge_options(own: dict[str, Any], translated: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as PrometheusCounter
 
-from foretell.engine.streams import Load, StepClock, StepReport
+from foretell.engine.streams import Load, StepReport, StepTiming
 from foretell.server.choice_state import skip_reason
 from foretell.server.memory_report import process_memory
 from foretell.types import TARGET
@@ -48,21 +48,21 @@ class Speedup:
 
     def observe(self, report: StepReport) -> None:
         """Count one step."""
-        step = plain_step_seconds(self.plain_seconds, report.clock)
+        step = plain_step_seconds(self.plain_seconds, report.timing)
         if step is not None:
-            tokens = sum(len(item.delta.tokens) for item in report.pieces)
-            self.plain_decode_seconds += tokens / report.clock.texts * step
-            self.decode_seconds += report.clock.seconds
+            tokens = sum(len(item.delta.tokens) for item in report.items)
+            self.plain_decode_seconds += tokens / report.timing.num_sequences * step
+            self.decode_seconds += report.timing.seconds
 
     @property
     def value(self) -> float | None:
         return self.plain_decode_seconds / self.decode_seconds if self.decode_seconds > 0 else None
 
 
-def plain_step_seconds(plain_seconds: PlainSeconds, clock: StepClock) -> float | None:
+def plain_step_seconds(plain_seconds: PlainSeconds, clock: StepTiming) -> float | None:
     """Return the step's estimated time without drafts; None if it is not known or the step had prefill."""
-    target_seconds = plain_seconds(clock.texts, clock.context) if clock.decodes else None
-    return None if target_seconds is None else target_seconds + clock.host
+    target_seconds = plain_seconds(clock.num_sequences, clock.context_tokens) if clock.is_decode_only else None
+    return None if target_seconds is None else target_seconds + clock.host_seconds
 
 
 def no_estimate(batch: int, context: int) -> float | None:
@@ -273,15 +273,15 @@ class Metrics:
     def _count_pending(self) -> None:
         reports, self._pending = self._pending, []
         for report in reports:
-            self.prometheus.step_seconds.observe(report.clock.seconds)
-            self._observe_clock(report.clock)
-            for item in report.pieces:
+            self.prometheus.step_seconds.observe(report.timing.seconds)
+            self._observe_clock(report.timing)
+            for item in report.items:
                 self._observe_item(item)
             self._speedup.observe(report)
         if reports:
             self._totals.drafters = reports[-1].drafters  # sums since the start
 
-    def _observe_clock(self, clock: StepClock) -> None:
+    def _observe_clock(self, clock: StepTiming) -> None:
         totals = self._totals
         totals.step_seconds += clock.seconds
         totals.draft_seconds += clock.times.draft_seconds
@@ -290,7 +290,7 @@ class Metrics:
     def _observe_item(self, item: StreamItem) -> None:
         delta, totals = item.delta, self._totals
         totals.tokens += len(delta.tokens)
-        if item.first and delta.choice == 0:  # a prompt counts once, whatever the number of choices
+        if item.is_first and delta.choice == 0:  # a prompt counts once, whatever the number of choices
             self._observe_first_token(item)
         if delta.num_drafted:
             self._observe_draft(delta.num_drafted, sum(origin != TARGET for origin in delta.origins))
@@ -309,7 +309,7 @@ class Metrics:
             totals.per_position[position] += 1
 
     def _observe_first_token(self, item: StreamItem) -> None:
-        state, times = item.track, item.track.timings
+        state, times = item.state, item.state.timings
         self._totals.prompt_tokens += len(state.seq.request.prompt)
         self._totals.cached_tokens += state.cached_prompt_tokens
         if times.first_token is not None and times.started is not None:
@@ -317,7 +317,7 @@ class Metrics:
             self.prometheus.queue_time.observe(times.started - times.added)
 
     def _observe_finish(self, item: StreamItem) -> None:
-        prometheus, stats, times = self.prometheus, item.track.speculation, item.track.timings
+        prometheus, stats, times = self.prometheus, item.state.speculation, item.state.timings
         self._totals.num_finished += 1
         prometheus.finished.inc(item.delta.finish_reason or "")
         if stats.drafted:

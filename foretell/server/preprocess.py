@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from foretell.config import MOST_DRAFTED
+from foretell.config import MAX_DRAFT
 from foretell.errors import RequestError
 from foretell.sampling_params import DECIDING, SamplingParams
 from foretell.server.chat_template import apply_chat_template, forced_functions, select_tools
@@ -290,8 +290,8 @@ def speculation_choice(body: GenerationRequest) -> SpeculationChoice:
     _check_thresholds(options.n_min, options.p_min)
     _check_thresholds(body.speculative_n_min, body.speculative_p_min)
     max_draft = _given_once("speculative.max_draft", options.max_draft, options.n_max, body.speculative_n_max)
-    if max_draft is not None and not 0 <= max_draft <= MOST_DRAFTED:
-        raise RequestError("speculative.max_draft", f"must be between 0 and {MOST_DRAFTED}, not {max_draft}")
+    if max_draft is not None and not 0 <= max_draft <= MAX_DRAFT:
+        raise RequestError("speculative.max_draft", f"must be between 0 and {MAX_DRAFT}, not {max_draft}")
     return SpeculationChoice(
         enabled=options.enabled,
         drafter=_given_once("speculative.drafter", options.drafter, options.method),
@@ -308,8 +308,8 @@ def speculation_choice(body: GenerationRequest) -> SpeculationChoice:
 
 def _check_thresholds(n_min: int | None, p_min: float | None) -> None:
     """Check llama.cpp's draft thresholds. They have no effect: the controller measures which drafts are worth it."""
-    if n_min is not None and not 0 <= n_min <= MOST_DRAFTED:
-        raise RequestError("speculative.n_min", f"must be between 0 and {MOST_DRAFTED}, not {n_min}")
+    if n_min is not None and not 0 <= n_min <= MAX_DRAFT:
+        raise RequestError("speculative.n_min", f"must be between 0 and {MAX_DRAFT}, not {n_min}")
     if p_min is not None and not 0 <= p_min <= 1:
         raise RequestError("speculative.p_min", f"must be between 0 and 1, not {p_min}")
 

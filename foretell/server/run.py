@@ -20,7 +20,7 @@ from foretell.server.app import create_app
 from foretell.server.config import ServerConfig
 from foretell.server.http_protocol import timeout_protocol
 from foretell.server.service import Service
-from foretell.utils.system import give_back, uncollected
+from foretell.utils.system import gc_paused, trim_memory
 
 LEVEL = logging.INFO
 
@@ -63,7 +63,7 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
     if ignored_flags:
         LOG.info("ignored flags of other engines: %s", ", ".join(ignored_flags))
     with bind(config.host, config.port) as sock:  # before the model is loaded: a port in use fails at once
-        with uncollected():
+        with gc_paused():
             service = load(config, engine, speculation)
             app = create_app(service)
         settings = uvicorn.Config(
@@ -84,11 +84,11 @@ def serve(config: ServerConfig, engine: EngineConfig, speculation: SpeculationCo
 def load(config: ServerConfig, engine: EngineConfig, speculation: SpeculationConfig) -> Service:
     """Load the model and return its service."""
     from foretell.build.engine_builder import build_engine
-    from foretell.build.model_source import say_on_stderr
+    from foretell.build.model_source import print_progress
 
-    assembly = build_engine(engine, speculation, say=say_on_stderr)
+    assembly = build_engine(engine, speculation, progress=print_progress)
     assembly.grammars.prepare()
-    give_back()
+    trim_memory()
     return Service(assembly, config, engine, speculation)
 
 
@@ -135,14 +135,14 @@ class Server(uvicorn.Server):
             self.has_cut_off = self.should_exit = self.force_exit = True
 
     def _start_drain(self, sig: int) -> None:
-        LOG.info("%s: draining %d sequences", signal.Signals(sig).name, self.service.engine.texts)
+        LOG.info("%s: draining %d sequences", signal.Signals(sig).name, self.service.engine.num_sequences)
         self._drain_task = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
         """Wait for sequences to finish and clients to read them, together up to the drain timeout."""
         deadline = self._loop.time() + self.service.config.drain_timeout
         if not await self.service.engine.drain(self.service.config.drain_timeout):
-            LOG.warning("%d sequences were not finished in time and are aborted", self.service.engine.texts)
+            LOG.warning("%d sequences were not finished in time and are aborted", self.service.engine.num_sequences)
             self.has_cut_off = True
             await self.service.engine.stop()
         self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - self._loop.time()))

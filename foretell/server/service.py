@@ -103,10 +103,10 @@ class Service:
         """
         self.engine.check_open(1 + self.num_preprocessing)  # reject early, before any work is done for the request
         job = await self.run_in_worker(preprocess, body, client)
-        if len(job.requests) > self.engine.most_texts:
+        if len(job.requests) > self.engine.max_sequences:
             raise RequestError(
                 "n",
-                f"times prompts is {len(job.requests)} sequences; the queue takes {self.engine.most_texts}",
+                f"times prompts is {len(job.requests)} sequences; the queue takes {self.engine.max_sequences}",
             )
         self.engine.check_open(len(job.requests))
         grammar = None if job.grammar is None else await self._compile_grammar(job.grammar)
@@ -122,7 +122,7 @@ class Service:
     @contextmanager
     def _preprocessing_slot(self) -> Iterator[None]:
         """Count a request against the queue limit while it is on its way to the engine."""
-        if self.num_preprocessing >= self.engine.most_texts:
+        if self.num_preprocessing >= self.engine.max_sequences:
             raise QueueFull(f"{self.num_preprocessing} requests are being preprocessed; retry later", 1)
         self.num_preprocessing += 1
         try:
@@ -132,7 +132,7 @@ class Service:
 
     async def _compile_grammar(self, spec: GrammarSpec) -> Any:
         """Return a cached grammar, or compile it in a thread. Waiting for a free thread does not count as timeout."""
-        cached = self.assembly.grammars.known(spec)
+        cached = self.assembly.grammars.cached(spec)
         if cached is not None:
             return cached
         loop, started = asyncio.get_running_loop(), asyncio.Event()

@@ -13,7 +13,7 @@ from .choice_state import skip_reason
 from .metrics import PlainSeconds, plain_step_seconds
 
 if TYPE_CHECKING:
-    from foretell.engine.streams import StepClock, StreamItem
+    from foretell.engine.streams import StepTiming, StreamItem
     from foretell.server.openai.requests import GenerationRequest
     from foretell.tokenizer import StreamDecoder, Tokenizer
     from foretell.types import Delta, RejectedToken, TokenDetail, TokenLogprob
@@ -140,20 +140,20 @@ class TokenDetailFormatter:
             "accepted": sum(origin != TARGET for origin in delta.origins),
             "drafter": delta.drafter or None,
             "skipped": None if delta.num_drafted else skip_reason(item),
-            **({} if item.clock is None else self._times(item, item.clock)),
+            **({} if item.timing is None else self._times(item, item.timing)),
         }
 
-    def _times(self, item: StreamItem, clock: StepClock) -> dict[str, Any]:
+    def _times(self, item: StreamItem, clock: StepTiming) -> dict[str, Any]:
         """Return the step's times in milliseconds; `at_ms` counts from the start of the sequence's prefill."""
-        started = item.track.timings.started or clock.ended
+        started = item.state.timings.started or clock.ended_at
         plain = plain_step_seconds(self.plain_seconds, clock)
         return {
-            "at_ms": _ms(clock.ended - started),
+            "at_ms": _ms(clock.ended_at - started),
             "step_ms": _ms(clock.seconds),
             "drafting_ms": _ms(clock.times.draft_seconds),
             "target_ms": _ms(clock.times.target_seconds),
             "plain_ms": None if plain is None else _ms(plain),
-            "texts": clock.texts,
+            "texts": clock.num_sequences,
         }
 
 

@@ -10,9 +10,8 @@ import tokenizers
 from tokenizers import AddedToken
 
 from foretell.errors import ModelError, UnsupportedModelError
-from foretell.tokenizer.panics import unless_foreign
 from foretell.tokenizer.pipeline_limits import check_growth, check_pipeline
-from foretell.tokenizer.spec import Parts
+from foretell.tokenizer.spec import Parts, unless_foreign
 
 MAX_VOCABULARY = 1 << 24  # tokens
 MAX_REASON = 300  # characters

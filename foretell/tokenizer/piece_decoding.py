@@ -73,10 +73,10 @@ def spelling_of(backend: tokenizers.Tokenizer) -> Spelling:
     steps = state["decoders"] if state["type"] == "Sequence" else [state]
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return ByteLevel()
-    return sentence_piece(steps) or Opaque(backend.decoder)
+    return sentence_piece_steps(steps) or Opaque(backend.decoder)
 
 
-def sentence_piece(steps: list[dict[str, Any]]) -> SentencePiece | None:
+def sentence_piece_steps(steps: list[dict[str, Any]]) -> SentencePiece | None:
     """The steps as a SentencePiece spelling, if they are no others than its own and in its order."""
     kinds = [step["type"] for step in steps]
     if not re.fullmatch(r"(Replace )*(ByteFallback )?(Fuse (Strip )?)?", "".join(kind + " " for kind in kinds)):

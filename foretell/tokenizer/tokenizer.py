@@ -10,9 +10,8 @@ from foretell.errors import RequestError
 from foretell.tokenizer.chat import ChatTemplates
 from foretell.tokenizer.gguf_vocab import read_gguf
 from foretell.tokenizer.hf_files import read_files
-from foretell.tokenizer.panics import unless_foreign
 from foretell.tokenizer.piece_decoding import Reading, spelling_of
-from foretell.tokenizer.spec import Parts
+from foretell.tokenizer.spec import Parts, unless_foreign
 
 LONG = 4096  # characters; `encode` of a longer text would keep all other threads waiting
 MERGED = 4  # characters that a normalizer may make one of; Unicode's own forms stay below

@@ -18,8 +18,8 @@ from huggingface_hub import constants
 from safetensors.torch import save
 
 from foretell.errors import ModelError
-from foretell.hub import blobs
-from foretell.hub.blobs import verified
+from foretell.hub import huggingface as blobs
+from foretell.hub.huggingface import verified
 from tests.waiting import wait_for
 
 REPO = Path(__file__).parents[2]

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.batch_result import Batch, BatchResult
-from foretell.bench.batches import EngineBatches, long_enough, variations
+from foretell.bench.batch_backend import EngineBatches, long_enough, variations
 from foretell.bench.drafter_slots import DrafterSlots, open_with
-from foretell.bench.measure import PLAIN, MeasureJob, Variant
-from foretell.bench.never_slower import Cell, Findings, contend, run
+from foretell.bench.measure import PLAIN, Batch, BatchResult, MeasureJob, Variant
+from foretell.bench.never_slower import Cell, Findings, contend, markdown, remarks, run
 from foretell.bench.never_slower_grid import (
     Extent,
     GridCell,
@@ -27,12 +26,11 @@ from foretell.bench.never_slower_grid import (
     chosen,
     fixed_arms,
 )
-from foretell.bench.never_slower_report import markdown, remarks
 from foretell.bench.never_slower_stats import Contest, Verdict, worst
 from foretell.bench.plan import Plan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.synthetic_drafters import ORACLE_ERRS, UselessDrafter
-from foretell.build.model_source import open_model, say_nothing
+from foretell.build.model_source import no_progress, open_model
 from foretell.cli import main as program
 from foretell.cli.bench_never_slower import exit_code
 from foretell.config import EngineConfig
@@ -306,7 +304,7 @@ def llm(folder: Path) -> LLM:
 
 @pytest.fixture
 def stage(folder: Path, llm: LLM) -> EngineBatches:
-    target = open_model(str(folder), EngineConfig(), say_nothing)
+    target = open_model(str(folder), EngineConfig(), no_progress)
     return EngineBatches(llm, DrafterSlots(llm, target), Plan(max_tokens=24, schemas=False))
 
 

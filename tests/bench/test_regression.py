@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from foretell.bench.engine_backend import NO_GUESS, EngineBackend
-from foretell.bench.measure import PLAIN, Sample, measure
+from foretell.bench.measure import PLAIN, Sample, arms_of, measure
 from foretell.bench.plan import Plan
 from foretell.bench.prompt import BenchPrompt
 from foretell.bench.results import summarise
-from foretell.bench.variants import arms_of
 from foretell.bench.workloads import load, take
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.registry import HEADS, KINDS
@@ -43,11 +42,11 @@ def drafters() -> list[str]:
 def accepted_per_step(names: list[str]) -> dict[str, float]:
     """Over one prompt of each task, greedy, in the model's own integers: the same on every machine with our kernels."""
     from foretell.bench.drafter_slots import DrafterSlots, open_with
-    from foretell.build.model_source import open_model, say_nothing
+    from foretell.build.model_source import no_progress, open_model
 
     arms = arms_of(names, [LENGTH], SpeculationConfig())
     llm = open_with(arms, quiet=True)
-    stage = EngineBackend(llm, DrafterSlots(llm, open_model(llm.config.model, EngineConfig(), say_nothing)))
+    stage = EngineBackend(llm, DrafterSlots(llm, open_model(llm.config.model, EngineConfig(), no_progress)))
     plan = Plan(max_tokens=TOKENS, rounds=1, temperatures=(0.0,), schemas=False)
     items, _ = take(load("own", tasks=TASKS), 1, lambda item: stage.fits(item, plan))
     samples: list[Sample] = []

@@ -33,7 +33,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"autoscaling": '{"min_replicas": 3, "max_replicas": 2}'}, "min_replicas <= max_replicas"),
     ({"autoscaling": '{"max_replicas": 2, "initial_replicas": 3}'}, "initial_replicas between"),
     ({"autoscaling": '{"target_ongoing_requests": 0.0}'}, "target_ongoing_requests above 0"),
-    ({"autoscaling": '{"max_replicas": "two"}'}, "must be a whole number"),
+    ({"autoscaling": '{"max_replicas": "two"}'}, "must be an integer"),
     ({"replica_cpus": 0.0}, "replica_cpus: must be above 0"),
     ({"replica_gpus": -1.0}, "replica_gpus: must be 0 or more"),
     ({"routing": "any"}, "routing: must be prefix"),

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from foretell import draft as drafters
-from foretell.certify.toy import Context, bias, world
-from foretell.certify.toy import World as Toy
-from foretell.certify.toy_drafters import chain, tree
+from foretell.certify.toy import Context, bias, chain, toy_language, tree
+from foretell.certify.toy import ToyLanguage as Toy
 from foretell.config import SpeculationConfig
 from foretell.draft.base import Drafter
 from foretell.draft.mix import MixDrafter
@@ -19,7 +18,7 @@ from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.draft.tree_merge import MergedDrafter, merged
-from foretell.engine.stats import Speculation, origins
+from foretell.engine.stats import SpeculationStats, token_origins
 from foretell.sampling_params import SamplingParams
 from foretell.types import (
     TARGET,
@@ -34,7 +33,7 @@ from foretell.types import (
 )
 from foretell.verify.randomness import RandomSource
 from foretell.verify.rules import EXACT, Rule
-from tests.laws.test_same_text import SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
+from tests.laws.test_losslessness import SAMPLING, WORLDS, oracle, preempt_youngest, truth_for
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, model_drafter, run
 
 LEFT = Draft((1, 2, 3), (-1, 0, 1), "left", confidence=(0.9, 0.5, 0.5))
@@ -57,9 +56,9 @@ def test_the_record_says_whose_guess_stood() -> None:
     request = Request("0", (1,), SamplingParams(), 0, 9)
     share = ScheduledSequence.of(Sequence(0, request, [1, 2]), 1)
     outcome = StepResult(share, found, VerifyResult((0, 1), 9), new_tokens=(1, 4, 9))
-    assert origins(outcome) == ("left", "right", TARGET)
-    record = Speculation()
-    record.observe(outcome, origins(outcome))
+    assert token_origins(outcome) == ("left", "right", TARGET)
+    record = SpeculationStats()
+    record.observe(outcome, token_origins(outcome))
     counts = {name: (count.drafted, count.accepted) for name, count in record.by_drafter.items()}
     assert counts == {"left": (3, 1), "right": (2, 1)} and (record.drafted, record.accepted) == (5, 2)
 
@@ -76,7 +75,7 @@ def test_behind_drawn_guesses_others_keep_the_law(rule: Rule) -> None:
             return merged([fixed, mine], len(mine) + 2, "both", drawn=True)
 
         for kind in ("random", "zeros"):
-            assert bias(world(kind, 3, 4, seed=1), make, rule, 3) < 1e-12
+            assert bias(toy_language(kind, 3, 4, seed=1), make, rule, 3) < 1e-12
 
 
 @pytest.mark.parametrize("rule", EXACT.values(), ids=EXACT)
@@ -90,7 +89,7 @@ def test_a_draw_that_is_dropped_for_another_breaks_the_law(rule: Rule) -> None:
         sure = float(mine.probs[0, mine.tokens[0]])
         return mine if sure > 0.5 else fixed
 
-    assert bias(world("random", 3, 4, seed=1), make, rule, 3) > 1e-3
+    assert bias(toy_language("random", 3, 4, seed=1), make, rule, 3) > 1e-3
 
 
 def mixed(truth: list[list[int]]) -> MixDrafter:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell.engine.engine import Engine
-from foretell.engine.fault_isolation import rescue
+from foretell.engine.fault_isolation import recover
 from foretell.kv import swap as swap_module
 from foretell.kv.swap import Swap
 from foretell.types import Budget, Draft, Sequence
@@ -37,14 +37,14 @@ def swapping(world: World) -> tuple[Engine, Swap]:
 
 
 def stashed_bytes(swap: Swap) -> int:
-    return sum(stash.nbytes for stash in swap._stashes.values())
+    return sum(stash.nbytes for stash in swap._swapped.values())
 
 
 def test_a_second_stash_replaces_the_first_one() -> None:
     engine, swap = swapping(World(page_size=PAGE))
     seq = running(engine, "0", prompt(9))
     for _ in range(3):
-        swap.keep(seq)
+        swap.swap_out(seq)
         assert swap.used == stashed_bytes(swap) > 0
     swap.forget(seq)
     assert swap.used == 0
@@ -59,7 +59,7 @@ def test_a_stash_that_the_prefix_cache_covers_is_freed_on_return() -> None:
         assert swap.used == stashed_bytes(swap)
         engine.scheduler.schedule([])
         assert seq.cached == 2 * PAGE and swap.used == 0
-    assert swap.brought_back == 0
+    assert swap.swapped_in == 0
 
 
 def test_swap_space_is_all_free_after_many_preemptions() -> None:
@@ -72,7 +72,7 @@ def test_swap_space_is_all_free_after_many_preemptions() -> None:
             engine.scheduler.preempt(engine.scheduler.running[-1])
 
     run(engine, preempt_often)
-    assert swap.kept > 10 and swap.used == 0
+    assert swap.swapped_out > 10 and swap.used == 0
     assert all(track.seq.finish_reason for track in tracks)
 
 
@@ -96,7 +96,7 @@ def test_an_abort_of_the_first_waiting_request_lets_the_next_one_in() -> None:
 
 
 class FailingSwap(Swap):
-    def keep(self, seq: Sequence) -> None:
+    def swap_out(self, seq: Sequence) -> None:
         raise ValueError("planted")
 
 
@@ -107,7 +107,7 @@ def test_a_preempted_sequence_waits_even_if_its_copy_fails() -> None:
     with pytest.raises(ValueError, match="planted"):
         engine.scheduler.preempt(seq)
     assert list(engine.scheduler.waiting) == [seq] and not engine.scheduler.running
-    assert not seq.pages and engine.runner.pool.held == 0
+    assert not seq.pages and engine.runner.pool.num_held == 0
     engine.abort("0")
     assert not engine.busy
 
@@ -126,7 +126,7 @@ def test_a_copy_that_fails_costs_a_second_prefill_only(
     tracks = [track for i, each in enumerate(PROMPTS) for track in add(engine, str(i), each)]
     run(engine)
     assert [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks] == truth
-    assert engine.scheduler.preemptions > 0 and swap.brought_back == swap.used == 0
+    assert engine.scheduler.preemptions > 0 and swap.swapped_in == swap.used == 0
 
 
 def decoding() -> Engine:
@@ -172,12 +172,12 @@ def test_isolation_leaves_no_more_running_than_the_limits_allow() -> None:
     memory_is_back = out_of_memory_alone(engine)
     with pytest.raises(ValueError, match="planted") as failed:
         engine.step()
-    found = rescue(engine, list(engine.states.values()), failed.value)
+    found = recover(engine, list(engine.states.values()), failed.value)
     scheduler = engine.scheduler
-    assert not found.lost and engine.oom_backoff.sheds == 1
+    assert not found.failed and engine.oom_backoff.num_ooms == 1
     assert len(scheduler.running) <= scheduler.max_num_seqs < 6
     check_pages(engine)
     memory_is_back()
     while engine.busy:
         engine.step()
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0

@@ -13,7 +13,7 @@ from foretell.draft.base import Drafter, NoDrafter
 from foretell.engine.engine import Engine
 from foretell.kv import swap as module
 from foretell.kv.cache import slots_of
-from foretell.kv.swap import LEAST_READ, TRIALS, Swap
+from foretell.kv.swap import COPY_SAMPLES, MIN_PREFILL_TOKENS, Swap
 from foretell.types import Sequence
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, model_drafter, run
 
@@ -50,7 +50,7 @@ def swaps_and_changes_nothing(make: Callable[[str], Drafter], world: World) -> N
         engine, swap = swapping(world, make(world.device))
         assert written(engine, temperature=temperature) == truth
         assert engine.scheduler.preemptions > 0
-        assert swap.kept >= swap.brought_back > 0
+        assert swap.swapped_out >= swap.swapped_in > 0
         assert swap.used == 0, "nothing is left behind"
 
 
@@ -70,7 +70,7 @@ def comes_back_as_it_was(make: Callable[[str], Drafter], device: str) -> None:
     for tensor in engine.runner.cache.tensors:
         tensor.fill_(7.0)
     engine.scheduler.schedule([])
-    assert swap.brought_back == len(seqs)
+    assert swap.swapped_in == len(seqs)
     for seq, (cached, tensors) in zip(seqs, before, strict=True):
         assert seq.cached == cached
         assert all(map(torch.equal, lying(engine, seq, cached), tensors))
@@ -89,16 +89,16 @@ def measures_and_chooses(world: World) -> bool:
     truth = generate(None, replace(world, pages=512), prompts=LONG, **WRITING)
     for seconds, copies in ((0.0, True), (1e9, False)):
         engine, swap = swapping(world)
-        swap._copying, swap._reading = [seconds] * TRIALS, 1.0
+        swap._copy_seconds, swap._prefill_seconds = [seconds] * COPY_SAMPLES, 1.0
         assert written(engine, LONG, **WRITING) == truth
-        assert engine.scheduler.preemptions > TRIALS
-        assert (swap.kept > 0) == copies
+        assert engine.scheduler.preemptions > COPY_SAMPLES
+        assert (swap.swapped_out > 0) == copies
     engine, swap = swapping(world)
     assert written(engine, LONG, **WRITING) == truth
-    assert swap._reading is not None and swap._reading > 0, "steps that read are timed"
-    assert len(swap._copying) == TRIALS and min(swap._copying) > 0, "and so are the first copies"
-    assert swap.kept >= TRIALS
-    return swap.pays
+    assert swap._prefill_seconds is not None and swap._prefill_seconds > 0, "steps that read are timed"
+    assert len(swap._copy_seconds) == COPY_SAMPLES and min(swap._copy_seconds) > 0, "and so are the first copies"
+    assert swap.swapped_out >= COPY_SAMPLES
+    return swap.is_faster
 
 
 @pytest.mark.parametrize("prefix", [False, True])
@@ -117,14 +117,14 @@ def test_what_is_brought_back_is_not_read_again() -> None:
     written(engine)
     plain = TIGHT.engine()
     written(plain)
-    assert swap.brought_back > 0
+    assert swap.swapped_in > 0
     assert engine.stats.rows < plain.stats.rows
 
 
 def test_without_room_texts_are_read_again() -> None:
     engine, swap = swapping(room=1)
     assert written(engine) == generate(None, World())
-    assert swap.kept == 0
+    assert swap.swapped_out == 0
 
 
 def test_without_memory_for_a_copy_texts_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,11 +136,11 @@ def test_without_memory_for_a_copy_texts_are_read_again(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(module, "_to_host", fails)
         assert written(engine) == truth
-        assert swap.kept == swap.used == 0 and engine.scheduler.preemptions > 0
+        assert swap.swapped_out == swap.used == 0 and engine.scheduler.preemptions > 0
     engine, swap = swapping()
     monkeypatch.setattr(module, "_to_device", fails)
     assert written(engine) == truth
-    assert swap.kept > 0 and swap.brought_back == swap.used == 0
+    assert swap.swapped_out > 0 and swap.swapped_in == swap.used == 0
 
 
 def test_the_choice_is_measured() -> None:
@@ -149,12 +149,12 @@ def test_the_choice_is_measured() -> None:
 
 def test_copies_are_made_only_where_they_are_faster() -> None:
     engine, swap = swapping()
-    assert swap.pays, "tried while nothing is known"
-    swap._copying = [1e-3] * TRIALS
-    swap.observe(LEAST_READ, LEAST_READ * 1e-4)
-    assert not swap.pays
+    assert swap.is_faster, "tried while nothing is known"
+    swap._copy_seconds = [1e-3] * COPY_SAMPLES
+    swap.observe(MIN_PREFILL_TOKENS, MIN_PREFILL_TOKENS * 1e-4)
+    assert not swap.is_faster
     for _ in range(50):
-        swap.observe(LEAST_READ, LEAST_READ * 1e-2)
-    assert swap.pays
-    swap.observe(LEAST_READ - 1, 0.0)
-    assert swap.pays, "too few tokens tell nothing"
+        swap.observe(MIN_PREFILL_TOKENS, MIN_PREFILL_TOKENS * 1e-2)
+    assert swap.is_faster
+    swap.observe(MIN_PREFILL_TOKENS - 1, 0.0)
+    assert swap.is_faster, "too few tokens tell nothing"

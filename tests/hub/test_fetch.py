@@ -20,8 +20,7 @@ import pytest
 
 from foretell.errors import CapacityError, ModelError
 from foretell.hub import DEFAULT_MODEL, fetch, open_checkpoint, pull
-from foretell.hub.catalog import BUILTINS, Builtin, Part
-from foretell.hub.home import model_file
+from foretell.hub.catalog import BUILTINS, Builtin, Part, model_file
 from foretell.utils.system import home
 from tests.waiting import PATIENCE, wait_for
 

@@ -25,9 +25,8 @@ from foretell.errors import (
     UnsupportedModelError,
 )
 from foretell.hub import DEFAULT_MODEL, local_models, open_checkpoint, pull, resolve
-from foretell.hub.catalog import BUILTINS
+from foretell.hub.catalog import BUILTINS, model_file
 from foretell.hub.fetch import finding, marker
-from foretell.hub.home import model_file
 from foretell.hub.huggingface import explain
 from tests.hub.files import small_gguf, some_tensors, write_folder
 

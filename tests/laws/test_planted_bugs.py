@@ -9,14 +9,14 @@ import torch
 
 from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import OracleDrafter, ScriptedDrafter
-from foretell.engine import verifier as judge
+from foretell.engine import verifier
 from foretell.engine.verifier import VerifyCase
 from foretell.kernels.attention import Span
 from foretell.kv.pages import PagePool
 from foretell.kv.prefix import PrefixIndex
 from foretell.runner import batch_layout as pack_module
 from foretell.runner.model_runner import ModelRunner
-from foretell.sampling.sampling import Row
+from foretell.sampling.sampling import SamplingRow
 from foretell.types import Draft, Sequence, VerifyResult
 from tests.tiny import PROMPTS, VOCAB, World, add, generate, random_tree, run, tree_around
 
@@ -36,8 +36,8 @@ def positions_by_node(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_by_row(patch: pytest.MonkeyPatch) -> None:
-    def rows(case: VerifyCase) -> list[Row]:
-        return [Row(case.request.params, case.request.seed, row) for row in range(len(case.draft) + 1)]
+    def rows(case: VerifyCase) -> list[SamplingRow]:
+        return [SamplingRow(case.request.params, case.request.seed, row) for row in range(len(case.draft) + 1)]
 
     patch.setattr(VerifyCase, "rows", rows)
 
@@ -59,12 +59,12 @@ def accepts_without_asking(patch: pytest.MonkeyPatch) -> None:
     def gullible(draft: Draft, chosen: tuple[int, ...]) -> VerifyResult:
         return VerifyResult((0,), chosen[1]) if len(draft) else VerifyResult((), chosen[0])
 
-    patch.setattr(judge, "walk", gullible)
+    patch.setattr(verifier, "walk", gullible)
 
 
 def page_shared_while_written(patch: pytest.MonkeyPatch) -> None:
-    take = PagePool._take_one
-    patch.setattr(PagePool, "_take_one", lambda self: take(self) if len(self._free) % 3 else self._free[0])
+    take = PagePool._allocate_one
+    patch.setattr(PagePool, "_allocate_one", lambda self: take(self) if len(self._free) % 3 else self._free[0])
 
 
 def prefix_ignores_what_precedes(patch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def generated(
     wishes = {"max_tokens": max_tokens, "ignore_eos": True, **SAMPLING[sampling]}
     tracks = [add(engine, str(i), prompt, **wishes)[0] for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
     run(engine, after_step)
-    assert engine.runner.pool.held == 0
+    assert engine.runner.pool.num_held == 0
     return [track.seq.tokens[len(track.seq.request.prompt) :] for track in tracks]
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from foretell.draft.base import Drafter
 from foretell.draft.ngram import NGramDrafter
-from foretell.engine.async_engine import FAILURES, AsyncEngine
+from foretell.engine.async_engine import MAX_FAILED_STEPS, AsyncEngine
 from foretell.engine.engine import Engine
-from foretell.engine.request_builder import Limits, RequestBuilder
+from foretell.engine.request_builder import RequestBuilder, RequestLimits
 from foretell.engine.streams import QueueFull, StepFailed, StepReport, Unavailable
 from foretell.errors import CapacityError
 from foretell.runner.executor import StepOutput
@@ -28,7 +28,7 @@ WORLD = World(max_num_seqs=4)
 
 
 def requests(engine: Engine, name: str, tokens: int = 24, **params: Any) -> list[Request]:
-    maker = RequestBuilder(Limits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
+    maker = RequestBuilder(RequestLimits(CONTEXT, frozenset({0}), VOCAB), None, engine.drafter)
     wanted = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1, **params)
     return maker.make(name, PROMPT, wanted)
 
@@ -58,13 +58,13 @@ def go(
         return engine
 
     engine = asyncio.run(scene())
-    assert engine.engine.runner.pool.held == 0 and engine.texts == 0
+    assert engine.engine.runner.pool.num_held == 0 and engine.num_sequences == 0
     return engine
 
 
 async def generate(engine: AsyncEngine, name: str, tokens: int = 24) -> list[int]:
     stream = engine.submit(requests(engine.engine, name, tokens))
-    return [token async for piece in stream.pieces() for token in piece.delta.tokens]
+    return [token async for piece in stream.items() for token in piece.delta.tokens]
 
 
 def test_outputs_equal_those_of_the_synchronous_engine() -> None:
@@ -78,9 +78,9 @@ def test_outputs_equal_those_of_the_synchronous_engine() -> None:
 def test_the_choices_of_a_request_are_interleaved_and_complete() -> None:
     async def scenario(engine: AsyncEngine) -> None:
         stream = engine.submit(requests(engine.engine, "a", n=3, temperature=1.0))
-        pieces = [piece async for piece in stream.pieces()]
+        pieces = [piece async for piece in stream.items()]
         assert sorted(piece.delta.choice for piece in pieces if piece.delta.finish_reason) == [0, 1, 2]
-        assert sorted(piece.delta.choice for piece in pieces if piece.first) == [0, 1, 2]
+        assert sorted(piece.delta.choice for piece in pieces if piece.is_first) == [0, 1, 2]
 
     go(scenario)
 
@@ -91,9 +91,9 @@ def test_every_step_is_reported_before_its_pieces() -> None:
     async def scenario(engine: AsyncEngine) -> None:
         engine.observe = reports.append
         text = await generate(engine, "a")
-        returned = [token for report in reports for piece in report.pieces for token in piece.delta.tokens]
+        returned = [token for report in reports for piece in report.items for token in piece.delta.tokens]
         assert returned == text and reports[-1].load.pages_held == 0
-        assert sum(report.clock.rows for report in reports) >= len(PROMPT) + len(text) - 1
+        assert sum(report.timing.rows for report in reports) >= len(PROMPT) + len(text) - 1
 
     go(scenario)
 
@@ -111,12 +111,12 @@ def test_an_aborted_request_frees_its_pages_before_the_next_step() -> None:
             return step()
 
         engine.engine.step = watched  # type: ignore[method-assign]
-        pieces = engine.submit(requests(engine.engine, "a", 200)).pieces()
+        pieces = engine.submit(requests(engine.engine, "a", 200)).items()
         await anext(pieces)
         await pieces.aclose()
         left.set()
         assert await generate(engine, "b") == alone()
-        assert engine.engine.runner.pool.held == 0
+        assert engine.engine.runner.pool.num_held == 0
 
     go(scenario)
     assert len(late) > 2 and not any("a" in names for names in late[1:])
@@ -127,9 +127,9 @@ def test_a_request_that_times_out_is_aborted() -> None:
         release = hold(engine.engine, after=1)
         stream = engine.submit(requests(engine.engine, "a", 200), timeout=0.1)
         with pytest.raises(TimeoutError):
-            async for _ in stream.pieces():
+            async for _ in stream.items():
                 pass
-        assert engine.texts == 0
+        assert engine.num_sequences == 0
         release.set()
 
     go(scenario)
@@ -205,7 +205,7 @@ def break_step(engine: Engine, outputs: int, times: int) -> None:
 def test_an_engine_that_always_fails_is_given_up() -> None:
     async def scenario(engine: AsyncEngine) -> None:
         break_step(engine.engine, outputs=1, times=1000)
-        for i in range(FAILURES):
+        for i in range(MAX_FAILED_STEPS):
             with pytest.raises((StepFailed, Unavailable)):
                 await generate(engine, str(i))
         while engine.failure is None:
@@ -326,8 +326,8 @@ def test_time_behind_a_running_step_counts_as_queue_time() -> None:
         stream = engine.submit(requests(engine.engine, "b", 1))
         asked = time.perf_counter()
         release.set()
-        (piece,) = [piece async for piece in stream.pieces()]
-        assert piece.track.timings.added <= asked
+        (piece,) = [piece async for piece in stream.items()]
+        assert piece.state.timings.added <= asked
         await other
 
     go(scenario)

@@ -17,6 +17,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.errors import RequestError
 from foretell.server.compat_flags import OPTIONAL_VALUE, SWITCHES, WITH_VALUES, CompatFlags
 from foretell.server.config import ServerConfig
+from foretell.vllm_config import speculation_from_vllm
 from tests.server.process import ServerProcess
 
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"
@@ -95,7 +96,7 @@ def test_every_key_of_vllms_config_is_applied(case: str) -> None:
 def test_or_is_refused_by_its_name(case: str) -> None:
     given, words = NOT_VLLM[case]
     with pytest.raises(RequestError, match=words) as refused:
-        SpeculationConfig.from_vllm({"model": "d", "method": "draft_model"} | given)
+        speculation_from_vllm({"model": "d", "method": "draft_model"} | given)
     assert refused.value.field == f"speculative_config.{case.strip()}"
 
 

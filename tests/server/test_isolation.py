@@ -15,16 +15,16 @@ from foretell.draft.ngram import NGramDrafter
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
-from foretell.engine.async_engine import FAILURES, AsyncEngine
-from foretell.engine.async_step import InFlightStep
+from foretell.engine.async_engine import MAX_FAILED_STEPS, AsyncEngine
+from foretell.engine.async_scheduling import InFlightStep
 from foretell.engine.engine import Engine
-from foretell.engine.fault_isolation import PartialCommit, rescue
+from foretell.engine.fault_isolation import PartialCommit, recover
 from foretell.engine.sequence_state import PendingDelta, SequenceState
 from foretell.engine.streams import StepFailed
-from foretell.sampling.grammar_matcher import Matcher
+from foretell.sampling.grammar_matcher import GrammarMatcher
 from foretell.types import Draft, ScheduledSequence, Sequence, StepResult, StepTimes
 from tests.outruns import Outruns
-from tests.server.test_async_engine import PROMPT, WORLD, alone, go, requests, written
+from tests.server.test_async_engine import PROMPT, WORLD, alone, generate, go, requests
 from tests.tiny import World, check_pages, early_exit, model_drafter, random_tree
 
 BAD = "bad"
@@ -55,15 +55,15 @@ def fail_running(engine: Engine, after: int = AFTER) -> None:
     engine.runner.forward = broken  # type: ignore[method-assign]
 
 
-def fail_judging(engine: Engine) -> None:
-    verifier = engine.verifier
+def fail_verifying(engine: Engine) -> None:
+    verify = engine.verifier.verify
 
     def broken(step: InFlightStep) -> Any:
-        if any(is_bad(share) for share in step.plan):
+        if any(is_bad(scheduled) for scheduled in step.scheduled):
             raise RuntimeError("planted")
-        return verifier(step)
+        return verify(step)
 
-    engine.verifier = broken  # type: ignore[assignment]
+    engine.verifier.verify = broken  # type: ignore[method-assign]
 
 
 def fail_committing(engine: Engine) -> None:
@@ -72,7 +72,7 @@ def fail_committing(engine: Engine) -> None:
 
     def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
         if is_bad(outcome.scheduled):
-            engine.states[outcome.scheduled.seq.id].writer.take((1,))
+            engine.states[outcome.scheduled.seq.id].detokenizer.append((1,))
             raise RuntimeError("planted")
         return commit(outcome, news)
 
@@ -85,14 +85,14 @@ def fail_telling(engine: Engine) -> None:
 
     def adding(request: Any, *given: Any) -> SequenceState:
         state = add(request, *given)
-        tell = state.writer.tell
+        tell = state.detokenizer.pop_text
 
         def broken() -> str:
             if request.id == BAD and state.seq.num_output_tokens >= AFTER:
                 raise RuntimeError("planted")
             return tell()
 
-        state.writer.tell = broken  # type: ignore[method-assign]
+        state.detokenizer.pop_text = broken  # type: ignore[method-assign]
         return state
 
     engine.add = adding  # type: ignore[method-assign]
@@ -100,41 +100,41 @@ def fail_telling(engine: Engine) -> None:
 
 PLACES = {
     "running": fail_running,
-    "judging": fail_judging,
+    "judging": fail_verifying,
     "committing": fail_committing,
     "telling": fail_telling,
 }
 
 
 async def result_of(engine: AsyncEngine, name: str) -> list[int] | BaseException:
-    (found,) = await asyncio.gather(written(engine, name), return_exceptions=True)
+    (found,) = await asyncio.gather(generate(engine, name), return_exceptions=True)
     return found
 
 
 def bad_among_good(drafter: Drafter, place: Callable[[Engine], None]) -> AsyncEngine:
     """Two good ones before it, two behind it; all of them, and who comes later, get their texts."""
 
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         place(engine.engine)
         names = ["a", "b", BAD, "c", "d"]
         outputs = dict(zip(names, await asyncio.gather(*(result_of(engine, name) for name in names)), strict=True))
         lost = outputs.pop(BAD)
         assert isinstance(lost, StepFailed) and str(lost).endswith(("RuntimeError", "PartialCommit"))
         assert all(text == alone() for text in outputs.values())
-        assert await written(engine, "later") == alone()
+        assert await generate(engine, "later") == alone()
         assert engine.failure is None and engine.engine.stats.drafter_failures == 0
 
-    return go(play, world=World(max_num_seqs=8), drafter=drafter)
+    return go(scenario, world=World(max_num_seqs=8), drafter=drafter)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_failing_request_does_not_affect_others(drafter: str) -> None:
     engine = bad_among_good(DRAFTERS[drafter](), fail_running).engine
     if isinstance(engine.drafter, ModelDrafter):
-        assert engine.drafter.runner.pool.held == 0, "nor does the draft model lose a page"
+        assert engine.drafter.runner.pool.num_held == 0, "nor does the draft model lose a page"
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("async_device", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 def test_isolation_wherever_the_step_fails(place: str, async_device: bool) -> None:
     """Also on a device that works beside the host, where the next step begins before the last one is told."""
@@ -148,7 +148,7 @@ def test_isolation_wherever_the_step_fails(place: str, async_device: bool) -> No
 
 
 def test_a_failure_after_commit_loses_no_token() -> None:
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         controller, left = engine.engine.controller, [None] * 3
 
         def broken(outcomes: list[StepResult], times: StepTimes) -> None:
@@ -157,22 +157,22 @@ def test_a_failure_after_commit_loses_no_token() -> None:
                 raise RuntimeError("planted")
 
         controller.observe = broken  # type: ignore[method-assign]
-        assert await asyncio.gather(*(written(engine, name) for name in "abcd")) == [alone()] * 4
+        assert await asyncio.gather(*(generate(engine, name) for name in "abcd")) == [alone()] * 4
         assert not left
 
-    go(play)
+    go(scenario)
 
 
 def test_a_bad_request_may_come_as_often_as_it_likes() -> None:
     """It fails alone, but a made-up text can be run: the engine is not given up for it."""
 
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         fail_running(engine.engine, after=0)
-        for _ in range(2 * FAILURES):
+        for _ in range(2 * MAX_FAILED_STEPS):
             assert isinstance(await result_of(engine, BAD), StepFailed)
-        assert await written(engine, "good") == alone() and engine.failure is None
+        assert await generate(engine, "good") == alone() and engine.failure is None
 
-    go(play)
+    go(scenario)
 
 
 # Without a thread, where the order of things is known.
@@ -188,17 +188,17 @@ def finish(engine: Engine, states: list[SequenceState]) -> tuple[dict[str, list[
         try:
             deltas = engine.step()
         except Exception as error:
-            found = rescue(engine, states, error)
+            found = recover(engine, states, error)
             deltas = found.deltas
-            lost |= set(found.lost)
-            for name in found.lost:
+            lost |= set(found.failed)
+            for name in found.failed:
                 engine.abort(name)
         check_pages(engine)
         for delta in deltas:
             returned[f"{delta.request_id}{delta.choice}"] += delta.tokens
         for state in states:
             state.outbox.clear()
-    assert not engine.busy and engine.runner.pool.held == 0
+    assert not engine.busy and engine.runner.pool.num_held == 0
     return returned, lost
 
 
@@ -206,20 +206,20 @@ def start(engine: Engine, *names: str, **params: Any) -> list[SequenceState]:
     return [engine.add(each) for name in names for each in requests(engine, name, **params)]
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("async_device", [False, True])
 def test_a_finished_sequence_whose_delta_fails_gets_an_error(async_device: bool) -> None:
     engine = WORLD.engine(NGramDrafter())
     if async_device:
         engine.runner.executor = Outruns(engine.runner.executor)
     states = start(engine, "a", "b") + start(engine, BAD, stop_token_ids=(alone()[AFTER],))
-    tell = states[-1].writer.tell
+    tell = states[-1].detokenizer.pop_text
 
     def broken() -> str:
         if states[-1].seq.finish_reason is not None:
             raise RuntimeError("planted")
         return tell()
 
-    states[-1].writer.tell = broken  # type: ignore[method-assign]
+    states[-1].detokenizer.pop_text = broken  # type: ignore[method-assign]
     returned, lost = finish(engine, states)
     assert lost == {BAD} and returned["a0"] == returned["b0"] == alone()
 
@@ -247,7 +247,7 @@ def test_a_partially_committed_sequence_is_aborted() -> None:
     def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
         if left and is_bad(outcome.scheduled):
             left.pop()
-            engine.states[outcome.scheduled.seq.id].writer.take((1,))
+            engine.states[outcome.scheduled.seq.id].detokenizer.append((1,))
             raise RuntimeError("planted")
         return commit(outcome, news)
 
@@ -261,32 +261,32 @@ def test_a_sequence_whose_grammar_is_ahead_of_its_tokens_is_aborted() -> None:
     states = start(engine, "a", BAD)
     for _ in range(AFTER):
         engine.step()
-    matcher = Matcher(None, 1, ())  # type: ignore[arg-type]
-    matcher.followed, states[1].matcher = states[1].seq.num_output_tokens + 1, matcher
+    matcher = GrammarMatcher(None, 1, ())  # type: ignore[arg-type]
+    matcher.num_tokens, states[1].matcher = states[1].seq.num_output_tokens + 1, matcher
     for state in states:
         state.outbox.clear()
-    found = rescue(engine, states, RuntimeError("planted"))
-    assert {name: type(error) for name, error in found.lost.items()} == {BAD: PartialCommit}
+    found = recover(engine, states, RuntimeError("planted"))
+    assert {name: type(error) for name, error in found.failed.items()} == {BAD: PartialCommit}
     assert [delta.request_id for delta in found.deltas] == ["a"]
 
 
 def test_a_sequence_that_cannot_be_scheduled_is_aborted_and_later_ones_are_not() -> None:
-    async def play(engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         scheduler = engine.engine.scheduler
-        enter = scheduler._enter
+        try_admit = scheduler._try_admit
 
         def broken(seq: Sequence, force: bool) -> bool:
             if seq.request.id == BAD:
                 raise RuntimeError("planted")
-            return enter(seq, force)
+            return try_admit(seq, force)
 
-        scheduler._enter = broken  # type: ignore[method-assign]
-        for _ in range(FAILURES + 1):
+        scheduler._try_admit = broken  # type: ignore[method-assign]
+        for _ in range(MAX_FAILED_STEPS + 1):
             lost, *outputs = await asyncio.gather(*(result_of(engine, name) for name in (BAD, "b", "c")))
             assert isinstance(lost, StepFailed) and outputs == [alone(), alone()]
         assert engine.failure is None
 
-    go(play)
+    go(scenario)
 
 
 def test_a_failing_draft_aborts_no_sequence() -> None:
@@ -325,12 +325,12 @@ def test_a_sequence_without_a_free_page_waits_and_continues() -> None:
     states = start(engine, "a", "b")
     for _ in range(len(PROMPT) % WORLD.page_size + 1):  # up to a page's end
         engine.step()
-    taken = engine.runner.pool.take(engine.runner.pool.available)
+    taken = engine.runner.pool.allocate(engine.runner.pool.num_available)
     assert taken
     for state in states:
         state.outbox.clear()
-    found = rescue(engine, states, RuntimeError("planted"))
-    assert not found.lost and [delta.request_id for delta in found.deltas] == ["a"]
+    found = recover(engine, states, RuntimeError("planted"))
+    assert not found.failed and [delta.request_id for delta in found.deltas] == ["a"]
     assert [seq.request.id for seq in engine.scheduler.waiting] == ["b"], "the youngest gave its pages to the other"
     engine.runner.pool.release(taken)
     finish(engine, states)

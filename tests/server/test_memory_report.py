@@ -14,7 +14,7 @@ import torch
 from foretell.config import EngineConfig
 from foretell.runner.memory_plan import MemoryPlan
 from foretell.server.memory_report import GIB, LOGIT_COPIES, MemoryReport, activation_bytes, process_memory
-from foretell.utils.system import give_back
+from foretell.utils.system import trim_memory
 from tests.tiny import CONFIG, World
 
 PLAN = MemoryPlan(weights=3 * GIB, drafter=GIB, page_bytes=GIB // 4, pages=8)
@@ -81,7 +81,7 @@ def test_memory_of_loading_is_returned_to_the_system() -> None:
     keep = np.ones(1 << 16, np.uint8)
     before = process_memory().now
     left.clear()
-    give_back()
+    trim_memory()
     after = process_memory().now
     assert before - after > 32 << 20 and keep.all()
 

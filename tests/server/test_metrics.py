@@ -16,7 +16,7 @@ from foretell.config import EngineConfig, SpeculationConfig
 from foretell.draft.backoff import Supervisor
 from foretell.draft.scripted import ScriptedDrafter
 from foretell.engine.async_engine import AsyncEngine
-from foretell.engine.streams import StepClock
+from foretell.engine.streams import StepTiming
 from foretell.sampling_params import SamplingParams
 from foretell.server.choice_state import ChoiceState
 from foretell.server.config import ServerConfig
@@ -88,7 +88,7 @@ def served() -> tuple[Metrics, ChoiceState]:
         engine.start()
         made = requests(engine.engine, "a", TOKENS)
         answer = ChoiceState(made[0], 0)
-        async for piece in engine.submit(made).pieces():
+        async for piece in engine.submit(made).items():
             answer.add(piece)
         await engine.stop()
         return answer
@@ -193,7 +193,7 @@ def report(tokens: list[int], drafted: int, seconds: float, rows: int | None = N
     pieces = [SimpleNamespace(delta=SimpleNamespace(tokens=(1,) * count, drafted=drafted)) for count in tokens]
     rows = len(tokens) * (1 + drafted) if rows is None else rows
     times = StepTimes(0.0, seconds - host)
-    clock = StepClock(0.0, seconds, times, rows, len(tokens), drafted * len(tokens), context=100)
+    clock = StepTiming(0.0, seconds, times, rows, len(tokens), drafted * len(tokens), context_tokens=100)
     return SimpleNamespace(pieces=pieces, clock=clock)
 
 

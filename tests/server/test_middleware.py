@@ -109,7 +109,7 @@ def test_bodies_held_at_once_are_bounded(assembly: Assembly, monkeypatch: pytest
     async def play(service: Service, client: httpx.AsyncClient) -> None:
         body = {"prompt": "a", "max_tokens": 1, "user": "x" * 600}  # alone it may exceed the total when parsed
         first = asyncio.ensure_future(client.post("/v1/completions", json=body))
-        while not service.engine.texts:
+        while not service.engine.num_sequences:
             await asyncio.sleep(0.001)
         refused = await client.post("/v1/completions", json=body)
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
@@ -125,7 +125,7 @@ def test_the_ways_to_the_engine_are_bounded_too(assembly: Assembly) -> None:
     release = threading.Event()
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
-        most = service.engine.most_texts
+        most = service.engine.max_sequences
         waiting = [asyncio.ensure_future(service.run_in_worker(release.wait, 60)) for _ in range(most)]
         await asyncio.sleep(0)
         for path, body in (("/v1/completions", {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):

@@ -322,7 +322,7 @@ STRICT = FunctionDefinition(
 def accepts(assembly: Assembly, spec: GrammarSpec, text: str) -> bool:
     matcher = assembly.grammars.compile(spec).matcher(())
     tokens = assembly.tokenizer.encode(text, add_special=False)
-    return matcher.allows(tokens) == len(tokens)
+    return matcher.count_allowed(tokens) == len(tokens)
 
 
 def test_strict_tools_are_kept_to_wherever_they_are_called(assembly: Assembly) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from foretell.build.engine_builder import Assembly
-from foretell.engine.async_engine import MOST_WAITING, AsyncEngine, LoopCalls
+from foretell.engine.async_engine import MAX_PENDING_CALLS, AsyncEngine, LoopCalls
 from foretell.engine.streams import StreamItem
 from foretell.server.http_protocol import CONNECTION_KEY
 from foretell.server.metrics import MAX_PENDING_REPORTS, Metrics
@@ -49,16 +49,16 @@ def test_a_loop_is_woken_once_and_not_for_what_has_time() -> None:
     calls = LoopCalls()
     calls.open(loop)  # type: ignore[arg-type]
     for number in range(3):
-        calls.put(partial(made.append, number), hurry=False)
+        calls.put(partial(made.append, number), urgent=False)
     assert loop.woken == 0
     for number in range(3, 6):
         calls.put(partial(made.append, number))
     assert loop.woken == 1
     calls.deliver()
     assert made == list(range(6))
-    for number in range(MOST_WAITING):
+    for number in range(MAX_PENDING_CALLS):
         assert loop.woken == 1
-        calls.put(partial(made.append, number), hurry=False)
+        calls.put(partial(made.append, number), urgent=False)
     assert loop.woken == 2, "in the end it is"
 
 
@@ -76,15 +76,15 @@ def test_a_call_that_fails_keeps_no_other_from_being_made() -> None:
 
 
 def test_complete_responses_wake_the_loop_once_and_count_every_step() -> None:
-    metrics, tokens = Metrics("m"), 2 * MOST_WAITING
+    metrics, tokens = Metrics("m"), 2 * MAX_PENDING_CALLS
 
     async def play(engine: AsyncEngine) -> None:
         engine.observe = metrics.observe
-        stream = engine.submit(requests(engine.engine, "a", tokens, n=2), patient=True)
-        came = await stream.some()
+        stream = engine.submit(requests(engine.engine, "a", tokens, n=2), wants_deltas=False)
+        came = await stream.next_items()
         assert len({piece.delta.choice for piece in came if piece.delta.finish_reason}) == 2, "both have ended"
         first = [token for piece in came if piece.delta.choice == 0 for token in piece.delta.tokens]
-        assert first == alone(tokens) and not await stream.some()
+        assert first == alone(tokens) and not await stream.next_items()
         assert metrics.totals.tokens == 2 * tokens
 
     go(play)
@@ -95,10 +95,10 @@ def test_catch_up_delivers_steps_that_did_not_wake_the_loop() -> None:
 
     async def play(engine: AsyncEngine) -> None:
         engine.observe = metrics.observe
-        stream = engine.submit(requests(engine.engine, "a", 200), patient=True)
+        stream = engine.submit(requests(engine.engine, "a", 200), wants_deltas=False)
         while (written := await engine.between_steps(lambda: engine.engine.stats.speculation.steps)) < 3:
             pass
-        engine.catch_up()
+        engine.deliver_pending()
         assert metrics.totals.tokens >= written
         stream.close()
 
@@ -112,7 +112,7 @@ def test_steps_are_counted_however_many_wait() -> None:
         async def play(engine: AsyncEngine, metrics: Metrics = metrics, tokens: int = tokens) -> None:
             engine.observe = metrics.observe
             asked = requests(engine.engine, "a", tokens)
-            async for _ in engine.submit(asked).pieces():
+            async for _ in engine.submit(asked).items():
                 pass
 
         go(play)
@@ -132,11 +132,11 @@ def test_a_failing_direct_write_fails_its_own_stream() -> None:
             raise ValueError("not this one")
 
         bad, good = (engine.submit(requests(engine.engine, name)) for name in "ab")
-        bad.take = take
+        bad.on_item = take
         with pytest.raises(ValueError, match="not this one"):
-            async for _ in bad.pieces():
+            async for _ in bad.items():
                 pass
-        assert [token async for piece in good.pieces() for token in piece.delta.tokens] == alone()
+        assert [token async for piece in good.items() for token in piece.delta.tokens] == alone()
 
     go(play)
 
@@ -253,7 +253,7 @@ def test_a_failing_direct_write_is_reported_in_the_stream(assembly: Assembly, mo
         parts = await stream_of(client._transport.app, {}, Line())  # type: ignore[attr-defined]
         lines = b"".join(parts).decode().split("\n\n")
         assert "error" in json.loads(lines[-3].removeprefix("data: ")) and lines[-2] == "data: [DONE]"
-        while service.engine.texts:
+        while service.engine.num_sequences:
             await asyncio.sleep(0.01)
 
     run_served(assembly, play)

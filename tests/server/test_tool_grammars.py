@@ -52,7 +52,7 @@ def accepts(assembly: Assembly, spec: GrammarSpec | None, text: str) -> bool:
     assert spec is not None
     matcher = assembly.grammars.compile(spec).matcher(())
     tokens = assembly.tokenizer.encode(text, add_special=False)
-    return matcher.allows(tokens) == len(tokens)
+    return matcher.count_allowed(tokens) == len(tokens)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.kernels.attention import FEW_ROWS, Layout, Span, attend, group_spans
-from foretell.kernels.linear import linear, pack, packed_linear
+from foretell.kernels.attention import FOLD_ROWS, AttentionLayout, Span, attend, group_spans
+from foretell.kernels.linear import linear, onednn_linear, pack_onednn
 from foretell.kernels.norm import rms_norm
 from foretell.kernels.rotary import rotate
 from foretell.kernels.store import store
@@ -73,7 +73,7 @@ def random_spans(rng: random.Random, rows: list[int], trees: bool) -> list[Span]
     return spans
 
 
-CASES = [[1], [1, 1, 1], [5], [3, 3], [1, 4, 1, 4], [FEW_ROWS + 8], [FEW_ROWS + 3, 1, 2, 1], [7, 7, 2, 7]]
+CASES = [[1], [1, 1, 1], [5], [3, 3], [1, 4, 1, 4], [FOLD_ROWS + 8], [FOLD_ROWS + 3, 1, 2, 1], [7, 7, 2, 7]]
 
 
 @pytest.mark.parametrize("window", [None, 1, 6])
@@ -86,13 +86,13 @@ def test_attention_equals_its_definition(rows: list[int], trees: bool, window: i
     for _ in range(4):
         spans = random_spans(rng, rows, trees)
         queries = torch.randn(sum(rows), HEADS, DIM)
-        groups = group_spans(spans, Layout(SIZE, HEADS // KV_HEADS, frozenset({window}), torch.float32))
+        groups = group_spans(spans, AttentionLayout(SIZE, HEADS // KV_HEADS, frozenset({window}), torch.float32))
         fast = attend(queries, keys, values, groups, 0.3, window)
         torch.testing.assert_close(fast, naive(queries, keys, values, spans, window), rtol=1e-4, atol=1e-5)
 
 
 def test_pages_side_by_side_are_read_in_place() -> None:
-    layout = Layout(SIZE, 2, frozenset({None}), torch.float32)
+    layout = AttentionLayout(SIZE, 2, frozenset({None}), torch.float32)
     (group,) = group_spans([Span(0, 1, 9, (5, 6, 7))], layout)
     assert group.pages == slice(5, 8)
     (group,) = group_spans([Span(0, 1, 9, (5, 7, 6))], layout)
@@ -105,10 +105,10 @@ def test_packed_linear_equals_linear(rows: int, bias: bool) -> None:
     torch.manual_seed(rows)
     weight, x = torch.randn(96, 40), torch.randn(rows, 40)
     add = torch.randn(96) if bias else None
-    packed = pack(weight)
+    packed = pack_onednn(weight)
     if packed is None:
         pytest.skip("no packed layout on this machine")
-    torch.testing.assert_close(packed_linear(x, packed, add), linear(x, weight, add), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(onednn_linear(x, packed, add), linear(x, weight, add), rtol=1e-4, atol=1e-4)
 
 
 def test_rms_norm_equals_its_formula() -> None:
@@ -142,5 +142,5 @@ def test_group_padding_never_reads_nan() -> None:
     """Keys behind a mask meet a product too; a cache of zeros keeps them harmless."""
     keys = torch.zeros(PAGES, SIZE, KV_HEADS, DIM)
     spans = [Span(0, 1, 0, (1,)), Span(1, 1, 6, (2, 3))]
-    groups = group_spans(spans, Layout(SIZE, 2, frozenset({None}), torch.float32))
+    groups = group_spans(spans, AttentionLayout(SIZE, 2, frozenset({None}), torch.float32))
     assert attend(torch.randn(2, HEADS, DIM), keys, keys, groups, 1.0, None).isfinite().all()

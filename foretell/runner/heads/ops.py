@@ -13,10 +13,10 @@ from torch import Tensor
 
 from foretell.kv.cache import slots_of
 from foretell.models.draft_heads import BlockHead, DistilledHead, DraftHead, EagleHead, MedusaHead, MtpHead
-from foretell.runner.heads.kv import HeadPages, Look, Memory, Pass, Span
-from foretell.runner.heads.sampler import all_scores
+from foretell.runner.heads.kv import DraftAttention, DraftKV, HeadPages, PrefillAttention, PrefillSpan
+from foretell.runner.heads.sampler import gather_logits
 
-Numbers = list[int]
+Ints = list[int]
 
 
 @dataclass(frozen=True)
@@ -28,39 +28,39 @@ class HeadOp:
 class PrefillOp(HeadOp):
     """Remember places of some texts, whose features are kept already."""
 
-    starts: Numbers
-    stops: Numbers
-    tokens: Numbers  # of all these places but the first of a text; or of each place those that a head looks back at
-    pages: Numbers  # of all texts, one after the other
-    counts: Numbers  # how many each has
+    starts: Ints
+    stops: Ints
+    tokens: Ints  # of all these places but the first of a text; or of each place those that a head looks back at
+    pages: Ints  # of all texts, one after the other
+    page_counts: Ints  # how many each has
 
 
 @dataclass(frozen=True)
 class StepOp(HeadOp):
     """One step of a head that guesses a token after another; as many rows for each text."""
 
-    tokens: Numbers
-    places: Numbers
-    before: Numbers  # where the feature before each row is: in a first step a slot, then a row wanted of the last step
-    wanted: Numbers  # rows that count; the others fill up
-    text: Numbers  # of each text the places that all its rows see
-    seen: Numbers  # [texts, rows, guesses]: which of the guesses behind its text each row sees
-    reach: Numbers  # how far behind its text each row of a text stands
-    top: int  # how many of the likeliest tokens are looked at; 0: all
+    tokens: Ints
+    positions: Ints
+    previous: Ints  # where the feature before each row is: in a first step a slot, then a row wanted of the last step
+    used_rows: Ints  # rows that count; the others fill up
+    lengths: Ints  # of each text the places that all its rows see
+    draft_mask: Ints  # [texts, rows, guesses]: which of the guesses behind its text each row sees
+    depths: Ints  # how far behind its text each row of a text stands
+    top_k: int  # how many of the likeliest tokens are looked at; 0: all
     columns: int = 0  # places of a text, guesses included; what follows is told in a first step only
-    pages: Numbers = field(default_factory=list)
-    counts: Numbers = field(default_factory=list)
+    pages: Ints = field(default_factory=list)
+    page_counts: Ints = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class BlockForwardOp(HeadOp):
     """Run a block behind each text, to `depth` guesses; what comes of it is asked for level by level."""
 
-    anchors: Numbers
-    text: Numbers  # places before each anchor
+    anchors: Ints
+    lengths: Ints  # places before each anchor
     depth: int
-    pages: Numbers
-    counts: Numbers
+    pages: Ints
+    page_counts: Ints
 
 
 @dataclass(frozen=True)
@@ -68,30 +68,30 @@ class BlockLevelOp(HeadOp):
     """Of the last pass the guesses at one depth, each of one of its texts and behind one token."""
 
     depth: int
-    owners: Numbers
-    before: Numbers
-    top: int
-    judges: int  # whether the head is to say how sure it is
+    sequences: Ints
+    previous_tokens: Ints
+    top_k: int
+    wants_confidence: int  # whether the head is to say how sure it is
 
 
 @dataclass(frozen=True)
 class MedusaForwardOp(HeadOp):
     """Guess as many places at once from the states kept in some slots."""
 
-    slots: Numbers
+    slots: Ints
     depth: int
-    top: int
+    top_k: int
 
 
-JOBS: tuple[type[HeadOp], ...] = (PrefillOp, StepOp, BlockForwardOp, BlockLevelOp, MedusaForwardOp)
+HEAD_OPS: tuple[type[HeadOp], ...] = (PrefillOp, StepOp, BlockForwardOp, BlockLevelOp, MedusaForwardOp)
 
 
-def flat(texts: Several[Several[int]]) -> tuple[Numbers, Numbers]:
+def flatten_pages(texts: Several[Several[int]]) -> tuple[Ints, Ints]:
     """Pages of all texts one after the other, and how many each has."""
     return [page for pages in texts for page in pages], [len(pages) for pages in texts]
 
 
-def by_text(pages: Numbers, counts: Numbers) -> list[Numbers]:
+def split_pages(pages: Ints, counts: Ints) -> list[Ints]:
     """What `flat` was given."""
     return [pages[stop - count : stop] for count, stop in zip(counts, accumulate(counts), strict=True)]
 
@@ -101,16 +101,16 @@ class HeadLogits:
     """Logits over all the head can guess, in the order of what was asked for. Of several ranks the first has them."""
 
     logits: Tensor
-    sure: Tensor | None = None  # logits of a confidence head
+    confidence: Tensor | None = None  # logits of a confidence head
 
 
-NOTHING = HeadLogits(torch.empty(0))
+NO_LOGITS = HeadLogits(torch.empty(0))
 
 
 class HeadOps(Protocol):
     """What a drafter asks of its head, wherever that lies."""
 
-    def keep(self, slots: Tensor, states: Tensor) -> None: ...
+    def store_hidden_states(self, slots: Tensor, states: Tensor) -> None: ...
     def run(self, job: HeadOp) -> HeadLogits: ...
 
 
@@ -121,36 +121,36 @@ class TorchHeadOps(ABC):
         self.head: Any = head
         self.pages, self.device = pages, pages.device
 
-    def keep(self, slots: Tensor, states: Tensor) -> None:
+    def store_hidden_states(self, slots: Tensor, states: Tensor) -> None:
         """Keep what becomes of the target's states [places, tapped width] here, until places are read and after; a head
         that looks at tokens alone keeps nothing."""
-        if self.pages.kept_features is not None:
-            self.pages.put_features(slots, self.head.kept(states))
+        if self.pages.state_cache is not None:
+            self.pages.store_hidden_states(slots, self.head.kept(states))
 
     @abstractmethod
     def run(self, job: HeadOp) -> HeadLogits:
         """Do it, all ranks at once."""
 
-    def numbers(self, of: Numbers) -> Tensor:
+    def tensor(self, of: Ints) -> Tensor:
         return torch.tensor(of, device=self.device)
 
-    def features(self, slots: Tensor) -> Tensor:
+    def hidden_states(self, slots: Tensor) -> Tensor:
         """[places, width]: what all ranks keep of them; zeros, where none is kept."""
-        if self.pages.kept_features is None:
+        if self.pages.state_cache is None:
             nothing: Tensor = self.head.like.new_zeros(len(slots), self.head.config.layer.width)
             return nothing
-        features: Tensor = self.head.whole(self.pages.features(slots))
+        features: Tensor = self.head.whole(self.pages.hidden_states(slots))
         return features
 
-    def spans(self, job: PrefillOp, first: int) -> list[Span]:
+    def spans(self, job: PrefillOp, first: int) -> list[PrefillSpan]:
         """Pages, start and stop of each text's places, none of them before `first`."""
-        found = zip(by_text(job.pages, job.counts), job.starts, job.stops, strict=True)
+        found = zip(split_pages(job.pages, job.page_counts), job.starts, job.stops, strict=True)
         return [(pages, max(start, first), stop) for pages, start, stop in found if stop > first]
 
-    def slots(self, spans: list[Span], back: int = 0) -> Tensor:
+    def slots(self, spans: list[PrefillSpan], back: int = 0) -> Tensor:
         """Those of all places, or of the ones `back` before them."""
         runs = (slots_of(pages, self.pages.page_size, start - back, stop - back) for pages, start, stop in spans)
-        return self.numbers([slot for run in runs for slot in run])
+        return self.tensor([slot for run in runs for slot in run])
 
 
 class EagleOps(TorchHeadOps):
@@ -160,52 +160,56 @@ class EagleOps(TorchHeadOps):
 
     def __init__(self, head: DraftHead[Any], pages: HeadPages) -> None:
         super().__init__(head, pages)
-        self._memory, self._behind = Memory([], []), torch.empty(0)
+        self._kv, self._carried = DraftKV([], []), torch.empty(0)
 
     def run(self, job: HeadOp) -> HeadLogits:
         if isinstance(job, PrefillOp):
-            self._read(job)
-            return NOTHING
+            self._prefill(job)
+            return NO_LOGITS
         assert isinstance(job, StepOp), "there is nothing else it can do"
         return HeadLogits(self._step(job))
 
-    def _read(self, job: PrefillOp) -> None:
+    def _prefill(self, job: PrefillOp) -> None:
         """At place p it keeps the pair of p's token and the feature of p-1: that depends on nothing behind p."""
         spans = self.spans(job, 1)  # the first place of a text has no feature before it
-        tokens, own = self.numbers(job.tokens), self.slots(spans)
-        features = self.features(self.slots(spans, back=1))
-        turn = self.head.turn(self.numbers([place for _, start, stop in spans for place in range(start, stop)]))
-        attend = Pass(self.pages, self.head.config.layer, spans, own)
-        self.pages.put(-1, own, *self.head.remember(tokens, features, turn, attend))
+        tokens, own = self.tensor(job.tokens), self.slots(spans)
+        features = self.hidden_states(self.slots(spans, back=1))
+        turn = self.head.rope_rows(self.tensor([place for _, start, stop in spans for place in range(start, stop)]))
+        attend = PrefillAttention(self.pages, self.head.config.layer, spans, own)
+        self.pages.store_kv(-1, own, *self.head.keys_values(tokens, features, turn, attend))
 
     def _step(self, job: StepOp) -> Tensor:
-        before = self.numbers(job.before)
-        if job.counts:
-            self._memory = self.pages.memory(by_text(job.pages, job.counts), job.columns)
-            feature = self.features(before)
+        before = self.tensor(job.previous)
+        if job.page_counts:
+            self._kv = self.pages.gather(split_pages(job.pages, job.page_counts), job.columns)
+            feature = self.hidden_states(before)
         else:
-            feature = self._behind[before]
-        seen = torch.tensor(job.seen, dtype=torch.bool, device=self.device).view(len(job.text), len(job.reach), -1)
-        look = Look(self._memory, self.head.config.layer, job.text, seen, hidden=1, reach=tuple(job.reach))
-        turn = self.head.turn_behind(self.numbers(job.places))
-        states = self.head.step(self.numbers(job.tokens), feature, turn, look)[self.numbers(job.wanted)]
-        self._behind = self.head.carry(states)
-        return all_scores(self.head, self.head.logits(states), job.top)
+            feature = self._carried[before]
+        seen = torch.tensor(job.draft_mask, dtype=torch.bool, device=self.device).view(
+            len(job.lengths), len(job.depths), -1
+        )
+        look = DraftAttention(
+            self._kv, self.head.config.layer, job.lengths, seen, first_position=1, depths=tuple(job.depths)
+        )
+        turn = self.head.rope_rows_clamped(self.tensor(job.positions))
+        states = self.head.step(self.tensor(job.tokens), feature, turn, look)[self.tensor(job.used_rows)]
+        self._carried = self.head.carry(states)
+        return gather_logits(self.head, self.head.logits(states), job.top_k)
 
 
 class BlockForwardOutput:
     """What a pass came to: states that guess [texts, depth, width], and scores without what a Markov head adds."""
 
     def __init__(self, head: BlockHead, states: Tensor, scores: Tensor) -> None:
-        self.head, self.states, self.scores = head, states, scores
+        self.head, self.states, self.logits = head, states, scores
 
     def level(self, job: BlockLevelOp) -> HeadLogits:
-        owners, before = torch.tensor([job.owners, job.before], device=self.scores.device)
-        logits = self.scores[owners, job.depth]
+        owners, before = torch.tensor([job.sequences, job.previous_tokens], device=self.logits.device)
+        logits = self.logits[owners, job.depth]
         if self.head.config.markov_rank:
-            logits = logits + self.head.nudge(before)
-        sure = self.head.sure(self.states[owners, job.depth], before) if job.judges else None
-        return HeadLogits(all_scores(self.head, logits, job.top), sure)
+            logits = logits + self.head.markov_logits(before)
+        sure = self.head.confidence_logits(self.states[owners, job.depth], before) if job.wants_confidence else None
+        return HeadLogits(gather_logits(self.head, logits, job.top_k), sure)
 
 
 class BlockOps(TorchHeadOps):
@@ -215,42 +219,44 @@ class BlockOps(TorchHeadOps):
 
     def __init__(self, head: DraftHead[Any], pages: HeadPages) -> None:
         super().__init__(head, pages)
-        self._passed: BlockForwardOutput | None = None
+        self._output: BlockForwardOutput | None = None
 
     def run(self, job: HeadOp) -> HeadLogits:
         if isinstance(job, PrefillOp):
             spans = self.spans(job, 0)
             slots = self.slots(spans)
-            fused = self.head.normed_feature(self._kept(slots, job.tokens))
-            self.remember(slots, [place for _, start, stop in spans for place in range(start, stop)], fused)
+            fused = self.head.normalize_projected(self._hidden_states(slots, job.tokens))
+            self.store_kv(slots, [place for _, start, stop in spans for place in range(start, stop)], fused)
         elif isinstance(job, BlockForwardOp):
-            self._passed = BlockForwardOutput(self.head, *self._pass(job))
+            self._output = BlockForwardOutput(self.head, *self._forward(job))
         else:
-            assert isinstance(job, BlockLevelOp) and self._passed is not None, "there is nothing else it can do"
-            return self._passed.level(job)
-        return NOTHING
+            assert isinstance(job, BlockLevelOp) and self._output is not None, "there is nothing else it can do"
+            return self._output.level(job)
+        return NO_LOGITS
 
-    def _kept(self, slots: Tensor, tokens: Numbers) -> Tensor:
+    def _hidden_states(self, slots: Tensor, tokens: Ints) -> Tensor:
         """What is kept here of features, and of the tokens that stand beside them, where the head wants those."""
-        kept, back = self.pages.features(slots), self.head.config.look_back
-        return kept + self.head.hinted(self.numbers(tokens).view(-1, back)) if back else kept
+        kept, back = self.pages.hidden_states(slots), self.head.config.look_back
+        return kept + self.head.project_hints(self.tensor(tokens).view(-1, back)) if back else kept
 
-    def remember(self, slots: Tensor, places: Numbers, fused: Tensor) -> None:
+    def store_kv(self, slots: Tensor, places: Ints, fused: Tensor) -> None:
         """Keep keys and values of each layer."""
-        for layer, (keys, values) in enumerate(self.head.remember(fused, self.head.turn(self.numbers(places)))):
-            self.pages.put(layer, slots, keys, values)
+        for layer, (keys, values) in enumerate(self.head.context_kv(fused, self.head.rope_rows(self.tensor(places)))):
+            self.pages.store_kv(layer, slots, keys, values)
 
-    def _pass(self, job: BlockForwardOp) -> tuple[Tensor, Tensor]:
-        config, texts = self.head.config, len(job.text)
-        memory = self.pages.memory(by_text(job.pages, job.counts), max(job.text) + config.block)
+    def _forward(self, job: BlockForwardOp) -> tuple[Tensor, Tensor]:
+        config, texts = self.head.config, len(job.lengths)
+        memory = self.pages.gather(split_pages(job.pages, job.page_counts), max(job.lengths) + config.block)
         seen = torch.ones(config.block, config.block, dtype=torch.bool)
         seen = seen.tril() if config.causal_in_block else seen
-        look = Look(memory, config.layer, job.text, seen, reach=(-1,) * config.block)  # a window is the anchor's
-        places = self.numbers(job.text)[:, None] + torch.arange(config.block, device=self.device)
-        rows = self.head.enter(self.numbers(job.anchors)).flatten(0, 1)
-        states = self.head.run(rows, self.head.turn(places.flatten()), look).view(texts, config.block, -1)
-        states = self.head.guessing(states)[:, : job.depth]
-        return states, self.head.scores(states)
+        look = DraftAttention(
+            memory, config.layer, job.lengths, seen, depths=(-1,) * config.block
+        )  # a window is the anchor's
+        places = self.tensor(job.lengths)[:, None] + torch.arange(config.block, device=self.device)
+        rows = self.head.block_inputs(self.tensor(job.anchors)).flatten(0, 1)
+        states = self.head.run_layers(rows, self.head.rope_rows(places.flatten()), look).view(texts, config.block, -1)
+        states = self.head.draft_states(states)[:, : job.depth]
+        return states, self.head.output_logits(states)
 
 
 class MedusaOps(TorchHeadOps):
@@ -261,11 +267,11 @@ class MedusaOps(TorchHeadOps):
     def run(self, job: HeadOp) -> HeadLogits:
         """Logits [texts * depth, outputs], each text's places in order."""
         assert isinstance(job, MedusaForwardOp), "there is nothing else it can do"
-        logits = self.head.logits(self.head(self.features(self.numbers(job.slots)), job.depth))
-        return HeadLogits(all_scores(self.head, logits.flatten(0, 1), job.top))
+        logits = self.head.logits(self.head(self.hidden_states(self.tensor(job.slots)), job.depth))
+        return HeadLogits(gather_logits(self.head, logits.flatten(0, 1), job.top_k))
 
 
-def head_work(head: DraftHead[Any], pages: HeadPages) -> TorchHeadOps:
+def make_head_ops(head: DraftHead[Any], pages: HeadPages) -> TorchHeadOps:
     """The one for its kind."""
     if isinstance(head, BlockHead):
         return BlockOps(head, pages)

@@ -11,51 +11,55 @@ import torch
 
 from foretell.kernels.bounds import require
 from foretell.kernels.native.library import Library, library
-from foretell.kernels.native.records import JOIN, LayerRecord, ModelRecord, StepRecord, record_of
+from foretell.kernels.native.records import ALL_REDUCE, LayerRecord, ModelRecord, StepRecord, pack_record
 from foretell.kv.cache import KVCache
 from foretell.models.decoder import Block, Decoder
 from foretell.models.layers import Linear, Norm
 from foretell.models.sharding import Ranks
-from foretell.runner.batch_layout import BatchLayout, span_lists
-from foretell.runner.executor import StepOutput
+from foretell.runner.batch_layout import BatchLayout, flatten_spans
+from foretell.runner.executor import Executor, StepOutput
 
 
 def native_executor(model: Decoder, cache: KVCache) -> NativeExecutor | None:
     """The executor, where the library has all of the model's layers and computes where they are."""
-    native = library()
     on_cpu = model.embed.device.type == "cpu" and model.dtype == torch.float32
-    if native is None or not on_cpu or model.config.head_dim % 2:
+    if not on_cpu or model.config.head_dim % 2:
+        return None
+    native = library()
+    if native is None:
         return None
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     return NativeExecutor(native, model, cache) if all(layer.native is not None for layer in layers) else None
 
 
-class NativeExecutor:
+class NativeExecutor(Executor):
     """What `EagerExecutor` gives, rounding aside. A row has the same bits whatever else is in the step."""
+
+    is_batch_invariant = True
 
     def __init__(self, native: Library, model: Decoder, cache: KVCache) -> None:
         self._native, self._model, self._cache = native, model, cache
         self._vocab, self._width = model.config.vocab, model.config.width
         self._slots = cache.keys[0].shape[0] * cache.page_size
-        self._context = min(len(table) for table in model.tables.values())
+        self._context = min(len(table) for table in model.rope_tables.values())
         self._layers = (LayerRecord * model.config.layers)(*(self._layer(i) for i in range(model.config.layers)))
         self._record = self._model_record()
-        self._held = (*model.tables.values(), model.embed)  # the records have addresses only
-        self._join = AllReduceCallback(model.ranks) if model.ranks is not None else None
+        self._held = (*model.rope_tables.values(), model.embed)  # the records have addresses only
+        self._all_reduce = AllReduceCallback(model.ranks) if model.ranks is not None else None
 
-    def __call__(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
+    def forward(self, packed: BatchLayout, taps: tuple[int, ...]) -> StepOutput:
         tokens, positions, slots = packed.tokens, packed.positions, packed.slots
         require(min(tokens) >= 0 and max(tokens) < self._vocab, "tokens of the model's vocabulary")
         require(max(positions) < self._context, "positions within the model's context")
         require(0 <= min(slots) <= max(slots) < self._slots, "slots of the KV cache")
         require(not taps or 0 <= min(taps) <= max(taps) <= len(self._layers), "hidden states of the model's layers")
-        rows, wanted = len(tokens), len(packed.wanted)
-        numbers, places = in_a_row(
-            (tokens, positions, slots, *span_lists(packed.spans), packed.wanted, taps, [0] * wanted)
+        rows, wanted = len(tokens), len(packed.logits_indices)
+        numbers, places = pack_int64(
+            (tokens, positions, slots, *flatten_spans(packed.spans), packed.logits_indices, taps, [0] * wanted)
         )
         logits = torch.empty(wanted, self._model.local.vocab)
         features = torch.empty(rows, len(taps) * self._width) if taps else None
-        step = record_of(
+        step = pack_record(
             StepRecord,
             *places[:-1],
             logits.data_ptr(),
@@ -65,13 +69,13 @@ class NativeExecutor:
             len(packed.spans),
             wanted,
             len(taps),
-            None if self._join is None else self._join.address,
+            None if self._all_reduce is None else self._all_reduce.address,
         )
-        self._native.step(self._record, step)
-        if self._join is None:
+        self._native.forward(self._record, step)
+        if self._all_reduce is None:
             return StepOutput(logits, features, numbers[len(numbers) - wanted :].tolist)  # that the library wrote
-        self._join.check()
-        return StepOutput(self._model.all_logits(logits), features)
+        self._all_reduce.check()
+        return StepOutput(self._model.gather_logits(logits), features)
 
     def _layer(self, index: int) -> LayerRecord:
         block = self._model.blocks[index]
@@ -82,7 +86,7 @@ class NativeExecutor:
         return LayerRecord(
             *(_weights(linear) for linear in linears),
             *(_norm(norm) for norm in (*norms, block.attention_post_norm, block.ffn_post_norm)),
-            self._model.tables[attention.rope].data_ptr(),
+            self._model.rope_tables[attention.rope].data_ptr(),
             self._cache.keys[index].data_ptr(),
             self._cache.values[index].data_ptr(),
             attention.window or 0,
@@ -103,8 +107,8 @@ class NativeExecutor:
             config.head_dim,
             config.ffn,
             self._cache.page_size,
-            model.tokens_here.start,
-            len(model.tokens_here),
+            model.local_tokens.start,
+            len(model.local_tokens),
             config.norm_eps,
             config.scale,
             config.embed_scale,
@@ -113,7 +117,7 @@ class NativeExecutor:
         )
 
 
-def in_a_row(lists: tuple[Sequence[int], ...]) -> tuple[array[int], list[int]]:
+def pack_int64(lists: tuple[Sequence[int], ...]) -> tuple[array[int], list[int]]:
     """All numbers one after the other, and the addresses where each list begins: one array is sooner made than six, and
     numpy's are dear to make and to find."""
     numbers = array("q", itertools.chain.from_iterable(lists))
@@ -131,14 +135,14 @@ class AllReduceCallback:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._error: BaseException | None = None
-        self._callback = JOIN(self._join)
+        self._callback = ALL_REDUCE(self._all_reduce)
         self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
 
-    def _join(self, address: int, count: int) -> bool:
+    def _all_reduce(self, address: int, count: int) -> bool:
         """An error cannot go through the library: it is kept, and the library breaks off."""
         try:
             numbers = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
-            joined = self._ranks.join(numbers)
+            joined = self._ranks.all_reduce(numbers)
             if joined.data_ptr() != address:
                 numbers.copy_(joined)
         except BaseException as error:

@@ -13,20 +13,21 @@ import torch
 from torch import Tensor
 
 from foretell.kernels.bounds import require
-from foretell.kernels.native.head_records import (
-    BlockChainRecord,
+from foretell.kernels.native.library import SAMPLING_ROW, Library, library
+from foretell.kernels.native.records import (
+    BlockDraftRecord,
     BlockHeadRecord,
-    ChainRecord,
+    DraftChainRecord,
     HeadRecord,
+    LayerRecord,
+    MedusaDraftRecord,
     MedusaRecord,
-    MedusaRowsRecord,
+    pack_record,
 )
-from foretell.kernels.native.library import DRAW, Library, library
-from foretell.kernels.native.records import LayerRecord, record_of
 from foretell.models.draft_heads import BlockHead, DraftHead, MedusaHead
 from foretell.models.draft_heads.layer import HeadLayer
 from foretell.models.layers import Linear, Norm
-from foretell.runner.native.executor import in_a_row
+from foretell.runner.native.executor import pack_int64
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class DraftRequest:
     """Texts to be guessed for: the last token of each, its place, its pages, the most guesses, the least chance."""
 
     tokens: list[int]
-    places: list[int]
+    positions: list[int]
     pages: list[list[int]]
     depths: list[int]
-    floors: list[float]
+    min_probabilities: list[float]
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class DraftResult:
     """Guesses and how sure each is, by depth and text."""
 
     tokens: list[list[int]]
-    sure: list[list[float]]
+    confidence: list[list[float]]
     probs: Tensor | None = None  # [texts, depth, vocab]: what each was drawn from, where any was
 
 
@@ -55,19 +56,19 @@ class DraftBuffers:
 
     def __init__(self, asked: DraftRequest, depth: int) -> None:
         """Without room for guesses there is no address of it either."""
-        self.texts, self.depth = len(asked.tokens), depth
+        self.num_sequences, self.depth = len(asked.tokens), depth
         pages = list(chain.from_iterable(asked.pages))
         begins = list(accumulate(map(len, asked.pages[:-1]), initial=0))
-        room = self.texts * depth
-        self._numbers, places = in_a_row((asked.tokens, asked.places, pages, begins, asked.depths, [0] * room))
-        self._floats = array("f", chain(asked.floors, repeat(0.0, room)))
+        room = self.num_sequences * depth
+        self._numbers, places = pack_int64((asked.tokens, asked.positions, pages, begins, asked.depths, [0] * room))
+        self._floats = array("f", chain(asked.min_probabilities, repeat(0.0, room)))
         floors, _ = self._floats.buffer_info()
-        self.asked = (*places[:-1], floors)
-        self.out = (places[-1], floors + self._floats.itemsize * self.texts) if room else (None, None)
+        self.inputs = (*places[:-1], floors)
+        self.outputs = (places[-1], floors + self._floats.itemsize * self.num_sequences) if room else (None, None)
 
-    def told(self, made: int, probs: Tensor | None = None) -> DraftResult:
+    def result(self, made: int, probs: Tensor | None = None) -> DraftResult:
         """What lies there now, of the depths that were made."""
-        texts, room = self.texts, self.texts * self.depth
+        texts, room = self.num_sequences, self.num_sequences * self.depth
         tokens, sure = self._numbers[-room:].tolist(), self._floats[-room:].tolist()
         rows = range(0, made * texts, texts)
         return DraftResult(
@@ -84,18 +85,18 @@ class PrefillBuffers:
 
 
 @dataclass(frozen=True)
-class TreeSlots:
+class DraftOptions:
     """What goes with a call: of rows that are nodes of trees the slots of the last places each sees, as many for all,
     its own the last of them; how guesses are drawn, a DRAW for each depth and text, and whether it is told what from;
     what is read first, by heads of tokens alone."""
 
-    branches: list[list[int]] | None = None
+    tree_slots: list[list[int]] | None = None
     draws: bytes | None = None
-    tells: bool = False
-    along: PrefillBuffers | None = None
+    returns_probs: bool = False
+    prefill: PrefillBuffers | None = None
 
 
-NOTHING = TreeSlots()
+NO_OPTIONS = DraftOptions()
 
 
 class NativeHead:
@@ -103,13 +104,13 @@ class NativeHead:
 
     def __init__(self, native: Library, head: DraftHead[Any], keys: list[Tensor], values: list[Tensor]) -> None:
         self.library, self.head = native, head
-        self._outputs, self._width = head.config.outputs, head.config.layer.width
+        self._vocab, self._width = head.config.outputs, head.config.layer.width
         own = [layer for layer in head.modules() if isinstance(layer, HeadLayer)]
         layers = [self._layer(layer, *pair) for layer, *pair in zip(own, keys, values, strict=True)]
         self._layers = (LayerRecord * len(layers))(*layers)
         self._embed = head.embedding.contiguous()
         self._ids = head.draft_ids.contiguous()
-        self._held = (keys, values, head.table)  # the records have addresses only
+        self._held = (keys, values, head.rope_table)  # the records have addresses only
         self.page_size = keys[0].shape[1]
         self.record = self._head_record()
 
@@ -122,7 +123,7 @@ class NativeHead:
             *(norm_address(norm) for norm in norms),
             None,
             None,
-            self.head.table.data_ptr(),
+            self.head.rope_table.data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
             self.head.config.layer.window or 0,
@@ -164,18 +165,18 @@ class NativeHead:
 class NativeChain(NativeHead):
     """For heads that guess one token after another."""
 
-    def guess(self, asked: DraftRequest, features: Tensor | None, beside: TreeSlots = NOTHING) -> DraftResult:
+    def draft(self, asked: DraftRequest, features: Tensor | None, beside: DraftOptions = NO_OPTIONS) -> DraftResult:
         """A token, again and again: the likeliest, or as `beside` says; `features` [texts, width] of the places before
         are written over, and None for a head that reads tokens alone."""
-        for place, depth, pages in zip(asked.places, asked.depths, asked.pages, strict=True):
+        for place, depth, pages in zip(asked.positions, asked.depths, asked.pages, strict=True):
             require(place + depth <= len(pages) * self.page_size, "pages for all draft tokens of a sequence")
         desk = DraftBuffers(asked, max(asked.depths))
-        probs = torch.zeros(desk.texts, desk.depth, self.head.config.vocab) if beside.tells else None
-        return desk.told(self._run(desk, features, beside, probs=probs), probs)
+        probs = torch.zeros(desk.num_sequences, desk.depth, self.head.config.vocab) if beside.returns_probs else None
+        return desk.result(self._run(desk, features, beside, probs=probs), probs)
 
-    def step(self, asked: DraftRequest, features: Tensor, beside: TreeSlots = NOTHING) -> Tensor:
+    def step(self, asked: DraftRequest, features: Tensor, beside: DraftOptions = NO_OPTIONS) -> Tensor:
         """Logits [rows, outputs] of one guess; `features` become those behind it."""
-        logits = torch.empty(len(asked.tokens), self._outputs)
+        logits = torch.empty(len(asked.tokens), self._vocab)
         self._run(DraftBuffers(asked, 0), features, beside, logits)
         return logits
 
@@ -183,7 +184,7 @@ class NativeChain(NativeHead):
         self,
         desk: DraftBuffers,
         features: Tensor | None,
-        beside: TreeSlots,
+        beside: DraftOptions,
         logits: Tensor | None = None,
         probs: Tensor | None = None,
     ) -> int:
@@ -191,16 +192,16 @@ class NativeChain(NativeHead):
         usual = features is None or (features.is_contiguous() and features.dtype == torch.float32)
         require(usual, "contiguous float32 hidden states")
         places = (_address(features), _address(logits))
-        own = None if beside.branches is None else array("q", chain.from_iterable(beside.branches))
-        tree = (None, 0) if own is None else (own.buffer_info()[0], len(own) // desk.texts)
+        own = None if beside.tree_slots is None else array("q", chain.from_iterable(beside.tree_slots))
+        tree = (None, 0) if own is None else (own.buffer_info()[0], len(own) // desk.num_sequences)
         draws = None if beside.draws is None else array("b", beside.draws)
-        drawn_for = desk.texts * max(desk.depth, 1)
-        require(draws is None or len(draws) == drawn_for * DRAW.itemsize, "one DRAW for each draft token")
+        drawn_for = desk.num_sequences * max(desk.depth, 1)
+        require(draws is None or len(draws) == drawn_for * SAMPLING_ROW.itemsize, "one DRAW for each draft token")
         drawn = (None if draws is None else draws.buffer_info()[0], _address(probs), self.head.config.vocab)
-        along = None if beside.along is None else beside.along.record.buffer_info()[0]
-        sizes = (desk.texts, desk.depth)
-        record = record_of(ChainRecord, *desk.asked, *places, *desk.out, *sizes, *tree, *drawn, along)
-        return self.library.chain(self.record, record)
+        along = None if beside.prefill is None else beside.prefill.record.buffer_info()[0]
+        sizes = (desk.num_sequences, desk.depth)
+        record = pack_record(DraftChainRecord, *desk.inputs, *places, *desk.outputs, *sizes, *tree, *drawn, along)
+        return self.library.draft_chain(self.record, record)
 
 
 class NativeBlock(NativeHead):
@@ -210,19 +211,19 @@ class NativeBlock(NativeHead):
         """Behind `pages` pages there is room for the blocks' own keys and values."""
         super().__init__(native, head, keys, values)
         config = head.config
-        self.most = (len(keys[0]) - pages) * keys[0].shape[1] // config.block  # texts at once
+        self.max_sequences = (len(keys[0]) - pages) * keys[0].shape[1] // config.block  # texts at once
         self.record.join = self.record.feature_norm = None  # of features, which are no rows of a block
-        self._masks = head.filler.expand(config.block - 1, -1).contiguous()
+        self._masks = head.mask_embeddings.expand(config.block - 1, -1).contiguous()
         self._markov = None if head.markov_in is None else head.markov_in.data.contiguous()
-        self._surety = head.surety_weights
+        self._confidence = head.confidence_weights
         with_markov = config.confidence and config.confidence_with_markov
         self._block = BlockHeadRecord(
             self.record,
             self._masks.data_ptr(),
             None if self._markov is None else self._markov.data_ptr(),
             weights_address(head.markov_out),
-            None if self._surety is None else self._surety[0].data_ptr(),
-            0.0 if self._surety is None else self._surety[1],
+            None if self._confidence is None else self._confidence[0].data_ptr(),
+            0.0 if self._confidence is None else self._confidence[1],
             config.markov_rank if with_markov else 0,
             config.markov_rank,
             config.block,
@@ -232,10 +233,10 @@ class NativeBlock(NativeHead):
             pages * keys[0].shape[1],
         )
 
-    def guess(self, asked: DraftRequest) -> DraftResult:
+    def draft(self, asked: DraftRequest) -> DraftResult:
         """The likeliest tokens, each in view of the one before it."""
         desk = DraftBuffers(asked, min(max(asked.depths), self._block_drafts))
-        return desk.told(self._run(desk, desk.depth)[0])
+        return desk.result(self._run(desk, desk.depth)[0])
 
     def states(self, asked: DraftRequest) -> tuple[Tensor, Tensor]:
         """Normed states [texts, block, width] and logits [texts, depth, outputs], without what a Markov head adds."""
@@ -247,11 +248,13 @@ class NativeBlock(NativeHead):
         return drafts
 
     def _run(self, desk: DraftBuffers, depth: int) -> tuple[int, Tensor, Tensor]:
-        require(desk.texts <= self.most, "a spare block of KV slots for each sequence")
-        states = torch.empty(desk.texts, self.head.config.block, self._width)
-        logits = torch.empty(desk.texts, depth, self._outputs)
-        record = BlockChainRecord(*desk.asked, states.data_ptr(), logits.data_ptr(), *desk.out, desk.texts, depth)
-        return self.library.blocks(self._block, record), states, logits
+        require(desk.num_sequences <= self.max_sequences, "a spare block of KV slots for each sequence")
+        states = torch.empty(desk.num_sequences, self.head.config.block, self._width)
+        logits = torch.empty(desk.num_sequences, depth, self._vocab)
+        record = BlockDraftRecord(
+            *desk.inputs, states.data_ptr(), logits.data_ptr(), *desk.outputs, desk.num_sequences, depth
+        )
+        return self.library.draft_blocks(self._block, record), states, logits
 
 
 def native_for_head(head: DraftHead[Any]) -> Library | None:
@@ -284,23 +287,23 @@ class NativeMedusa:
         self._native, self._outputs = native, head.config.outputs
         blocks = [block for blocks in head.blocks for block in blocks.modules() if isinstance(block, Linear)]
         outputs = [each for each in head.outputs if isinstance(each, Linear)] or [head.output]
-        self._blocks, self._tops = _table(blocks), _table(outputs)
+        self._blocks, self._outputs_table = _table(blocks), _table(outputs)
         self._held = (head, head.draft_ids.contiguous())
         level = outputs[0].native
         assert level is not None, "native_for_head looked"
         self._record = MedusaRecord(
             ctypes.addressof(self._blocks),
-            ctypes.addressof(self._tops),
-            None if head.tap_norm is None or not head.config.target_norm else head.tap_norm.data_ptr(),
+            ctypes.addressof(self._outputs_table),
+            None if head.target_norm is None or not head.config.target_norm else head.target_norm.data_ptr(),
             None if head.config.draft_vocab is None else self._held[1].data_ptr(),
             head.config.layers,
             head.config.layer.width,
-            head.tap_eps,
+            head.target_norm_eps,
             level.level,
             len(outputs) == 1,
         )
 
-    def guess(self, features: Tensor, depth: int) -> DraftResult:
+    def draft(self, features: Tensor, depth: int) -> DraftResult:
         """The likeliest tokens; `features` [texts, width] are the target's last states."""
         guesses, sure = np.empty((depth, len(features)), np.int64), np.empty((depth, len(features)), np.float32)
         self._run(features, depth, (guesses.ctypes.data, sure.ctypes.data))
@@ -313,8 +316,8 @@ class NativeMedusa:
     def _run(self, features: Tensor, depth: int, out: tuple[int | None, int | None]) -> Tensor:
         require(features.is_contiguous() and features.dtype == torch.float32, "contiguous float32 hidden states")
         logits = torch.empty(depth, len(features), self._outputs)
-        rows = MedusaRowsRecord(features.data_ptr(), logits.data_ptr(), *out, len(features), depth)
-        self._native.medusa(self._record, rows)
+        rows = MedusaDraftRecord(features.data_ptr(), logits.data_ptr(), *out, len(features), depth)
+        self._native.draft_medusa(self._record, rows)
         return logits
 
 

@@ -121,7 +121,7 @@ class ResponseBuilder(ABC):
         """Return the server-sent events for an item."""
         choice = self.choice_state(item)
         parts = choice.add(item)
-        if len(parts) == 1 and self.text_only and not item.first and choice.finish is None:
+        if len(parts) == 1 and self.text_only and not item.is_first and choice.finish is None:
             kind = parts[0].kind
             template = self._templates.get((choice.index, kind)) or self._make_template(choice.index, kind)
             if template is not None:
@@ -246,7 +246,7 @@ class ChatResponseBuilder(ResponseBuilder):
         for part in parts:
             num_calls += part.kind == "call"
             deltas += self._part_deltas(choice, part, num_calls - 1)
-        if item.first:
+        if item.is_first:
             deltas[:1] = [{"role": "assistant", **(deltas[0] if deltas else {"content": ""})}]
         elif not deltas and (self.returns_logprobs or self.returns_token_details):
             deltas = [{}]
@@ -307,7 +307,7 @@ class CompletionResponseBuilder(ResponseBuilder):
     def chunk_choices(self, choice: ChoiceState, item: StreamItem, parts: list[OutputPart]) -> Iterator[dict[str, Any]]:
         text = "" if self.job.prompt_only else "".join(part.text for part in parts)
         rows = self._output_rows(choice, list(item.delta.tokens), list(item.delta.logprobs or ()))
-        if item.first:
+        if item.is_first:
             text, rows = self._echo(choice) + text, [*self._prompt_rows(choice), *rows]
         if text or self.returns_logprobs or self.returns_token_details:
             details = self.token_details(choice, item)

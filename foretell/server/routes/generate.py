@@ -117,7 +117,7 @@ async def respond(
 
 async def complete_response(service: Service, builder: ResponseBuilder, stream: Stream) -> Response:
     """Wait for all output and return it in one response."""
-    async with aclosing(stream.pieces()) as items:
+    async with aclosing(stream.items()) as items:
         async for item in items:
             raise_if_failed(item)
             builder.add(item)
@@ -127,7 +127,7 @@ async def complete_response(service: Service, builder: ResponseBuilder, stream: 
 
 async def first_items(stream: Stream) -> list[StreamItem]:
     """Wait for the first items, before headers are sent: a failure up to here gets its own HTTP status."""
-    items = await stream.some()
+    items = await stream.next_items()
     for item in items:
         raise_if_failed(item)
     return items
@@ -144,7 +144,7 @@ async def stream_events(
             if len(valid) < len(items):
                 for item in items:
                     raise_if_failed(item)
-            items = await stream.some()
+            items = await stream.next_items()
         service.log.write(builder.request_id, builder.model, builder.body, builder.choices)
     except Exception as exception:
         error = to_api_error(exception)
@@ -173,10 +173,10 @@ def write_directly(builder: ResponseBuilder, stream: Stream, connection: DirectC
             connection.write(events)
         return True
 
-    stream.take = take
+    stream.on_item = take
 
 
 def raise_if_failed(item: StreamItem) -> None:
     """Raise an ApiError with the reason if the sequence has ended with an error."""
     if item.delta.finish_reason == "error":
-        raise ApiError(400, f"generation cannot continue: {item.track.error}", code="cannot_go_on")
+        raise ApiError(400, f"generation cannot continue: {item.state.error}", code="cannot_go_on")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def server_info_body(service: Service) -> dict[str, Any]:
     """Return the body of /server_info."""
-    service.engine.catch_up()
+    service.engine.deliver_pending()
     assembly = service.assembly
     return {
         "version": VERSION,
@@ -152,7 +152,7 @@ def _add_metrics_routes(router: APIRouter, service: Service) -> None:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """Expose metrics in Prometheus's text format."""
-        service.engine.catch_up()
+        service.engine.deliver_pending()
         text = service.metrics.expose(service.config.metrics_names, service.engine.load)
         return Response(text, media_type=METRICS_TYPE)
 
