@@ -146,7 +146,7 @@ def test_nothing_is_started_to_take_nothing_down(
     monkeypatch.setattr("foretell.cluster.run.connect", lambda *given, **more: pytest.fail("it was connected to"))
     (tmp_path / "app.yaml").write_text("replicas: 2\n")
     assert main(["deploy", str(tmp_path / "app.yaml"), "--remove"]) == 1
-    assert "nothing to take down" in capsys.readouterr().err
+    assert "nothing to remove" in capsys.readouterr().err
 
 
 def test_a_signal_aborts_a_start_and_later_drains(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_threads_are_the_cores_of_a_replica_unless_set() -> None:
 
 
 class Sick:
-    problem: str | None = None
+    unhealthy_reason: str | None = None
 
 
 def test_a_replica_is_as_well_as_its_engine() -> None:
@@ -197,7 +197,7 @@ def test_a_replica_is_as_well_as_its_engine() -> None:
         service = Sick()
 
     asyncio.run(ReplicaServer.check_health(Body()))  # type: ignore[arg-type]
-    Body.service.problem = "a step has taken 200 seconds"
+    Body.service.unhealthy_reason = "a step has taken 200 seconds"
     with pytest.raises(RuntimeError, match="200 seconds"):
         asyncio.run(ReplicaServer.check_health(Body()))  # type: ignore[arg-type]
 
@@ -237,9 +237,9 @@ def test_the_router_counts_what_is_under_way_and_obeys(monkeypatch: pytest.Monke
     router.on_request_routed(
         types.SimpleNamespace(args=(ReplicaCall("POST", "/", prefix_hashes=(b"m",)),)), ids["a"], None
     )
-    assert order(marks=(b"m",)) == ["a", "b"], "within the slack"
+    assert order(prefix_hashes=(b"m",)) == ["a", "b"], "within the slack"
     router.on_send_request(ids["a"])
-    assert order(marks=(b"m",)) == ["b", "a"], "beyond it"
+    assert order(prefix_hashes=(b"m",)) == ["b", "a"], "beyond it"
     for _ in range(5):
         router.on_request_completed(ids["a"], "x")
     router.on_send_request(ids["a"])

@@ -133,7 +133,7 @@ def test_llama_cpps_lists_of_drafters() -> None:
     assert speculation("--spec-type", "ngram-mod, ngram-map-k").drafter == "ngram"
     with pytest.raises(RequestError, match="did you mean 'NGRAM-MOD'"):
         speculation("--spec-type", "ngram-simple,ngram-mood")
-    with pytest.raises(RequestError, match="names none and others"):
+    with pytest.raises(RequestError, match="combines none with others"):
         speculation("--spec-type", "none,ngram-simple")
     with pytest.raises(RequestError, match="needs --speculative-draft-model"):
         speculation("--spec-type", "ngram-simple,draft-simple")
@@ -251,7 +251,7 @@ def test_flags_without_effect_are_accepted_and_listed() -> None:
         (["--speculative-config", "{"], "is not JSON"),
         (["--speculative-algorithm", "EAGEL"], "did you mean 'EAGLE'?"),
         (["--speculative-algorithm", "STANDALONE"], "needs --speculative-draft-model"),
-        (["--drafter", "none", "--num-speculative-tokens", "4"], "has nothing to do"),
+        (["--drafter", "none", "--num-speculative-tokens", "4"], "has no effect"),
         (["--num-draft-tokens", "3", "--num-speculative-tokens", "4"], "is given twice"),
         (["--speculative-model", "a", "--drafter", "ngram"], "is given twice"),
         (["--port", "70000"], "port"),

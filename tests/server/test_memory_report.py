@@ -37,7 +37,7 @@ def test_the_total_is_resident_memory_and_future_memory(tmp_path: Path) -> None:
     assert str(found).startswith(
         "at most 8.00 GiB: weights 3.00 GiB, drafter 1.00 GiB"
     ) and "cache of 8 pages 2.00 GiB" in str(found)
-    assert "the program 1.00 GiB" in str(found)
+    assert "process 1.00 GiB" in str(found)
 
 
 def test_the_total_is_no_less_than_the_peak_while_loading(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_resident_and_file_backed_memory_are_reported(tmp_path: Path) -> None:
     with (status(tmp_path, now=5 * GIB, peak=5 * GIB) / "status").open("a") as file:
         file.write(f"RssFile:\t{2 * GIB // 1024} kB\n")
     found = MemoryReport.measure(assembly(), EngineConfig(), tmp_path)
-    assert str(found).endswith("; resident now 5.00 GiB, 2.00 GiB of it pages of files")
+    assert str(found).endswith("; resident now 5.00 GiB, 2.00 GiB of it file-backed")
 
 
 def test_the_report_works_without_proc(tmp_path: Path) -> None:

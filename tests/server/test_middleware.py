@@ -277,7 +277,7 @@ def test_a_client_that_does_not_read_cannot_block_shutdown(
         server.handle_exit(signal.SIGTERM, None)
         wait_for(lambda: not server.started or server.should_exit)
     assert isinstance(server, Server) and server.has_cut_off
-    assert "1 answers were not read in time" in caplog.text
+    assert "1 responses were not read in time" in caplog.text
 
 
 def test_a_request_that_cannot_be_logged_is_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -294,7 +294,7 @@ def test_writing_again_reports_how_many_requests_were_lost(caplog: pytest.LogCap
     log.write("a", "\ud800", GenerationRequest(), [])
     log.write("b", "tiny", GenerationRequest(), [])
     log.close()
-    assert "works again; 1 requests were not kept" in caplog.text
+    assert "writing again; 1 requests were not written" in caplog.text
     assert (tmp_path / "requests.jsonl").read_text().count("\n") == 1
 
 

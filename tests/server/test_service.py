@@ -307,8 +307,8 @@ def test_a_log_line_covers_the_time_since_the_last(assembly: Assembly, caplog: p
 
     with caplog.at_level(logging.INFO, "foretell"):
         run_app(assembly, play)
-    lines = [record for record in caplog.records if "tokens/s written" in record.getMessage()]
-    assert len(lines) == 1 and "2.0 tokens/s written" in lines[0].getMessage()
+    lines = [record for record in caplog.records if "output tokens/s" in record.getMessage()]
+    assert len(lines) == 1 and "2.0 output tokens/s" in lines[0].getMessage()
     assert json.loads(JsonFormatter().format(lines[0]))["tokens_per_second"] == 2.0
 
 

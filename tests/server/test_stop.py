@@ -1,4 +1,4 @@
-"""Signals: the first lets texts finish and takes nothing new, the second does not wait."""
+"""Signals: the first drains, the second stops at once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_second_signal_does_not_wait(folder: Path, tmp_path: Path) -> None:
     with ServerProcess(folder, slowed=tmp_path / "slowed") as server, server.slowly():
         reading = open_stream(server, lines, threading.Event())
         server.process.send_signal(signal.SIGINT)
-        wait_for(lambda: "finished first" in server.log.read_text())
+        wait_for(lambda: "draining" in server.log.read_text())
         assert server.stop(signal.SIGTERM) == 1
         reading.join(PATIENCE)
     assert "data: [DONE]" not in lines

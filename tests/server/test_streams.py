@@ -155,7 +155,7 @@ class Line:
     def __init__(self) -> None:
         self.asked, self.parts = 0, list[bytes]()
 
-    def has_room(self) -> bool:
+    def can_write(self) -> bool:
         self.asked += 1
         return self.asked % 4 != 0
 
