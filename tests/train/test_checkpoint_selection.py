@@ -122,7 +122,7 @@ class FakeTokenizer:
 
     tool_template = chat_template = "a template that knows system, user, assistant and tool"
 
-    def render_chat(self, messages: list[Any], **values: Any) -> str:
+    def apply_chat_template(self, messages: list[Any], **values: Any) -> str:
         self.messages, self.values = messages, values
         return "rendered"
 
