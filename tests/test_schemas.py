@@ -1,4 +1,4 @@
-"""JSON schemas with speculation on: valid, and the very text that comes with speculation off."""
+"""JSON schemas with speculation: valid output, equal to that of plain decoding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OWN: list[dict[str, Any]] = [
 
 
 def check(llm: LLM, schemas: list[dict[str, Any]], temperature: float, max_tokens: int) -> tuple[int, int]:
-    """How many schemas were followed to their end, and how many tokens came of guesses."""
+    """Return the number of completed schemas and of accepted draft tokens."""
     specs = [GrammarSpec.json_schema(schema, any_whitespace=False) for schema in schemas]
     params = [
         SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, structured_outputs=spec)
@@ -75,5 +75,5 @@ def test_a_few_hundred_schemas_of_others() -> None:
                     continue  # refused with the reason, which is the other right answer
     assert len(schemas) >= 250
     finished = sum(check(llm, schemas[i : i + 16], 0.0, 64)[0] for i in range(0, len(schemas), 16))
-    print(f"{len(schemas)} schemas, {finished} texts finished and valid")
+    print(f"{len(schemas)} schemas, {finished} outputs finished and valid")
     assert finished > len(schemas) / 4

@@ -1,4 +1,4 @@
-"""The whole sampling surface, the same with speculation on: one row a field."""
+"""Every sampling parameter gives the same output with speculation: one row per field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def twice_at_most(prompt: list[int], written: list[int]) -> bool:
 
 
 def lift_by_history(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
-    """A processor that looks back: what was just written may not come again, and an even place prefers 5."""
+    """A logits processor with history: forbids repeating the last token, and prefers 5 at even positions."""
     if tokens:
         scores[tokens[-1]] = -math.inf
     if len(tokens) % 2 == 0:
@@ -149,7 +149,7 @@ def both(llm: LLM, **params: object) -> str:
 
 
 def test_bad_words_are_never_generated(llm: LLM) -> None:
-    """A bad word is the run of tokens it is usually split into, as in vLLM; a run may be one token or several."""
+    """A bad word is its usual token sequence, as in vLLM; of one token or several."""
     bias = dict.fromkeys(llm.tokenizer.encode(" shells fox", add_special=False), 4.0)
     assert "shells" in both(llm, logit_bias=bias, ignore_eos=True)
     assert "shells" not in both(llm, logit_bias=bias, ignore_eos=True, bad_words=["shells"])
@@ -225,7 +225,7 @@ def test_a_grammar_holds_with_drafts_under_every_rule(llm: LLM, kind: str, rule:
             else:
                 assert re.fullmatch(r"x=[0-9]{2,5}", text)
         if kind in ("json schema", "choice"):
-            assert speculative.speculation.by_drafter["grammar"].accepted > 0, "what is forced is guessed for free"
+            assert speculative.speculation.by_drafter["grammar"].accepted > 0, "forced tokens are drafted for free"
 
 
 def test_a_grammar_without_allowed_tokens_ends_the_sequence(llm: LLM) -> None:

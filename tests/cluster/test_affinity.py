@@ -1,4 +1,4 @@
-"""Where requests go: to whoever has read their beginning, unless that one is much busier."""
+"""Prefix routing: requests go to the replica with the longest cached prefix, unless it is much busier."""
 
 from __future__ import annotations
 

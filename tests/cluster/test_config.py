@@ -1,4 +1,4 @@
-"""What may be said of replicas, and what is said of mistakes."""
+"""Replica settings and their error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front over replicas that are played: nothing of Ray is needed."""
+"""The gateway over stub replicas, without Ray."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Cast:
-    """Replicas by name; a call goes to its target, or to the first that it does not avoid, or to the first of all."""
+    """Stub replicas by name; a call goes to its target, else to the first it does not avoid, else to the first."""
 
     def __init__(self, **plays: Play) -> None:
         self.plays = plays
@@ -71,7 +71,7 @@ def streams(name: str, *parts: bytes, dies: bool = False) -> Play:
 
 
 def dies_once(cast: Cast, name: str) -> None:
-    """Lost at the first request, and gone from then on."""
+    """A replica that is lost at its first request."""
 
     async def play(call: ReplicaCall) -> AsyncGenerator[ResponseHead | bytes, None]:
         del cast.plays[name]
@@ -213,7 +213,7 @@ def test_a_disconnected_client_cancels_the_response() -> None:
             closed.set()
 
     class Caller:
-        """Sends a request and hangs up when it has the first bytes."""
+        """A client that disconnects after the first bytes."""
 
         def __init__(self) -> None:
             self.heard, self.first = asyncio.Event(), True

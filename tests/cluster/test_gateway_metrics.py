@@ -1,4 +1,4 @@
-"""Metrics of several replicas as one server's."""
+"""Merging the metrics of several replicas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def replica(tokens: int, accepted: int, rejected: int, running: int = 0, use: fl
 
 
 def samples(text: bytes | str) -> dict[tuple[str, str], float]:
-    """Values by name and by the label that matters."""
+    """Return sample values by name and distinguishing label."""
     decoded = text.decode() if isinstance(text, bytes) else text
     return {
         (s.name.removeprefix("foretell:"), s.labels.get("replica") or s.labels.get("le") or ""): s.value
@@ -41,7 +41,7 @@ def test_counts_add_up_and_gauges_by_their_meaning() -> None:
     assert found["generation_tokens_total", ""] == 15
     assert found["num_requests_running", ""] == 3
     assert found["kv_cache_usage_perc", ""] == 0.3
-    assert found["speculative_decoding_acceptance_rate", ""] == 0.7, "of all guesses, not the mean of 0.25 and 1"
+    assert found["speculative_decoding_acceptance_rate", ""] == 0.7, "of all draft tokens, not the mean of 0.25 and 1"
     assert found["request_success_total", ""] == 2
     assert found["e2e_request_latency_seconds_bucket", "0.2"] == 2
     assert found["e2e_request_latency_seconds_count", ""] == 4

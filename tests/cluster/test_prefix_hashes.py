@@ -1,4 +1,4 @@
-"""Prompts that begin alike have their first marks in common, and nobody else's."""
+"""Prompts with a common prefix share their first hashes, and only those."""
 
 from __future__ import annotations
 

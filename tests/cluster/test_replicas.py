@@ -87,7 +87,7 @@ def test_a_disconnected_client_frees_its_pages(server: ServerProcess) -> None:
 
 
 def test_only_what_ray_serve_opens_itself_can_be_reached_from_elsewhere(server: ServerProcess) -> None:
-    """As the kernel tells. Ray Serve opens one port a replica on all interfaces, which asks for Ray's token."""
+    """Ray Serve opens one port per replica on all interfaces, which requires Ray's token."""
     ours = family(server.process.pid)
     answered = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True).stdout.splitlines()
     lines = [line for line in answered if ours & {int(pid) for pid in re.findall(r"pid=(\d+)", line)}]

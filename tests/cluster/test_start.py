@@ -1,4 +1,4 @@
-"""What is ours around Ray, without Ray: what is said where it is missing, how one is found, why one failed."""
+"""Ray start-up code without Ray: the error if it is missing, finding a running one, failure reasons."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_running_ray_is_found_by_its_note(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def note_of(folder: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write the file in which Ray notes the address of the cluster that was started last."""
+    """Write the file in which Ray stores the address of the last started cluster."""
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
     note = folder / "ray" / "ray_current_cluster"
     note.parent.mkdir()
@@ -203,7 +203,7 @@ def test_a_replica_is_as_well_as_its_engine() -> None:
 
 
 class RayRouter:
-    """As much of Ray's class as ours needs."""
+    """The parts of Ray's router class that ours uses."""
 
     def update_replicas(self, replicas: list[Any]) -> None: ...
     def on_send_request(self, replica_id: Any) -> None: ...

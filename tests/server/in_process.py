@@ -18,7 +18,7 @@ Scenario = Callable[[Service, httpx.AsyncClient], Coroutine[Any, Any, None]]
 
 
 def run_app(assembly: Assembly, scenario: Scenario, **settings: Any) -> None:
-    """Run a scene with the application, without a network."""
+    """Run a scenario with the application and an HTTP client."""
 
     async def scene() -> None:
         config = ServerConfig(**settings)

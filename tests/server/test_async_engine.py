@@ -1,4 +1,4 @@
-"""The engine in its thread: what callers get, what becomes of those who leave, and of those whose step fails."""
+"""The async engine: outputs, aborted requests, and failing steps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def go(
     world: World = WORLD,
     drafter: Drafter | None = None,
 ) -> AsyncEngine:
-    """Run a scene with an engine on a loop; afterwards no page may be missing."""
+    """Run a scenario with an engine on an event loop; afterwards all pages must be free."""
 
     async def scene() -> AsyncEngine:
         engine = AsyncEngine(world.engine(drafter or NGramDrafter()), most)
@@ -99,7 +99,7 @@ def test_every_step_is_reported_before_its_pieces() -> None:
 
 
 def test_an_aborted_request_frees_its_pages_before_the_next_step() -> None:
-    """A step may have begun when the caller leaves; the one after it does not know the text any more."""
+    """A step may be running when the client disconnects; the next one no longer has the sequence."""
     left, late = threading.Event(), []
 
     async def scenario(engine: AsyncEngine) -> None:
@@ -136,7 +136,7 @@ def test_a_request_that_times_out_is_aborted() -> None:
 
 
 def hold(engine: Engine, after: int = 0) -> threading.Event:
-    """Let an engine get stuck in a step, after so many, until the event is set."""
+    """Block an engine's step after `after` steps until the returned event is set."""
     step, release, left = engine.step, threading.Event(), iter(range(after))
 
     def held() -> Any:
@@ -149,7 +149,7 @@ def hold(engine: Engine, after: int = 0) -> threading.Event:
 
 
 async def stuck(engine: AsyncEngine, seconds: float = 0.0) -> None:
-    """Until it has been for so long."""
+    """Wait until the engine has been stuck for that long."""
     while engine.stuck_for() <= seconds:
         await asyncio.sleep(0.001)
 
@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_refused_and_nothing_else() -> None:
 
 
 def test_a_step_that_fails_once_aborts_no_request() -> None:
-    """Four run and two wait when a step fails; one by one they can all go on."""
+    """Four sequences run and two wait when a step fails; one by one all can continue."""
 
     async def scenario(engine: AsyncEngine) -> None:
         break_step(engine.engine, outputs=4, times=1)
@@ -190,7 +190,7 @@ def test_a_step_that_fails_once_aborts_no_request() -> None:
 
 
 def break_step(engine: Engine, outputs: int, times: int) -> None:
-    """Let the runner fail so many times, in the midst of steps of so many texts."""
+    """Make the runner fail `times` times in steps with this many sequences."""
     forward, left = engine.runner.forward, [None] * times
 
     def broken(scheduled: list[ScheduledSequence], drafts: list[Draft]) -> StepOutput:
@@ -246,7 +246,7 @@ def test_stuck_work_between_steps_shows_too() -> None:
 
 
 async def fails_soon(asked: asyncio.Future[Any]) -> None:
-    """Expect `Unavailable`; the limit only keeps a test that fails from waiting for ever."""
+    """Expect `Unavailable`; the timeout only keeps a failing test from hanging."""
     done, _ = await asyncio.wait([asked], timeout=PATIENCE)
     assert done, "it waits for a thread that has ended"
     with pytest.raises(Unavailable):
@@ -353,7 +353,7 @@ def test_stopping_ends_what_runs() -> None:
         text = asyncio.ensure_future(generate(engine, "a", 200))
         await asyncio.sleep(0)
         assert await engine.drain(0.1) is False
-        release.set()  # it is the loop that ends texts, and there is no turn of the loop in between
+        release.set()  # sequences are finished on the loop, which does not run in between
         await engine.stop()
         with pytest.raises(Unavailable):
             await text

@@ -12,7 +12,7 @@ CLOSES = [7, 8]
 
 
 class Counting(list[int]):
-    """A list that counts how often it is cut."""
+    """A list that counts how often it is sliced."""
 
     cuts = 0
 

@@ -1,4 +1,4 @@
-"""What people type: flags of this server and of others, a file, and what is refused before a model is loaded."""
+"""Command-line flags of this server and other engines, config files, and errors before a model is loaded."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ VLLM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "strict": ({"rejection_sample_method": "strict"}, {"rule": "match"}),
     "probabilistic": ({"rejection_sample_method": "probabilistic"}, {"rule": "rejection"}),
     "the newer word": ({"rejection_sample_method": "standard", "rule": "rejection"}, {"rule": "rejection"}),
-    "drawn": ({"draft_sample_method": "probabilistic"}, {}),
-    "not drawn": ({"method": "ngram", "draft_sample_method": "greedy"}, {"drafter": "ngram"}),
+    "sampled": ({"draft_sample_method": "probabilistic"}, {}),
+    "greedy": ({"method": "ngram", "draft_sample_method": "greedy"}, {"drafter": "ngram"}),
     "other words": ({"use_heterogeneous_vocab": True}, {}),
     "null": ({"draft_tensor_parallel_size": None, "disable_by_batch_size": None}, {}),
-    "few texts": (
+    "small batches": (
         {"disable_by_batch_size": 8, "num_speculative_tokens": 5},
         {"num_speculative_tokens_per_batch_size": "[[1, 8, 5]]"},
     ),
@@ -241,7 +241,7 @@ def test_flags_without_effect_are_accepted_and_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["--max-num-seq", "3"], "did you mean '--max-num-seqs'?"),
         (["--speculative-num-step", "3"], "did you mean '--speculative-num-steps'?"),
@@ -295,7 +295,7 @@ def test_a_config_file_equals_flags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("prot: 1", "did you mean 'port'?"),
         ("port: many", "port"),
@@ -312,7 +312,7 @@ def test_an_invalid_config_file_is_rejected(tmp_path: Path, text: str, expected:
 
 
 def test_the_docs_table_of_flags_is_the_declaration() -> None:
-    """Every flag of the server stands in the docs with its default, and no other."""
+    """The docs list exactly the server's flags, with their defaults."""
     rows = re.findall(r"^\| `(--[a-z-]+)` \| (.*?) \| (.*?) \|$", DOCS.read_text(), re.M)
     found = {flag: (default, words) for flag, default, words in rows}
     declared = {}

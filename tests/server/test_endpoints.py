@@ -1,4 +1,4 @@
-"""What the endpoints tell, take and refuse, over HTTP."""
+"""The endpoints over HTTP: responses, accepted fields and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_status_endpoints(server: ServerProcess) -> None:
 
 
 def test_the_docs_are_a_page_of_our_own(server: ServerProcess) -> None:
-    """It tells of every endpoint and field, and a browser that reads it asks nobody else."""
+    """/docs lists every endpoint and field and loads nothing from other servers."""
     reply = server.http.get("/docs")
     for reported in (
         "POST /v1/chat/completions",
@@ -66,7 +66,7 @@ def complete(server: ServerProcess, **body: Any) -> Any:
 
 
 def test_a_prompt_is_scored_as_evaluations_do(server: ServerProcess) -> None:
-    """The request lm-eval sends: token ids, echo, and one token that it leaves out of account."""
+    """The request of lm-eval: token ids, echo, and one output token that it ignores."""
     tokens = list(server.post("/tokenize", prompt=TEXT)["tokens"])
     reply = complete(server, prompt=[tokens, tokens[:9]], max_tokens=1, logprobs=1, echo=True, seed=1234)
     for choice, prompt in zip(reply["choices"], (tokens, tokens[:9]), strict=True):
@@ -99,7 +99,7 @@ MARKED = "<|im_start|>user\nnaïve 한글 \U0001f600<|im_end|>\n"
 
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_an_echo_is_the_prompt_as_it_was_sent(server: ServerProcess, as_ids: bool) -> None:
-    """With its marks; and each token's place is where it begins in the text."""
+    """Special tokens are included; text offsets are where each token begins."""
     prompt = server.post("/tokenize", prompt=MARKED)["tokens"] if as_ids else MARKED
     choice = complete(server, prompt=prompt, echo=True, logprobs=1, max_tokens=3)["choices"][0]
     assert choice["text"].startswith(MARKED)
@@ -224,7 +224,7 @@ def test_tenants_share_no_cache(server: ServerProcess) -> None:
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
     assert found("anna") == 0 and found("anna") > 0, "one's own text is found again"
-    assert found("berta") == 0, "and nobody else's"
+    assert found("berta") == 0, "and only its own"
     assert found("anna", "pepper") == 0 and found("anna", "pepper") > 0
     assert found("berta", "pepper") == 0
 

@@ -1,4 +1,4 @@
-"""A step fails only those it fails for: one bad request among good ones, at each place where a step can fail."""
+"""Fault isolation: one failing request among others, at every point where a step can fail."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def fail_verifying(engine: Engine) -> None:
 
 
 def fail_committing(engine: Engine) -> None:
-    """Behind the others' commits and before theirs, with the words already written."""
+    """Fail after other sequences were committed, with this one's tokens already appended."""
     commit = engine.commit
 
     def broken(outcome: StepResult, news: list[PendingDelta]) -> Any:
@@ -80,7 +80,7 @@ def fail_committing(engine: Engine) -> None:
 
 
 def fail_telling(engine: Engine) -> None:
-    """What the text's tokens say cannot be found out, when they are in it already."""
+    """Fail in detokenization, after the tokens were committed."""
     add = engine.add
 
     def adding(request: Any, *given: Any) -> SequenceState:
@@ -112,7 +112,7 @@ async def result_of(engine: AsyncEngine, name: str) -> list[int] | BaseException
 
 
 def bad_among_good(drafter: Drafter, place: Callable[[Engine], None]) -> AsyncEngine:
-    """Two good ones before it, two behind it; all of them, and who comes later, get their texts."""
+    """Run two good requests before and two after the failing one; all of them and later ones must finish."""
 
     async def scenario(engine: AsyncEngine) -> None:
         place(engine.engine)
@@ -137,7 +137,7 @@ def test_a_failing_request_does_not_affect_others(drafter: str) -> None:
 @pytest.mark.parametrize("async_device", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 def test_isolation_wherever_the_step_fails(place: str, async_device: bool) -> None:
-    """Also on a device that works beside the host, where the next step begins before the last one is told."""
+    """Also with async scheduling, where the next step starts before the last one is delivered."""
 
     def plant(engine: Engine) -> None:
         if async_device:
@@ -164,7 +164,7 @@ def test_a_failure_after_commit_loses_no_token() -> None:
 
 
 def test_a_bad_request_may_come_as_often_as_it_likes() -> None:
-    """It fails alone, but a made-up text can be run: the engine is not given up for it."""
+    """The request fails alone, but a dummy sequence runs: the engine does not fail."""
 
     async def scenario(engine: AsyncEngine) -> None:
         fail_running(engine.engine, after=0)
@@ -179,7 +179,7 @@ def test_a_bad_request_may_come_as_often_as_it_likes() -> None:
 
 
 def finish(engine: Engine, states: list[SequenceState]) -> tuple[dict[str, list[int]], set[str]]:
-    """Step until all have ended: what each caller was told, by request and choice, and who was lost."""
+    """Step until all have finished; return the tokens by request and choice, and the aborted requests."""
     returned: dict[str, list[int]] = {f"{state.seq.request.id}{state.seq.request.choice}": [] for state in states}
     lost: set[str] = set()
     for _ in range(1000):
@@ -225,7 +225,7 @@ def test_a_finished_sequence_whose_delta_fails_gets_an_error(async_device: bool)
 
 
 def test_choices_that_finish_in_a_failing_step_are_returned_and_their_siblings_continue() -> None:
-    """A stop token ends one choice in the very step whose commit fails for somebody behind it."""
+    """A stop token finishes one choice in the step whose commit fails for a later sequence."""
     engine = WORLD.engine()
     returned, _ = finish(engine, start(engine, "a", n=2, temperature=1.0))
     ends = returned["a0"][AFTER]

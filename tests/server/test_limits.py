@@ -1,4 +1,4 @@
-"""A server with keys and small limits: who is let in, how much of everything, and what becomes of those who leave."""
+"""A server with keys and small limits: access, limits, and disconnected clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ask(server: ServerProcess, key: str | None = KEYS[0], **body: Any) -> httpx.
 
 
 def wait_until_idle(server: ServerProcess) -> dict[str, float]:
-    """Until nothing runs; pages must all be back then."""
+    """Wait until nothing runs; all pages must be free then."""
     found: dict[str, float] = {}
 
     def rests() -> bool:
@@ -109,7 +109,7 @@ def test_a_full_queue_returns_retry_after(strict_server: ServerProcess) -> None:
 
 
 def test_a_disconnected_client_frees_its_pages(strict_server: ServerProcess) -> None:
-    """One who reads, and one who waits for a whole reply. What nobody waits for is not written to its end."""
+    """A streaming client and one that waits for the complete response; generation stops when they disconnect."""
     headers = {"Authorization": f"Bearer {KEYS[0]}"}
 
     def steps() -> float:
@@ -141,7 +141,7 @@ def test_requests_and_responses_are_logged_if_configured(strict_server: ServerPr
     wait_for(is_kept)
     assert found[0]["request"]["prompt"].endswith("marked") and found[0]["id"] == marked["id"]
     assert found[0]["answers"][0]["text"] == marked["choices"][0]["text"]
-    assert kept.stat().st_mode & 0o077 == 0, "nobody else may read it"
+    assert kept.stat().st_mode & 0o077 == 0, "only the owner may read it"
     assert "marked" not in strict_server.log.read_text(), "the log has no prompts"
 
 
@@ -160,7 +160,7 @@ def test_a_log_line_under_load_as_json(strict_server: ServerProcess) -> None:
 
 
 def test_the_origin_of_each_token(strict_server: ServerProcess) -> None:
-    """Here guesses of one length are always made, so that some of them stand."""
+    """A fixed draft length, so that some draft tokens are accepted."""
     asked: Any = {"prompt": TEXT * 3, "max_tokens": 30, "temperature": 0, "return_token_origin": True}
     choice = ask(strict_server, **asked).json()["choices"][0]
     assert len(choice["token_origins"]) == len(choice["token_ids"]) == 30

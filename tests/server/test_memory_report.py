@@ -1,4 +1,4 @@
-"""What memory a server says it will take."""
+"""The memory report of a server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def status(folder: Path, now: int, peak: int) -> Path:
 
 def test_the_total_is_resident_memory_and_future_memory(tmp_path: Path) -> None:
     found = MemoryReport.measure(assembly(), EngineConfig(), status(tmp_path, now=5 * GIB, peak=5 * GIB))
-    assert found.process == 5 * GIB - PLAN.weights - PLAN.drafter, "what the process has beside the weights"
+    assert found.process == 5 * GIB - PLAN.weights - PLAN.drafter, "resident memory without the weights"
     assert found.total == PLAN.total + found.activations + found.process
     assert str(found).startswith(
         "at most 8.00 GiB: weights 3.00 GiB, drafter 1.00 GiB"

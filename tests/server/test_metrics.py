@@ -1,4 +1,4 @@
-"""What is counted: definitions on steps whose outcome is known beforehand."""
+"""Metric definitions, on steps with known results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def truth() -> list[int]:
 
 
 def half_right() -> ScriptedDrafter:
-    """The first two guesses of a draft are right, the others wrong."""
+    """A drafter whose first two draft tokens are accepted and the others rejected."""
     text = truth()
 
     def propose(seq: Sequence, budget: Budget) -> Draft:
@@ -59,7 +59,7 @@ def half_right() -> ScriptedDrafter:
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> ProcessMemory:
-    """A process whose memory stands still."""
+    """Make the process memory constant."""
     still = ProcessMemory(now=5_000, peak=6_000, files=2_000)
     monkeypatch.setattr("foretell.server.metrics.process_memory", lambda: still)
     return still
@@ -80,7 +80,7 @@ def samples(metrics: Metrics, names: str = "foretell") -> dict[str, float]:
 
 
 def served() -> tuple[Metrics, ChoiceState]:
-    """One text, five steps with a draft: four of four guesses and, with room for two, one of two."""
+    """One sequence, five steps with a draft: 4 of 4 draft tokens accepted and, with two tokens left, 1 of 2."""
     metrics = Metrics("m", controller=NoControllerStats(DECIDED))
 
     async def scene() -> ChoiceState:
@@ -209,7 +209,7 @@ def test_speedup_is_tokens_times_plain_step_time_over_time_taken() -> None:
     found.observe(report([], 0, 9.0, rows=200))
     assert found.value == before
     busy = Speedup(lambda batch, context: 0.01)
-    busy.observe(report([3], 4, 0.03, host=0.005))  # a plain step, too, would have had its 0.005 beside the target
+    busy.observe(report([3], 4, 0.03, host=0.005))  # a plain step would have the same 0.005 of host time
     assert busy.value == pytest.approx(3 * 0.015 / 0.03)
     unknown = Speedup(lambda batch, context: None)
     unknown.observe(report([3], 4, 0.02))

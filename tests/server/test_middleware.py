@@ -1,4 +1,4 @@
-"""What stands before the endpoints and around them: names, counts, connections that nobody reads."""
+"""Middleware, HTTP protocol and background tasks: hosts, counters, connections that are not read."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_bodies_held_at_once_are_bounded(assembly: Assembly, monkeypatch: pytest
 
 
 def test_the_ways_to_the_engine_are_bounded_too(assembly: Assembly) -> None:
-    """Whoever waits to be read waits as those do who wait to be written."""
+    """Requests in preprocessing count against the queue limit."""
     release = threading.Event()
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -156,7 +156,7 @@ def test_preprocessing_has_a_timeout(assembly: Assembly) -> None:
 
 
 async def endless(scope: Scope, receive: Receive, send: Send) -> None:
-    """Writes more than any buffer takes."""
+    """An application that writes more than any buffer holds."""
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(100_000):
@@ -164,7 +164,7 @@ async def endless(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def dawdling(scope: Scope, receive: Receive, send: Send) -> None:
-    """Never comes to an end, but says little."""
+    """An application that never ends and writes little."""
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while (await receive())["type"] != "http.disconnect":
@@ -175,7 +175,7 @@ async def dawdling(scope: Scope, receive: Receive, send: Send) -> None:
 def unread(
     app: Any, kind: Callable[[uvicorn.Config], uvicorn.Server], patience: float = 60, longest: float = 60
 ) -> Iterator[uvicorn.Server]:
-    """A server with a caller who asks and does not read."""
+    """Run a server with a client that sends a request and does not read."""
     settings = uvicorn.Config(app, http=timeout_protocol(patience, longest), log_config=None, lifespan="off")
     server = kind(settings)
     with socket.create_server(("127.0.0.1", 0)) as port, socket.socket() as lazy:
@@ -239,7 +239,7 @@ class Wire:
 @pytest.mark.parametrize("complete", [False, True], ids=["streaming", "complete"])
 @pytest.mark.parametrize("closing", [False, True], ids=["open", "closing"])
 def test_a_slow_reader_is_not_cut_off(complete: bool, closing: bool) -> None:
-    """As long as it reads, however little; and a new pause of the writer starts from a new size."""
+    """The connection lives while the client reads anything; a new pause starts from a new buffer size."""
     wire = Wire(longest=1000)
     wire.protocol.cycle = SimpleNamespace(response_complete=complete)
     wire.closing = closing
@@ -270,7 +270,7 @@ def test_a_client_that_does_not_read_cannot_block_shutdown(
     async def drain(timeout: float) -> bool:
         return True
 
-    engine = SimpleNamespace(drain=drain, texts=0)
+    engine = SimpleNamespace(drain=drain, num_sequences=0)
     service: Any = SimpleNamespace(engine=engine, config=SimpleNamespace(drain_timeout=0.5))
     monkeypatch.setattr("foretell.server.run.startup_line", lambda *parts: "")
     with unread(endless, lambda settings: Server(settings, service)) as server:

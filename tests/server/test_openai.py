@@ -1,4 +1,4 @@
-"""The openai package against a real server: what people's programs do."""
+"""The openai package against a server process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page as it is served: whole, closed to everything that is not its own, and open to those without a key."""
+"""The served page: complete, without external resources, and public."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_it_runs_no_script_and_asks_for_no_file_but_its_own() -> None:
 
 
 def test_every_skip_reason_has_a_description() -> None:
-    """Those of the controller and those of an answer: none is shown by its bare name."""
+    """Every reason of the controller and of a response has a description."""
     words = (FOLDER / "format.js").read_text()
     known = set(re.findall(r"^  (\w+): \"", words[words.index("REASONS = {") : words.index("};")], re.M))
     decided = {value for name, value in vars(decisions).items() if name.isupper() and isinstance(value, str)}

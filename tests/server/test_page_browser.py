@@ -26,7 +26,7 @@ FLAGS = ("--num-speculative-tokens", "4", "--prompt-lookup-min", "1", "--drafter
 
 @pytest.fixture(scope="module")
 def keyed(folder: Path, browser: Browser) -> Iterator[ServerProcess]:
-    """Started only where there is a browser to ask it."""
+    """Start a server with a key, only if there is a browser."""
     with ServerProcess(folder, *FLAGS, "--api-key", KEY) as process:
         yield process
 
@@ -35,7 +35,7 @@ def keyed(folder: Path, browser: Browser) -> Iterator[ServerProcess]:
 def page_of(
     browser: Browser, server: ServerProcess, size: tuple[int, int] = DESKTOP, dark: bool = False
 ) -> Iterator[Opened]:
-    """The page, with its key given as a user gives it; nothing may go wrong on it but that it was asked for."""
+    """Open the page and enter the key; the only error allowed is the first 401."""
     with open_page(browser, f"{server.url}/", size, dark) as opened:
         opened.page.fill("#key", KEY)
         opened.page.press("#key", "Enter")
@@ -47,7 +47,7 @@ def page_of(
 
 
 def ask(opened: Opened, text: str = TEXT, tokens: int = 40) -> Any:
-    """Send a message and wait for the whole answer."""
+    """Send a message and wait for the complete response."""
     page = opened.page
     before = page.locator(".answer").count()
     if not page.locator("#set-tokens").is_visible():
@@ -134,7 +134,7 @@ def test_tokens_are_walked_through_by_keys(browser: Browser, keyed: ServerProces
 
 
 def test_model_output_is_never_parsed_as_html(browser: Browser, keyed: ServerProcess) -> None:
-    """The user's text and the model's: a schema makes it write just that."""
+    """HTML in the user's message and in the output, which a schema forces."""
     with page_of(browser, keyed) as opened:
         page = opened.page
         page.fill("#set-schema", json.dumps({"const": HOSTILE}))
@@ -407,7 +407,7 @@ CUT = {  # an answer of which only this came
 
 
 def test_the_banner_reports_a_lost_connection(browser: Browser, keyed: ServerProcess) -> None:
-    """Last, because it ends the server: as if the network were away, in the midst of an answer, and for good."""
+    """Runs last, because it stops the server: offline, during a response, and for good."""
     with page_of(browser, keyed) as opened:
         page = opened.page
         page.context.set_offline(True)

@@ -1,4 +1,4 @@
-"""Thoughts and calls in an answer: the same however it is cut, and what is none of them stays as it was written."""
+"""Reasoning and tool call parsers: independent of chunk sizes, and all other text is unchanged."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ REASONING: list[tuple[str, bool, Parts]] = [
 
 
 def read(reader: OutputParser | ParsedOutput, parts: Iterable[str]) -> Parts:
-    """What was said, run together."""
+    """Return the parsed parts, with adjacent parts of a kind joined."""
     parsed: Parts = []
     for part in [each for text in parts for each in reader.feed(text)] + reader.finish():
         if parsed and parsed[-1][0] == part.kind != "call":
@@ -95,7 +95,7 @@ def read(reader: OutputParser | ParsedOutput, parts: Iterable[str]) -> Parts:
 
 
 def cuts(text: str) -> Iterable[list[str]]:
-    """The text whole, in single characters, cut at every place, and, if it is short, at every two."""
+    """Check the text complete, by character, split at every position and, if short, at every two."""
     yield [text]
     yield list(text)
     for place in range(len(text) + 1):
@@ -114,7 +114,7 @@ def test_tool_calls_in_chunks_of_any_size(family: str, text: str, expected: Part
     check(lambda: TOOL_PARSERS[family](NAMES), text, expected)
 
 
-@pytest.mark.parametrize(("text", "thinking", "expected"), REASONING)
+@pytest.mark.parametrize(("text", "in_reasoning", "expected"), REASONING)
 def test_reasoning_in_chunks_of_any_size(text: str, in_reasoning: bool, expected: Parts) -> None:
     check(lambda: ReasoningParser(in_reasoning), text, expected)
 

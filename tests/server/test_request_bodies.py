@@ -1,4 +1,4 @@
-"""Bodies that were made to hurt: refused in few words, by the right name, and soon."""
+"""Hostile request bodies: rejected early, with a short error that names the field."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_large_bodies_are_parsed_in_another_thread(assembly: Assembly, monkeypat
 
 
 def test_the_estimate_of_parsed_bodies_is_an_upper_bound() -> None:
-    """Measured on bodies that are nothing but the most expensive kind of value."""
+    """The bound holds for bodies made of the most expensive kind of value only."""
     values = [
         "[]", "[0]", "[[0]]", "{}", '{"":0}', '{"":{"":0}}', '"ab"', '"\uac00\uac01"', '"\U0001f600x"', "1e9", "999",
         '{"a":"bc"}', '{"a":[999]}', '"\\ud83d\\ude00"',
@@ -254,7 +254,7 @@ def test_tokenize_and_detokenize_are_limited_to_the_context(assembly: Assembly) 
 
 
 def test_a_long_prompt_is_counted_part_by_part(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that could fit only with the longest of tokens is not encoded at once, which takes much memory."""
+    """A prompt that could fit only with unusually long tokens is not encoded at once, which would take much memory."""
     encode, lengths = assembly.tokenizer.encode, []
 
     def noted(text: str, **flags: bool) -> list[int]:

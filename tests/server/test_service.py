@@ -1,4 +1,4 @@
-"""Parts of the server in one process: what a stuck engine shows, thoughts before a grammar, who may share a cache."""
+"""The service in one process: health, grammars after reasoning, tenants, seeds, logs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_health_reports_an_ended_thread(assembly: Assembly, monkeypatch: pytest.
 
 
 def test_a_failed_step_is_reported_to_its_client_only(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As 500 with words, or where the answer streams already as its last event; who ran beside it never notices."""
+    """As 500, or as the last event of a stream; other requests are not affected."""
     forward = assembly.engine.runner.forward
 
     def broken(shares: list[ScheduledSequence], *values: Any) -> Any:
@@ -124,7 +124,7 @@ def test_a_grammar_that_compiles_for_too_long_is_refused(assembly: Assembly, mon
 
 
 def test_the_grammars_of_others_cost_a_grammar_no_time(assembly: Assembly) -> None:
-    """One that is known is at hand though all compilers are busy, and the clock of another runs when it compiles."""
+    """A cached grammar needs no thread, and the timeout of another starts when it compiles."""
     release = threading.Event()
 
     async def play(service: Service, client: httpx.AsyncClient) -> None:
@@ -239,7 +239,7 @@ def test_tenants_differ_by_key_and_salt() -> None:
 
 
 def test_the_server_starts_without_torch() -> None:
-    """Wrong flags and taken ports show at once."""
+    """Invalid flags and ports in use fail at once."""
     code = "import sys, foretell.server.run, foretell.cli.serve; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -249,7 +249,7 @@ UNPICKLES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloud
 
 
 def risks(source: str) -> list[str]:
-    """What a module does that could run code from a file."""
+    """Return the calls of a module that could run code from a file."""
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -282,7 +282,7 @@ def test_nothing_is_unpickled() -> None:
 
 
 def test_no_field_of_sampling_is_forgotten_on_the_way_to_the_engine() -> None:
-    """What does not go over by its name is settled by code of its own."""
+    """Sampling parameters that are not copied by name are set explicitly."""
     by_name, fields = set(SHARED_PARAMS), set(SamplingParams.__dataclass_fields__)
     overridden = {"max_tokens", "logprobs", "prompt_logprobs", "thinking_budget", "structured_outputs"}
     only_in_python = {"logits_processors"}

@@ -51,7 +51,7 @@ def test_the_first_signal_drains(folder: Path, tmp_path: Path) -> None:
 
 
 def refusal(server: ServerProcess) -> httpx.Response:
-    """What a new request is told while the server drains."""
+    """Return the response to a new request while the server drains."""
     wait_for(lambda: server.http.get("/ready").status_code == 503)
     assert server.http.get("/health").status_code == 200
     return server.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})

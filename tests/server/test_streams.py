@@ -1,4 +1,4 @@
-"""The way of words from the engine's thread to a connection: who is woken for them, and that none is lost."""
+"""Delivery of deltas from the engine's thread to a connection: wake-ups, order and completeness."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ASKED: dict[str, Any] = {
 
 
 class Loop:
-    """Counts how often it is woken; the calls are made when the test says so."""
+    """A loop that counts wake-ups and runs its calls on demand."""
 
     def __init__(self) -> None:
         self.woken = 0
@@ -122,7 +122,7 @@ def test_steps_are_counted_however_many_wait() -> None:
 
 
 def counted(metrics: Metrics) -> list[str]:
-    """What a scrape shows, but for what the process holds of memory, which changes by itself."""
+    """Return the exposed metrics without the process memory, which changes by itself."""
     return [line for line in metrics.expose("foretell").decode().splitlines() if "resident" not in line]
 
 
@@ -150,7 +150,7 @@ def test_a_chunk_template_equals_the_event(words: str) -> None:
 
 
 class Line:
-    """A connection that has no room now and then; it notes what it is given."""
+    """A connection whose buffer is sometimes full; it records what is written."""
 
     def __init__(self) -> None:
         self.asked, self.parts = 0, list[bytes]()
@@ -164,9 +164,9 @@ class Line:
 
 
 async def stream_of(app: Any, body: dict[str, Any], line: Line | None) -> list[bytes]:
-    """What goes out, in order, to the connection or the usual way."""
+    """Return what is sent, in order, to the connection or through ASGI."""
     parts = [] if line is None else line.parts
-    asked = {**ASKED, **body, "cache_salt": secrets.token_hex(8)}  # nobody finds what was read before
+    asked = {**ASKED, **body, "cache_salt": secrets.token_hex(8)}  # no prefix cache hits
     received = [{"type": "http.request", "body": json.dumps(asked).encode()}]
 
     async def receive() -> Any:
@@ -189,7 +189,7 @@ async def stream_of(app: Any, body: dict[str, Any], line: Line | None) -> list[b
 
 
 def pace(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step before the loop has dealt with the one before."""
+    """Delay each step until the loop has delivered the last one."""
     step, loop = assembly.engine.step, asyncio.get_running_loop()
 
     async def turns() -> None:
@@ -204,7 +204,7 @@ def pace(assembly: Assembly, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parse_chunks(parts: list[bytes]) -> list[dict[str, Any]]:
-    """The chunks of a stream, those of each text together, less what differs each time."""
+    """Return the chunks of a stream grouped by choice, without fields that differ each time."""
     whole = b"".join(parts)
     assert whole.endswith(DONE)
     chunks = [json.loads(line.removeprefix("data: ")) for line in whole[: -len(DONE)].decode().split("\n\n") if line]

@@ -1,4 +1,4 @@
-"""`return_token_details`: what an answer tells of its tokens and rounds, and what /server_info tells of all."""
+"""`return_token_details` and `return_rounds` of a response, and the totals of /server_info."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_rounds_are_returned_without_token_details(server: ServerProcess) -> Non
 
 
 def target_details(token: dict[str, Any]) -> tuple[Any, ...]:
-    """What does not depend on who happened to guess."""
+    """Return the fields that do not depend on the drafter."""
     return token["id"], token["text"], round(token["probability"], 3)
 
 
@@ -83,7 +83,7 @@ def test_draft_tokens_are_returned_with_their_drafter(strict_server: ServerProce
 
 
 def test_the_last_token_gets_an_incomplete_character(server: ServerProcess) -> None:
-    """However a text is cut, its tokens' texts together are the text."""
+    """The token texts of a truncated output add up to the output."""
     for limit in range(1, 12):
         body = {**ASKED, "prompt": "été 你好", "temperature": 1.5, "max_tokens": limit}
         choice = server.post("/v1/completions", **body, return_token_details=True)["choices"][0]

@@ -1,4 +1,4 @@
-"""Tools of models with a template of their own for them, and calls beside an answer that must have a form."""
+"""Tools with a separate tool template, and tool calls combined with structured output."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_grammar_of_ones_own_leaves_no_room(assembly: Assembly) -> None:
 def test_tools_of_a_model_with_a_template_of_its_own_for_them(
     assembly: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Hermes 2 Pro has it: the plain template does not know of tools."""
+    """As in Hermes 2 Pro, whose default template does not support tools."""
     plain = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
     with_tools = "{{ tools | tojson }} <tool_call></tool_call>" + plain
     own = ChatTemplates({"default": plain, "tool_use": with_tools}, {})
