@@ -103,8 +103,8 @@ def test_a_response_streams_with_the_origin_of_its_tokens(browser: Browser, keye
         drafted.first.hover()
         card = page.locator("#card")
         expect(card).to_contain_text("drafted by")
-        expect(card).to_contain_text("model’s probability")
-        expect(card).to_contain_text(re.compile(r"drafter’s confidence\s*(0\.\d+|1\.000)"))
+        expect(card).to_contain_text("target probability")
+        expect(card).to_contain_text(re.compile(r"draft confidence\s*(0\.\d+|1\.000)"))
         opened.screenshot("card")
         page.keyboard.press("Escape")
         expect(card).to_be_hidden()
@@ -121,7 +121,7 @@ def test_tokens_are_walked_through_by_keys(browser: Browser, keyed: ServerProces
         page.keyboard.press("ArrowRight")
         expect(focused).to_have_attribute("data-token", "1")
         expect(focused).to_have_attribute("aria-describedby", "card")
-        expect(card).to_contain_text("round")
+        expect(card).to_contain_text("step")
         page.keyboard.press("End")
         last = answer.locator("> .text .token").last
         expect(last).to_be_focused()
@@ -183,7 +183,7 @@ def test_a_race_is_run_in_turns_and_replayed(browser: Browser, keyed: ServerProc
         page.click("#race-go")
         page.wait_for_selector("#race-result:not([hidden])")
         expect(page.locator("#race-same")).to_have_text("Same output, token for token")
-        expect(page.locator("#race-ratio")).to_contain_text("as fast")
+        expect(page.locator("#race-ratio")).to_contain_text("speedup")
         expect(page.locator("#race-laps-rows tr")).to_have_count(3)
         arms = [body["speculative"] is not False for body in bodies]
         assert arms == [True, False, True, True, False, False, True], "warm, then off and on in turns, each first once"
@@ -214,7 +214,7 @@ def test_a_race_has_the_machine_for_itself(browser: Browser, keyed: ServerProces
         page.click("#tab-chat")
         page.fill("#message", TEXT)
         page.click("#send")
-        expect(page.locator("#banner-words")).to_contain_text("A race is being run")
+        expect(page.locator("#banner-words")).to_contain_text("A race is running")
         expect(page.locator(".answer")).to_have_count(1)
         expect(page.locator("#message")).to_have_value(TEXT)  # nothing was sent
         page.click("#banner-close")
@@ -268,7 +268,7 @@ def test_the_server_view_shows_load_and_decisions(browser: Browser, keyed: Serve
         drafter, drafted, accepted, rate = page.locator("#server-drafters tr").first.inner_text().split("\t")
         assert drafter in ("ngram", "suffix") and int(drafted) >= int(accepted) and rate.endswith("%")
         expect(page.locator("#server-decisions")).to_contain_text("drafted: ")
-        expect(page.locator("#server-decisions")).not_to_contain_text("nothing was decided")
+        expect(page.locator("#server-decisions")).not_to_contain_text("no decisions yet")
         expect(page.locator("#server-speculation")).to_contain_text("Speculative decoding is on")
         page.route("**/server_info", answer)
         page.wait_for_selector("#server-tiles .tile-value:text-is('3')")
@@ -277,7 +277,7 @@ def test_the_server_view_shows_load_and_decisions(browser: Browser, keyed: Serve
         (pages,) = [name for name in tiles if name.endswith("pages in use")]
         assert tiles[pages] == "5" and page.locator("#server-tiles meter").get_attribute("value") == "5"
         row = page.locator("#server-decisions tr")
-        expect(row).to_have_text(re.compile(r"ngram\s*skipped: it would have paid, but a plain step.*12$"))
+        expect(row).to_have_text(re.compile(r"ngram\s*skipped: a plain step was run as baseline.*12$"))
         page.unroute("**/server_info")
 
 
@@ -380,14 +380,14 @@ def test_the_card_shows_rejected_draft_tokens_with_both_probabilities(browser: B
         tokens.first.hover()
         expect(card).to_contain_text("drafted by ngram, accepted")
         shown = " ".join(card.inner_text().split())
-        assert "drafter’s probability 0.875" in shown
-        assert "model’s probability 0.625" in shown and "rejected" not in shown
+        assert "draft probability 0.875" in shown
+        assert "target probability 0.625" in shown and "rejected" not in shown
         tokens.last.hover()
         expect(card).to_contain_text("sampled by the target after a rejected draft token")
         shown = " ".join(card.inner_text().split())
         assert "drafted here by ngram, rejected" in shown
         assert shown.count("␣dog") == 6 and "and 2 more" in shown
-        assert "␣dog0 drafter’s confidence 0.250 model’s probability 0.125" in shown
+        assert "␣dog0 draft confidence 0.250 target probability 0.125" in shown
         assert "step 1: 9 drafted, 1 accepted" in shown
         opened.screenshot("card-rejected")
         page.unroute("**/v1/chat/completions")
@@ -414,7 +414,7 @@ def test_the_banner_reports_a_lost_connection(browser: Browser, keyed: ServerPro
         page.fill("#message", TEXT)
         page.click("#send")
         page.wait_for_selector("#banner.gone:not([hidden])")
-        expect(page.locator(".answer .note")).to_contain_text("broken off")
+        expect(page.locator(".answer .note")).to_contain_text("interrupted")
         expect(page.locator("#message")).to_have_value(TEXT)
         opened.screenshot("banner")
         page.context.set_offline(False)
@@ -426,7 +426,7 @@ def test_the_banner_reports_a_lost_connection(browser: Browser, keyed: ServerPro
         page.wait_for_selector("#banner.gone:not([hidden])")
         answer = page.locator(".answer").last
         expect(answer.locator("> .text")).to_have_text("half")  # what came stays
-        expect(answer.locator(".note")).to_contain_text("broken off")
+        expect(answer.locator(".note")).to_contain_text("interrupted")
         page.unroute("**/v1/chat/completions")
 
         page.wait_for_selector("#banner", state="hidden")
