@@ -190,11 +190,11 @@ def test_response_statistics_equal_the_metrics() -> None:
 
 
 def report(tokens: list[int], drafted: int, seconds: float, rows: int | None = None, host: float = 0.0) -> Any:
-    pieces = [SimpleNamespace(delta=SimpleNamespace(tokens=(1,) * count, drafted=drafted)) for count in tokens]
+    items = [SimpleNamespace(delta=SimpleNamespace(tokens=(1,) * count, drafted=drafted)) for count in tokens]
     rows = len(tokens) * (1 + drafted) if rows is None else rows
     times = StepTimes(0.0, seconds - host)
-    clock = StepTiming(0.0, seconds, times, rows, len(tokens), drafted * len(tokens), context_tokens=100)
-    return SimpleNamespace(pieces=pieces, clock=clock)
+    timing = StepTiming(0.0, seconds, times, rows, len(tokens), drafted * len(tokens), context_tokens=100)
+    return SimpleNamespace(items=items, timing=timing)
 
 
 def test_speedup_is_tokens_times_plain_step_time_over_time_taken() -> None:
@@ -205,7 +205,7 @@ def test_speedup_is_tokens_times_plain_step_time_over_time_taken() -> None:
     found.observe(report([2, 4], 4, 0.03))  # a plain step of two takes 0.02: six tokens would take 0.06
     assert found.value == pytest.approx((0.03 + 0.06) / (0.02 + 0.03))
     before = found.value
-    found.observe(report([1], 0, 9.0, rows=200))  # a prompt was read as well
+    found.observe(report([1], 0, 9.0, rows=200))  # the step also prefilled a prompt
     found.observe(report([], 0, 9.0, rows=200))
     assert found.value == before
     busy = Speedup(lambda batch, context: 0.01)
