@@ -1,4 +1,4 @@
-"""Text for a terminal, in which each token is coloured by who proposed it: the colours of the page, in its order."""
+"""Streamed output in a terminal: statistics, and tokens coloured by drafter, with the colours of the web page."""
 
 from __future__ import annotations
 
@@ -18,42 +18,40 @@ if TYPE_CHECKING:
 
 COLOURS = tuple(f"\x1b[{code}m" for code in (36, 33, 35, 91, 94, 32, 95))
 RESET = "\x1b[0m"
-# What a terminal would obey: shown by its picture. Line ends and tabs are text.
+# Control characters are shown as symbols, so that a terminal does not execute them; newlines and tabs are kept.
 CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 def wants_colour(stream: TextIO | None = None) -> bool:
-    """Whether colours are welcome there, or on standard output."""
+    """Return whether a stream, by default standard output, shows colours."""
     stream = stream or sys.stdout
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Palette:
-    """A colour for each drafter, by the order in which they are met; none for the target."""
+    """A colour per drafter, assigned in order of first use; none for the target."""
 
     def __init__(self, drafters: Iterable[str] = ()) -> None:
-        self._places: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
         for name in drafters:
             self.paint("", name)
 
     def paint(self, text: str, drafter: str) -> str:
-        """The text in the drafter's colour."""
+        """Return the text in the drafter's colour."""
         if drafter == TARGET:
             return text
-        place = self._places.setdefault(drafter, len(self._places))
-        return f"{COLOURS[place % len(COLOURS)]}{text}{RESET}" if text else ""
+        index = self._indices.setdefault(drafter, len(self._indices))
+        return f"{COLOURS[index % len(COLOURS)]}{text}{RESET}" if text else ""
 
     def legend(self, drafters: Iterable[str] | None = None) -> str:
-        """Who has which colour, of those met or of these."""
-        names = [self.paint(name, name) for name in (self._places if drafters is None else drafters)]
-        return (
-            f"{', '.join(names)}: guessed, and stood; plain: the model itself" if names else "plain: the model itself"
-        )
+        """Return a legend of all drafters used, or of these."""
+        names = [self.paint(name, name) for name in (self._indices if drafters is None else drafters)]
+        return f"{', '.join(names)}: accepted draft tokens; no colour: the target" if names else "no colour: the target"
 
 
-class Tint:
-    """Colours a stream of deltas. Text comes out when the engine gives it; a stop string may hold it back."""
+class StreamRenderer:
+    """Renders a stream of deltas. Text appears when the engine returns it; a stop string may delay it."""
 
     def __init__(
         self,
@@ -64,65 +62,65 @@ class Tint:
         skip_special: bool = True,
         terminal: bool = False,
     ) -> None:
-        """Without a palette the text stays as it is; only that a `terminal` is not to obey it."""
+        """Without a palette the text has no colours; for a `terminal`, control characters are replaced."""
         from foretell.tokenizer import StreamDecoder
 
         self.decoder = StreamDecoder(tokenizer, skip_special=skip_special, context=prompt[-8:])
         self.palette, self.terminal = palette, terminal
-        self.met: dict[str, None] = {}  # the drafters whose tokens stood, in order
-        self._owed: deque[tuple[str, str]] = deque()  # text of tokens seen but not yet given out, with their origins
+        self.seen: dict[str, None] = {}  # drafters with accepted tokens, in order
+        self._pending: deque[tuple[str, str]] = deque()  # text of tokens not yet rendered, with their origins
 
     def render(self, delta: Delta) -> str:
-        """The delta's text, coloured."""
+        """Return the delta's text, coloured."""
         if self.palette is None:
-            return self._shown(delta.text)
+            return self._printable(delta.text)
         for token, origin in zip(delta.tokens, delta.origins, strict=True):
-            self._owed.append((self.decoder.push([token]), origin))
+            self._pending.append((self.decoder.push([token]), origin))
             if origin != TARGET:
-                self.met.setdefault(origin)
+                self.seen.setdefault(origin)
         return "".join(self._painted(self.palette, delta.text))
 
     def _painted(self, palette: Palette, text: str) -> list[str]:
-        pieces: list[str] = []
+        chunks: list[str] = []
         at = 0
-        while at < len(text) and self._owed:
-            piece, origin = self._owed.popleft()
-            if len(piece) > len(text) - at:
-                self._owed.appendleft((piece[len(text) - at :], origin))
-                piece = piece[: len(text) - at]
-            pieces.append(palette.paint(self._shown(piece), origin))
-            at += len(piece)
-        return [*pieces, self._shown(text[at:])]
+        while at < len(text) and self._pending:
+            chunk, origin = self._pending.popleft()
+            if len(chunk) > len(text) - at:
+                self._pending.appendleft((chunk[len(text) - at :], origin))
+                chunk = chunk[: len(text) - at]
+            chunks.append(palette.paint(self._printable(chunk), origin))
+            at += len(chunk)
+        return [*chunks, self._printable(text[at:])]
 
-    def _shown(self, text: str) -> str:
+    def _printable(self, text: str) -> str:
         return text.translate(CONTROLS) if self.terminal else text
 
     def legend(self) -> str:
-        """Who wrote what, for those whose tokens were coloured; empty without colours."""
-        return "" if self.palette is None else self.palette.legend(self.met)
+        """Return the legend of the drafters seen; empty without colours."""
+        return "" if self.palette is None else self.palette.legend(self.seen)
 
 
-def tint_for(llm: LLM, prompt: Sequence[int], show: bool, *, skip_special: bool = True) -> Tint:
-    """For an answer on standard output."""
+def stream_renderer(llm: LLM, prompt: Sequence[int], show: bool, *, skip_special: bool = True) -> StreamRenderer:
+    """Return a renderer for output on standard output."""
     palette = Palette(llm.engine.drafter.drafters) if show and wants_colour() else None
-    return Tint(llm.tokenizer, palette, prompt, skip_special=skip_special, terminal=sys.stdout.isatty())
+    return StreamRenderer(llm.tokenizer, palette, prompt, skip_special=skip_special, terminal=sys.stdout.isatty())
 
 
-def tell(tally: Tally, tint: Tint) -> None:
-    """What an answer cost, and who has which colour, beside the text."""
-    print(tally.summary(), file=sys.stderr)
-    tell_colours(tint)
+def print_summary(stats: StreamStats, renderer: StreamRenderer) -> None:
+    """Print statistics and the legend on standard error."""
+    print(stats.summary(), file=sys.stderr)
+    print_legend(renderer)
 
 
-def tell_colours(tint: Tint) -> None:
-    """Who has which colour, where there are any."""
-    if (legend := tint.legend()) and wants_colour(sys.stderr):
+def print_legend(renderer: StreamRenderer) -> None:
+    """Print the legend on standard error, if there are colours."""
+    if (legend := renderer.legend()) and wants_colour(sys.stderr):
         print(legend, file=sys.stderr)
 
 
 @dataclass
-class Tally:
-    """One answer. A delta is a step of the target that gave it tokens."""
+class StreamStats:
+    """Statistics of one streamed output, whose deltas are one per step."""
 
     began: float = field(default_factory=perf_counter)
     first: float | None = None
@@ -136,7 +134,7 @@ class Tally:
     finish: str | None = None
 
     def add(self, delta: Delta) -> None:
-        """Count one delta, now."""
+        """Add a delta that arrived now."""
         self.last = perf_counter()
         if self.first is None:
             self.first, self.first_tokens = self.last, len(delta.tokens)
@@ -157,14 +155,14 @@ class Tally:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of decoding: from the first token on, that one not counted."""
+        """Return the decode speed: tokens after the first, per second."""
         seconds = self.last - (self.first or self.last)
         return (len(self.tokens) - self.first_tokens) / seconds if seconds > 0 else 0.0
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return one line with tokens, steps, acceptance and speed."""
         return (
-            f"{len(self.tokens)} tokens in {self.steps} steps ({self.accepted_per_step:.2f} a step, "
-            f"{self.accepted} of {self.drafted} guesses accepted), {self.tokens_per_second:.1f} tokens/s, "
-            f"first after {(self.first or self.began) - self.began:.2f} s"
+            f"{len(self.tokens)} tokens in {self.steps} steps ({self.accepted_per_step:.2f} per step, "
+            f"{self.accepted} of {self.drafted} draft tokens accepted), {self.tokens_per_second:.1f} tokens/s, "
+            f"first token after {(self.first or self.began) - self.began:.2f} s"
         )

@@ -1,4 +1,4 @@
-"""A model on disk: a folder or a GGUF file, opened once."""
+"""Checkpoints on disk: Hugging Face folders with safetensors, and GGUF files."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ TOKENIZER_FILES = (
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is no model, in words that name what it lacks."""
+    """Refuse a folder that is not a model, and name what is missing."""
     if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
-        raise UnsupportedModelError(f"{folder}: an adapter, no whole model; merge it into its base model first")
+        raise UnsupportedModelError(f"{folder}: an adapter, not a full model; merge it into its base model first")
     if not any(folder.glob("*.safetensors")) and not (folder / INDEX).is_file():
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
-            raise ModelError(f"{folder}: holds pickled weights, which can run code; convert them to safetensors")
+            raise ModelError(f"{folder}: has pickled weights, which can run code; convert them to safetensors")
         if found := sorted(file.name for file in folder.glob("*.gguf")):
             raise ModelError(f"{folder}: has no *.safetensors; name the GGUF file itself: {', '.join(found)}")
         raise ModelError(f"{folder}: has no *.safetensors; name a folder with config.json and *.safetensors")
     if not (folder / CONFIG).is_file():
-        raise ModelError(f"{folder}: has no config.json, which says what the weights are")
+        raise ModelError(f"{folder}: has no config.json, which describes the model")
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """Read a JSON object from a file."""
     try:
         content = json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file}: holds no JSON object")
+        raise ModelError(f"{file}: is not a JSON object")
     return content
 
 
 def read_text(file: Path) -> str:
-    """A file's text."""
+    """Read a UTF-8 file."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -67,18 +67,18 @@ def read_text(file: Path) -> str:
 
 
 def read_generation(folder: Path) -> dict[str, Any]:
-    """What the model's makers advise for sampling, if they do."""
+    """Return the content of generation_config.json, empty if there is none."""
     file = folder / GENERATION
     return read_json(file) if file.is_file() else {}
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, str]:
-    """The texts of the tokenizer's files, as far as they are there."""
+    """Return the contents of the tokenizer files that exist, by name."""
     return {name: read_text(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 
 def folder_tensors(folder: Path) -> dict[str, LazyTensor]:
-    """Every tensor of the model; a single file goes before an index, as transformers has it."""
+    """Return every tensor of the model; a single file takes precedence over an index, as in transformers."""
     if (folder / WEIGHTS).is_file():
         return file_tensors(folder / WEIGHTS)
     if (folder / INDEX).is_file():
@@ -87,42 +87,42 @@ def folder_tensors(folder: Path) -> dict[str, LazyTensor]:
 
 
 def merged_tensors(files: list[Path]) -> dict[str, LazyTensor]:
-    """The tensors of all the files, which have none in common."""
+    """Return the tensors of all files, which must be disjoint."""
     merged: dict[str, LazyTensor] = {}
     for file in files:
         tensors = file_tensors(file)
         if twice := sorted(merged.keys() & tensors.keys()):
-            raise ModelError(f"{file}: has {twice[0]!r}, which another file of the folder has too; keep one of them")
+            raise ModelError(f"{file}: has {twice[0]!r}, which another file of the folder also has; keep one of them")
         merged |= tensors
     return merged
 
 
 def indexed_tensors(folder: Path) -> dict[str, LazyTensor]:
-    """The tensors an index lists, each from the file it names."""
-    places = read_index(folder / INDEX)
-    missing = sorted({name for name in places.values() if not (folder / name).is_file()})
+    """Return the tensors of an index, each from its file."""
+    files_by_tensor = read_index(folder / INDEX)
+    missing = sorted({name for name in files_by_tensor.values() if not (folder / name).is_file()})
     if missing:
-        raise ModelError(f"{folder}: lacks {', '.join(missing)}, which {INDEX} lists; fetch the model again")
-    files = {name: file_tensors(folder / name) for name in sorted(set(places.values()))}
-    for name, file in places.items():
+        raise ModelError(f"{folder}: lacks {', '.join(missing)}, which {INDEX} lists; download the model again")
+    files = {name: file_tensors(folder / name) for name in sorted(set(files_by_tensor.values()))}
+    for name, file in files_by_tensor.items():
         if name not in files[file]:
-            raise ModelError(f"{folder / file}: lacks tensor {name!r}, which {INDEX} lists; fetch the model again")
-    return {name: files[file][name] for name, file in places.items()}
+            raise ModelError(f"{folder / file}: lacks tensor {name!r}, which {INDEX} lists; download the model again")
+    return {name: files[file][name] for name, file in files_by_tensor.items()}
 
 
 def read_index(file: Path) -> Mapping[str, str]:
-    """Which file holds which tensor."""
-    places = read_json(file).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+    """Return the file of each tensor."""
+    files_by_tensor = read_json(file).get("weight_map")
+    if not isinstance(files_by_tensor, dict) or not all(isinstance(name, str) for name in files_by_tensor.values()):
         raise ModelError(f"{file}: has no weight_map from tensors to files")
-    for name in places.values():
+    for name in files_by_tensor.values():
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"{file}: names {name!r}, which is no safetensors file of this folder")
-    return places
+            raise ModelError(f"{file}: names {name!r}, which is not a safetensors file of this folder")
+    return files_by_tensor
 
 
 def file_tensors(file: Path) -> dict[str, LazyTensor]:
-    """The tensors of one safetensors file, mapped into memory."""
+    """Return the tensors of one memory-mapped safetensors file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -140,7 +140,7 @@ def file_tensors(file: Path) -> dict[str, LazyTensor]:
 
 
 def read_tensor(file: Path, content: Any, name: str, *rows: int) -> torch.Tensor:
-    """One tensor as it is stored, or its rows from one to another."""
+    """Read a tensor as stored, or a range of its rows."""
     from safetensors import SafetensorError
 
     try:
@@ -151,14 +151,14 @@ def read_tensor(file: Path, content: Any, name: str, *rows: int) -> torch.Tensor
 
 
 def damaged(file: Path, error: Exception) -> ModelError:
-    """The one line for a file safetensors will not read."""
+    """Return the error for a file that safetensors cannot read."""
     reason = " ".join(str(error).split())
-    return ModelError(f"{file}: damaged safetensors file: {reason}; fetch it again")
+    return ModelError(f"{file}: damaged safetensors file: {reason}; download it again")
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What a model's files say; its tensors are read one at a time."""
+    """The config, tokenizer files and lazy tensors of a model."""
 
     path: Path
     kind: Literal["folder", "gguf"]
@@ -168,12 +168,12 @@ class Checkpoint:
     lazy_tensors: Mapping[str, LazyTensor] = field(repr=False)
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
-        """Each tensor with its name, none of them read yet."""
+        """Yield each tensor with its name, without reading it."""
         yield from self.lazy_tensors.items()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a model folder or a GGUF file; everything but the tensors' values is read and checked."""
+    """Open a model folder or a GGUF file; read and check everything but the tensors' values."""
     if os.path.isdir(path):
         return open_folder(path)
     if os.path.isfile(path):

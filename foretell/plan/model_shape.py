@@ -369,5 +369,5 @@ def _from_config(path: Path) -> ModelShape:
 
 def _from_gguf(path: Path) -> ModelShape:
     file = open_gguf(path)
-    shapes = {place.name: place.shape for place in file.places}
-    return from_gguf(path.name, file.metadata, shapes, sum(place.size for place in file.places))
+    shapes = {info.name: info.shape for info in file.tensor_infos}
+    return from_gguf(path.name, file.metadata, shapes, sum(info.size for info in file.tensor_infos))

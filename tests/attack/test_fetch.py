@@ -249,7 +249,7 @@ def test_old_blobs_are_not_hashed_again(cache: Path, monkeypatch: pytest.MonkeyP
 def test_hashing_much_is_announced(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(blobs, "LARGE", 10)
+    monkeypatch.setattr(blobs, "LOGGED_BYTES", 10)
     content = b"0123456789"
     with caplog.at_level("INFO", "foretell"), verified("own/tiny", None):
         (cache / hashlib.sha256(content).hexdigest()).write_bytes(content)

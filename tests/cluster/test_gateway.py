@@ -15,7 +15,7 @@ from foretell.cluster import replicas as asking
 from foretell.cluster.gateway import Gateway
 from foretell.cluster.replica import call_app
 from foretell.cluster.replicas import ReplicaCall, ReplicaLost, ResponseHead
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 JSON = ((b"content-type", b"application/json"),)
@@ -232,8 +232,8 @@ def test_a_disconnected_client_cancels_the_response() -> None:
     async def go() -> None:
         caller = Caller()
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "client": None}
-        await asyncio.wait_for(Gateway(Cast(a=endless), 3, 9)(scope, caller.receive, caller.send), PATIENCE)
-        await asyncio.wait_for(closed.wait(), PATIENCE)
+        await asyncio.wait_for(Gateway(Cast(a=endless), 3, 9)(scope, caller.receive, caller.send), TIMEOUT)
+        await asyncio.wait_for(closed.wait(), TIMEOUT)
 
     asyncio.run(go())
     assert closed.is_set()

@@ -16,7 +16,7 @@ from foretell.errors import ForetellError, RequestError
 from foretell.types import Delta
 from tests.program.counting import forwards
 from tests.program.test_one_batch import continue_text
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import TIMEOUT, wait_for
 
 LONG_GEN = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
 BROKEN = 'start: "a" nothing'  # refers to a missing rule
@@ -103,7 +103,7 @@ def test_a_failed_state_fails_its_queued_branches(engine: fp.Engine, monkeypatch
     asked = threading.Event()
 
     async def fail(*_: object) -> None:
-        await asyncio.to_thread(asked.wait, PATIENCE)
+        await asyncio.to_thread(asked.wait, TIMEOUT)
         raise ForetellError("not today")
 
     @fp.function
@@ -119,7 +119,7 @@ def test_a_failed_state_fails_its_queued_branches(engine: fp.Engine, monkeypatch
             with pytest.raises(fp.ProgramError, match=line(program, 2) + " not today"):
                 read()
 
-    monkeypatch.setattr(engine, "write", fail)
+    monkeypatch.setattr(engine, "generate", fail)
     with pytest.raises(fp.ProgramError, match="not today"):
         program(backend=engine)
 
@@ -152,7 +152,7 @@ def test_cancelling_frees_the_pages(engine: fp.Engine, monkeypatch: pytest.Monke
     def held() -> list[Delta]:
         """Slow down, so that no generation ends before it is cancelled."""
         if len(inner.scheduler.running) == 4:
-            release.wait(PATIENCE)
+            release.wait(TIMEOUT)
         return step()
 
     monkeypatch.setattr(inner, "step", held)
@@ -185,7 +185,7 @@ def test_an_interrupted_batch_ends_at_once(engine: fp.Engine) -> None:
     def long(s: fp.ProgramState, i: int) -> None:
         s += f"The {i}" + fp.gen("x", **LONG_GEN)
         if i < 4:
-            began.wait(PATIENCE)
+            began.wait(TIMEOUT)
         if i == 0:
             _thread.interrupt_main()
         s["x"]
@@ -258,13 +258,13 @@ def test_a_closed_engine_ends_its_programs(folder: Path) -> None:
 
 def test_the_bar_counts_runs(engine: fp.Engine, capsys: pytest.CaptureFixture[str]) -> None:
     continue_text.run_batch([{"of": "fox"}] * 3, backend=engine, progress_bar=True)
-    assert "tell: 100%" in capsys.readouterr().err
+    assert "continue_text: 100%" in capsys.readouterr().err
     continue_text.run_batch([{"of": "fox"}], backend=engine)
     assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "reason"),
     [
         ({"num_threads": 0}, "num_threads: must be"),
         ({"max_generations": 0}, "max_generations: must be"),
@@ -272,8 +272,8 @@ def test_the_bar_counts_runs(engine: fp.Engine, capsys: pytest.CaptureFixture[st
         ({"of": "fox"}, "no option 'of'"),
     ],
 )
-def test_wrong_options_of_a_batch_are_refused(engine: fp.Engine, options: dict[str, object], words: str) -> None:
-    with pytest.raises((RequestError, TypeError), match=words):
+def test_wrong_options_of_a_batch_are_refused(engine: fp.Engine, options: dict[str, object], reason: str) -> None:
+    with pytest.raises((RequestError, TypeError), match=reason):
         continue_text.run_batch([{"of": "fox"}], backend=engine, **options)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="list of arguments by name"):
         continue_text.run_batch(["fox"], backend=engine)  # type: ignore[list-item]

@@ -174,12 +174,12 @@ def test_the_number_of_forks_is_fixed(engine: fp.Engine) -> None:
         else:
             s.fork(0)
 
-    for how, words in {
-        "count": "2 branches and gets 1",
-        "swap": "keeps its branches",
-        "none": "1 branch or more",
+    for how, reason in {
+        "count": "2 branches and got 1",
+        "swap": "has fixed branches",
+        "none": "1 or more",
     }.items():
-        with pytest.raises(fp.ProgramError, match=words):
+        with pytest.raises(fp.ProgramError, match=reason):
             wrong(how, backend=engine)
 
 
@@ -203,23 +203,23 @@ def test_turns_make_a_chat(engine: fp.Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "words"),
+    ("parts", "reason"),
     [
         (["plain", fp.user("x")], "follows text without a role"),
         ([fp.user("x"), "plain"], "is a chat; put text"),
         ([fp.user("x"), fp.gen("y")], "put generations into fp.assistant"),
         ([fp.assistant(fp.gen("y"))], "begin with fp.user"),
-        ([fp.gen("y")], "is empty; give it some text"),
-        ([fp.select("y", ["a", "b"])], "is empty; give it some text"),
+        ([fp.gen("y")], "is empty; append some text"),
+        ([fp.select("y", ["a", "b"])], "is empty; append some text"),
     ],
 )
-def test_mixing_plain_text_and_chat_is_refused(engine: fp.Engine, parts: list[str], words: str) -> None:
+def test_mixing_plain_text_and_chat_is_refused(engine: fp.Engine, parts: list[str], reason: str) -> None:
     @fp.function
     def mixed(s: fp.ProgramState) -> None:
         for part in parts:
             s += part
 
-    with pytest.raises(fp.ProgramError, match=words):
+    with pytest.raises(fp.ProgramError, match=reason):
         mixed(backend=engine)
 
 
