@@ -8,7 +8,7 @@ import torch
 from foretell.draft.heads.eagle import DistilledDrafter
 from foretell.kernels.native.library import library
 from foretell.types import Budget, Draft, ScheduledSequence, Sequence, StepResult, VerifyResult
-from tests.heads.test_laws import Scratch, remembered
+from tests.heads.test_head_losslessness import Scratch, remembered
 from tests.heads.test_native import waiting
 from tests.tiny import HEADS
 

@@ -16,7 +16,7 @@ from foretell.models.draft_heads import HeadConfig, TargetWeights
 from foretell.models.draft_heads.loading import _quantize_for_cuda
 from foretell.models.quantize import CudaQuantizedLinear
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice
-from tests.heads.test_laws import remembered
+from tests.heads.test_head_losslessness import remembered
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, random_head, tiny_decoder
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library here")

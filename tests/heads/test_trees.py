@@ -16,7 +16,7 @@ from foretell.engine.verifier import SequenceVerifier, VerifyCase, rule_for
 from foretell.kernels.native.library import library
 from foretell.models.draft_heads import HeadConfig
 from foretell.types import Budget, Draft, Sequence, SpeculationChoice, VerifyResult
-from tests.heads.test_laws import Compared
+from tests.heads.test_head_losslessness import Compared
 from tests.laws.test_losslessness import SAMPLING, WORLDS, preempt_youngest, truth_for
 from tests.tiny import HEADS, PROMPTS, OwnHead, World, add, generate, run, tree_around
 

@@ -21,7 +21,7 @@ from foretell.sampling import noise
 from foretell.sampling.native_sampler import pack_sampling_rows, sample_native
 from foretell.sampling_params import SamplingParams
 from foretell.types import Budget, Draft
-from tests.heads.test_laws import remembered
+from tests.heads.test_head_losslessness import remembered
 from tests.heads.test_native import waiting
 from tests.runner.test_native import LARGE, desk, text
 from tests.tiny import HEADS

@@ -35,7 +35,7 @@ from foretell.runner.heads.sampler import (
 )
 from foretell.runner.heads.tables import WIDTH, DraftRow, DraftShape, DraftTable
 from foretell.types import Budget
-from tests.heads.test_whole import LONG, both, waiting
+from tests.heads.test_single_graph import LONG, both, waiting
 from tests.kernels_triton.test_forward import DEVICE
 from tests.tiny import HEADS, LAYER, tiny_decoder
 

@@ -15,7 +15,7 @@ from foretell.draft.suffix import SuffixDrafter
 from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.types import Budget, Draft, DrafterTraits, Sequence, StepResult
-from tests.draft.tiny_tokens import string_translator, token_translator
+from tests.draft.tiny_tokenizers import string_translator, token_translator
 from tests.tiny import PROMPTS, World, add, generate, model_drafter, run, tree_around
 
 LEARNERS: dict[str, Callable[[], Drafter]] = {

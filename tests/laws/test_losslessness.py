@@ -18,7 +18,7 @@ from foretell.draft.token_recycling import TokenRecyclingDrafter
 from foretell.engine.engine import Engine
 from foretell.models.config import ModelConfig
 from foretell.types import SpeculationChoice
-from tests.draft.tiny_tokens import string_translator, token_translator
+from tests.draft.tiny_tokenizers import string_translator, token_translator
 from tests.tiny import (
     CONFIG,
     PROMPTS,

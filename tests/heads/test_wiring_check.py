@@ -15,7 +15,7 @@ from foretell.draft.heads.wiring_check import accuracy, check_wiring
 from foretell.errors import ForetellError, ModelError
 from foretell.models.draft_heads import EagleConfig, EagleHead, MtpConfig, MtpHead
 from tests.folder import write_tiny_folder
-from tests.heads.teaching import LAYER, Lesson
+from tests.heads.toy_training import LAYER, Lesson
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 ON_RANKS = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])

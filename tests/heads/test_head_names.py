@@ -29,7 +29,7 @@ from foretell.models.hf_config import read_config
 from foretell.models.load import load_model
 from foretell.vllm_config import speculation_from_vllm
 from tests.folder import write_tiny_folder
-from tests.heads.teaching import LAYER
+from tests.heads.toy_training import LAYER
 
 PARAMS = SamplingParams(max_tokens=20, temperature=1.0, seed=3, ignore_eos=True)
 PROMPTS = ["The quick brown fox", "She sells sea shells by the sea shore. She sells"]

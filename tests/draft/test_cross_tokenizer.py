@@ -30,7 +30,7 @@ from foretell.runner.model_runner import ModelRunner
 from foretell.sampling_params import SamplingParams
 from foretell.tokenizer import Tokenizer
 from foretell.types import Budget, Draft, Request, ScheduledSequence, Sequence
-from tests.draft.tiny_tokens import (
+from tests.draft.tiny_tokenizers import (
     LETTERS,
     draft_tokens,
     spelled,
