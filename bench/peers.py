@@ -27,7 +27,7 @@ import peer_loads
 from peer_loads import post
 
 from foretell import LLM
-from foretell.bench.workloads import load, take
+from foretell.bench.workloads import load, select
 from foretell.tokenizer import Tokenizer
 
 KINDS = {
@@ -195,7 +195,7 @@ def add_ours(ways: Ways, args: argparse.Namespace, stack: ExitStack, ports: Iter
 
 def prompts(per_kind: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """Kind and prompt, as the model wants to see it."""
-    items, _ = take(load("own", tasks=tuple(KINDS)), per_kind, lambda item: True)
+    items, _ = select(load("own", tasks=tuple(KINDS)), per_kind, lambda item: True)
     return [(KINDS[item.task], tokenizer.render_chat(item.messages)) for item in items]
 
 

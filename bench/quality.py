@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from foretell import LLM, SamplingParams
-from foretell.bench.workloads import load, take
+from foretell.bench.workloads import load, select
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def read(quantization: str, texts: list[str], args: argparse.Namespace) -> Readi
                 if each is not None:
                     logprobs.append(each[token].logprob)
                     likeliest.append(next(id for id, one in each.items() if one.rank == 1))
-    items, _ = take(load("own"), 2, lambda item: True)
+    items, _ = select(load("own"), 2, lambda item: True)
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0)
     outputs = [llm.chat(item.messages, params)[0] for item in items]
     answers = [tuple(output.outputs[0].token_ids) for output in outputs]

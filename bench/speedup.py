@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.workloads import load, take
+from foretell.bench.workloads import load, select
 from foretell.build.engine_builder import Assembly, build_engine
 from foretell.config import EngineConfig, SpeculationConfig
 from foretell.engine.async_engine import AsyncEngine
@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=1, help="of each task")
     args = parser.parse_args()
     assembly = build_engine(EngineConfig(), SpeculationConfig())
-    items, _ = take(load("own", tasks=TASKS), args.prompts, lambda item: True)
+    items, _ = select(load("own", tasks=TASKS), args.prompts, lambda item: True)
     plain, guessed = asyncio.run(measure(Scene(assembly, args.max_tokens), items, args.rounds))
     for item in items:
         assert guessed.texts[item.id] == plain.texts[item.id], "the same text"

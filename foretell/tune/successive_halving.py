@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from foretell.bench.measure import PLAIN, Backend, Sample, Variant, Watch, measure
-from foretell.bench.plan import Plan
+from foretell.bench.measure import PLAIN, BenchBackend, ProgressCallback, Sample, Variant, measure
+from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.results import ALL, Cell, Group, cell_of, grouped
+from foretell.bench.results import ALL, PairGroup, TaskCell, group_pairs, task_cell
 
 KEPT = 3  # of so many arms one goes on
 FINALISTS = 2
@@ -34,10 +34,10 @@ class Rung:
     @property
     def texts(self) -> int:
         """Texts that plain decoding wrote, which it does for all."""
-        return sum(sample.arm == PLAIN.name for sample in self.samples)
+        return sum(sample.variant == PLAIN.name for sample in self.samples)
 
     @cached_property
-    def cells(self) -> dict[str, Cell]:
+    def cells(self) -> dict[str, TaskCell]:
         """What is seen of each arm here alone; those that went on were chosen by what was seen before."""
         return over_texts(self.samples, self.arms)
 
@@ -46,13 +46,13 @@ class Rung:
 class Search:
     """Arms that are tried within a time. `rungs` grows, so that one that is stopped leaves what it has."""
 
-    stage: Backend
+    stage: BenchBackend
     arms: Sequence[Variant]
     items: Sequence[BenchPrompt]
-    plan: Plan
+    plan: BenchPlan
     budget: float  # seconds
     clock: Callable[[], float]
-    watch: Watch
+    watch: ProgressCallback
     after: Callable[[], object] = lambda: None  # called when a rung is done
     rungs: list[Rung] = field(default_factory=list)
     _passes: int = 0
@@ -107,16 +107,16 @@ class Search:
         timed = [(speedup, arm) for arm in last if (speedup := seen.get(arm.name)) is not None]
         return [arm for _, arm in sorted(timed, key=lambda pair: -pair[0])]
 
-    def _all_cells(self) -> dict[str, Cell]:
+    def _all_cells(self) -> dict[str, TaskCell]:
         samples = [sample for rung in self.rungs for sample in rung.samples]
         return over_texts(samples, self.arms)
 
-    def standing(self) -> list[tuple[Variant, Cell]]:
+    def standing(self) -> list[tuple[Variant, TaskCell]]:
         """Every arm that was timed, as its last rung saw it: who came farther first, then who is faster.
 
         A rung of one text tells no interval; then what was seen before counts as well.
         """
-        found: dict[str, tuple[Variant, Cell]] = {}
+        found: dict[str, tuple[Variant, TaskCell]] = {}
         whole = self._all_cells()
         for rung in reversed(self.rungs):
             timed = [(cell.speedup, arm) for arm in rung.arms if (cell := rung.cells.get(arm.name)) and cell.speedup]
@@ -126,13 +126,13 @@ class Search:
         return list(found.values())
 
 
-def over_texts(samples: Sequence[Sample], arms: Sequence[Variant]) -> dict[str, Cell]:
+def over_texts(samples: Sequence[Sample], arms: Sequence[Variant]) -> dict[str, TaskCell]:
     """Each arm over all texts alike; by task, as a bench has it, a task of one text would leave no interval."""
-    groups: dict[str, list[Group]] = {}
-    for group in grouped(samples, [arm.name for arm in arms]):
-        groups.setdefault(group.arm, []).append(group)
+    groups: dict[str, list[PairGroup]] = {}
+    for group in group_pairs(samples, [arm.name for arm in arms]):
+        groups.setdefault(group.variant, []).append(group)
     return {
-        name: cell_of(replace(some[0], task=ALL, pairs=[pair for group in some for pair in group.pairs]))
+        name: task_cell(replace(some[0], task=ALL, pairs=[pair for group in some for pair in group.pairs]))
         for name, some in groups.items()
     }
 
@@ -146,7 +146,7 @@ def rungs_for(arms: int) -> int:
     return count
 
 
-def evidence(standing: Sequence[tuple[Variant, Cell]]) -> list[dict[str, Any]]:
+def evidence(standing: Sequence[tuple[Variant, TaskCell]]) -> list[dict[str, Any]]:
     """What is known of each arm."""
     return [
         {
@@ -158,7 +158,7 @@ def evidence(standing: Sequence[tuple[Variant, Cell]]) -> list[dict[str, Any]]:
             "speedup_interval": cell.speedup_interval,
             "accepted_per_step": cell.accepted_per_step,
             "same_text": cell.same_text,
-            "texts": cell.texts,
+            "texts": cell.sequences,
             "tokens": cell.tokens,
         }
         for arm, cell in standing

@@ -10,11 +10,11 @@ from typing import Any
 
 from foretell.bench.intervals import shown
 from foretell.bench.measure import PLAIN, Variant
-from foretell.bench.results import Cell
+from foretell.bench.results import TaskCell
 
 from .space import AUTO, DEFAULT_RULE, settings
 
-Standing = Sequence[tuple[Variant, Cell]]
+Standing = Sequence[tuple[Variant, TaskCell]]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class TuneResult:
     """The arm to serve with, and why."""
 
     arm: Variant
-    cell: Cell | None
+    cell: TaskCell | None
     words: str
 
 
@@ -56,7 +56,7 @@ def config_text(verdict: TuneResult, standing: Standing, engine: dict[str, Any],
     ]
     for arm, cell in standing:
         ratio = shown(cell.speedup, cell.speedup_interval)
-        lines.append(f"#   {arm.name}: {ratio}, {cell.accepted_per_step:.2f}, {cell.texts}")
+        lines.append(f"#   {arm.name}: {ratio}, {cell.accepted_per_step:.2f}, {cell.sequences}")
     found = settings(verdict.arm, engine, conditions.get("rule", DEFAULT_RULE))
     if found.get("rule") == AUTO:
         lines.append("# The rule auto is block for requests without a seed; those with one get the same text as ever.")
@@ -67,8 +67,8 @@ def table(standing: Standing, most: int = 12) -> str:
     """The arms that came farthest, as Markdown."""
     head = "| drafter | ratio to plain | accepted per step | texts | same text |\n| --- | ---: | ---: | ---: | --- |"
     rows = [
-        f"| {arm.name} | {shown(cell.speedup, cell.speedup_interval)} | {cell.accepted_per_step:.2f} | {cell.texts} | "
-        f"{'NO' if cell.same_text is False else 'yes' if cell.same_text else 'not promised'} |"
+        f"| {arm.name} | {shown(cell.speedup, cell.speedup_interval)} | {cell.accepted_per_step:.2f} "
+        f"| {cell.sequences} | {'NO' if cell.same_text is False else 'yes' if cell.same_text else 'not promised'} |"
         for arm, cell in standing[:most]
     ]
     return "\n".join([head, *rows])

@@ -9,20 +9,20 @@ import pytest
 import yaml
 
 from foretell.bench.measure import PLAIN, MeasureJob, TimedOutput, Variant
-from foretell.bench.plan import Plan
+from foretell.bench.plan import BenchPlan
 from foretell.bench.prompt import BenchPrompt
-from foretell.bench.results import Cell
+from foretell.bench.results import TaskCell
 from foretell.config import SpeculationConfig
 from foretell.errors import RequestError
 from foretell.tune.space import Space, is_sampled, mixed, settings
 from foretell.tune.successive_halving import Search, evidence, rungs_for
 from foretell.tune.verdict import choose, config_text
-from tests.bench.fakes import FakeStage, arms, items, watch_nothing
+from tests.bench.fakes import FakeBackend, ignore_progress, items, variants
 
 PLAIN_SECONDS = 1.0  # for a token
 
 
-class TimedStage(FakeStage):
+class TimedStage(FakeBackend):
     """Knows how fast each arm is, and moves the clock by what it writes."""
 
     def __init__(self, speeds: dict[str, float], noise: float = 0.0, wrong: str = "") -> None:
@@ -36,13 +36,13 @@ class TimedStage(FakeStage):
 
     def write(self, arm: Variant, job: MeasureJob) -> TimedOutput:
         written = super().write(arm, job)
-        self.now += written.whole
+        self.now += written.total_seconds
         return written
 
 
 def search(stage: TimedStage, names: list[str], budget: float, **tasks: int) -> Search:
     asked = mixed(items(**(tasks or {"chat": 6, "code": 6})))
-    return Search(stage, arms(*names), asked, Plan(), budget, lambda: stage.now, watch_nothing)
+    return Search(stage, variants(*names), asked, BenchPlan(), budget, lambda: stage.now, ignore_progress)
 
 
 NAMES = [f"arm {i}" for i in range(12)]
@@ -146,7 +146,7 @@ def test_tasks_of_one_text_have_an_interval_together() -> None:
     found = search(stage, ["a", "b"], budget=100.0, chat=1, code=1, math=1, story=1)
     found.run()
     (arm, cell), _ = found.standing()
-    assert arm.name == "a" and cell.texts == 4 and cell.speedup_interval is not None and cell.task == "all"
+    assert arm.name == "a" and cell.sequences == 4 and cell.speedup_interval is not None and cell.task == "all"
 
 
 def test_evidence_has_ratios_with_intervals() -> None:
@@ -195,7 +195,7 @@ def test_a_seed_keeps_its_text_where_block_is_faster() -> None:
     assert yaml.safe_load(text)["rule"] == "auto" and "those with one get the same text" in text
 
 
-def cell_of_block() -> Cell:
+def cell_of_block() -> TaskCell:
     """Surely faster, by a rule that promises the distribution alone."""
     found = search(TimedStage({"a": 1.5}, noise=0.01), ["a"], budget=300.0)
     found.run()
