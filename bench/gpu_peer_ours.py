@@ -1,4 +1,4 @@
-"""Foretell as a child of `gpu_peers.py`: one engine on which ways to guess take turns, each with nothing learnt."""
+"""Foretell as a child of `gpu_peers.py`: one engine on which drafters take turns, each with no learned state."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class OurEngine:
         return write
 
     def read(self, outputs: list[RequestOutput]) -> Written:
-        texts = [list(output.outputs[0].token_ids) for output in outputs]
+        outputs = [list(output.outputs[0].token_ids) for output in outputs]
         steps = sum(output.speculation.steps for output in outputs)
-        return Written(texts, sum(output.timings.decode for output in outputs), sum(map(len, texts)) - steps)
+        return Written(outputs, sum(output.timings.decode for output in outputs), sum(map(len, outputs)) - steps)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def body(mark: str) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": TOKENS, "temperature": 0.8, "ignore_eos": True, "stream": True}
 
 
-def told(server: ServerProcess) -> dict[str, int]:
+def announced_bytes(server: ServerProcess) -> dict[str, int]:
     with urllib.request.urlopen(f"{server.url}/server_info") as reply:
         memory: dict[str, int] = json.load(reply)["memory"]
     return memory
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--max-model-len", type=int, help="a shorter one has a smaller cache, which is full sooner")
     args = parser.parse_args()
     with start_server({"max_model_len": args.max_model_len}) as server:
-        announced = told(server)
+        announced = announced_bytes(server)
         tokens = announced["pages"] * EngineConfig().page_size
         answers = asyncio.run(load(server, args.callers, args.seconds, tokens))
         peak = resident(Path(f"/proc/{server.pid}")).peak

@@ -1,7 +1,7 @@
-"""What serving costs beside the engine's own steps: python bench/overhead.py
+"""Time of the server outside of engine steps: python bench/overhead.py
 
 Streams from `foretell serve` at once, as callers read them. The event loop of the server has a thread of its own: its
-processor time (HTTP, JSON, events, counting) is set beside the wall time of the engine's steps, which detokenise.
+processor time (HTTP, JSON, events, counting) is compared with the wall time of the engine's steps, which detokenise.
 Callers and server share this machine, so wall times of the whole would tell of the callers as well.
 """
 
@@ -77,7 +77,7 @@ async def streams(server: ServerProcess, count: int, seconds: float, speculative
 def detokenising() -> float:
     """Seconds a token, in the engine's own thread."""
     llm = LLM(drafter="none", quiet=True, kv_memory=0.5)
-    tokens = llm.tokenizer.encode("The lighthouse keeper walked along the shore, and nobody had seen him since. " * 40)
+    tokens = llm.tokenizer.encode("The lighthouse keeper walked along the shore, and no one had seen him since. " * 40)
     writer = Detokenizer(Request("x", (1,), SamplingParams(), 0, len(tokens) + 1), llm.tokenizer)
     began = time.perf_counter()
     for token in tokens:

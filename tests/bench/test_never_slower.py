@@ -228,7 +228,7 @@ def test_a_stop_leaves_the_rounds_that_were_finished() -> None:
         backend.stop_after = writes
         found = run(backend, grid_cells, params, EXTENT, ignore_progress, {})
         assert isinstance(found.stopped, KeyboardInterrupt) and [cell.rounds for cell in found.cells] == rounds
-        assert found.as_json()["complete"] is False and f"its last cell {rounds[-1]} rounds" in remarks(found)[-1]
+        assert found.as_json()["complete"] is False and f"{rounds[-1]} rounds of its last cell" in remarks(found)[-1]
         assert all(cell.speedup == pytest.approx(2.0) and cell.same_text for cell in found.cells)
     backend.stop_after = len(backend.log) + 6 * 2 - 1
     with pytest.raises(KeyboardInterrupt):

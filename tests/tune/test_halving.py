@@ -34,8 +34,8 @@ class TimedStage(FakeBackend):
         super().__init__(seconds, lambda arm, job: tuple(range(10)) if arm == wrong else tuple(range(11)))
         self.now = 0.0
 
-    def write(self, arm: Variant, job: MeasureJob) -> TimedOutput:
-        written = super().write(arm, job)
+    def generate(self, arm: Variant, job: MeasureJob) -> TimedOutput:
+        written = super().generate(arm, job)
         self.now += written.total_seconds
         return written
 
